@@ -1,0 +1,30 @@
+"""Shared by all tests: repository paths, threads, the command line as a user has it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def run_workflow():
+    """Run `python workflows/NAME ARGS...` to its end; returns the completed process with its output."""
+
+    def run(name: str, *args: object, **options) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(REPOSITORY / "workflows" / name), *map(str, args)]
+        options.setdefault("env", os.environ.copy())
+        return subprocess.run(command, capture_output=True, text=True, timeout=280, **options)
+
+    return run

@@ -1,0 +1,136 @@
+"""Shards: round trip, zero-copy views, canonical bytes, damage, full disk."""
+
+import errno
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeproc.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
+from treeproc.settings import UserError
+from treeproc.shards import (
+    Shard,
+    finished_shard,
+    ipc_bytes,
+    open_shards,
+    read_index,
+    sidecar_path,
+    tables,
+    write_index,
+    write_shard,
+)
+
+
+def encoded_row(example_id: int, num_leaves: int = 3) -> dict:
+    leaves = list(range(num_leaves))
+    return {
+        "example_id": example_id,
+        "leaves": {"piece": leaves, "word_index": leaves, "pos_tag": [1] * num_leaves},
+        "nodes": {"label": [2], "parent": [-1]},
+        "spans": {"start": [0], "end": [num_leaves], "subtree_end": [1]},
+        "tgt_pieces": [7] * (example_id % 4),
+    }
+
+
+def write(folder, rows, index=0):
+    return write_shard(
+        folder, f"train-0000{index}-of-00002.arrow", rows, ENCODED_SCHEMA, split="train", index=index, fingerprint="f"
+    )
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.tuples(st.text(max_size=5), st.lists(st.text(max_size=3), max_size=3)), max_size=8))
+def test_rows_come_back(tmp_path_factory, cases):
+    folder = tmp_path_factory.mktemp("shard")
+    rows = [
+        {
+            "example_id": i,
+            "words": {"text": words, "start_char": [1] * len(words), "end_char": [2] * len(words), "pos_tag": ["T"] * len(words)},
+            "trees": [tree],
+            "parse_status": "parsed",
+        }
+        for i, (tree, words) in enumerate(cases)
+    ]
+    record = write_shard(folder, "train-00000-of-00001.arrow", rows, PARSED_SCHEMA, split="train", index=0, fingerprint="f")
+    assert list(Shard(folder, record).rows()) == [
+        {**row, "words": {k: v if k in ("text", "pos_tag") else pytest.approx(v) for k, v in row["words"].items()}}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS_PER_RECORD_BATCH, ROWS_PER_RECORD_BATCH + 1, 2 * ROWS_PER_RECORD_BATCH + 5])
+def test_record_batches_of_fixed_size(tmp_path, count):
+    record = write(tmp_path, [encoded_row(i, 1 + i % 5) for i in range(count)])
+    shard = Shard(tmp_path, record)
+    assert len(shard) == count and shard.schema == ENCODED_SCHEMA
+    for i in {0, count // 2, count - 1, ROWS_PER_RECORD_BATCH} & set(range(count)):
+        row = shard.row(i)
+        assert row["example_id"] == i and row["leaves"]["piece"].tolist() == list(range(1 + i % 5))
+        assert row["spans"]["end"].tolist() == [1 + i % 5] and row["tgt_pieces"].tolist() == [7] * (i % 4)
+
+
+def test_views_are_not_copies(tmp_path):
+    shard = Shard(tmp_path, write(tmp_path, [encoded_row(i) for i in range(10)]))
+    before = pa.total_allocated_bytes()
+    rows = [shard.row(i) for i in range(10)]
+    assert pa.total_allocated_bytes() == before
+    assert not rows[3]["leaves"]["piece"].flags.owndata and not rows[3]["leaves"]["piece"].flags.writeable
+
+
+def test_bytes_depend_on_rows_alone():
+    rows = [encoded_row(i) for i in range(50)]
+    assert ipc_bytes(rows, ENCODED_SCHEMA) == ipc_bytes([dict(reversed(list(row.items()))) for row in rows], ENCODED_SCHEMA)
+    as_arrays = [{**row, "leaves": {k: np.array(v) for k, v in row["leaves"].items()}} for row in rows]
+    assert ipc_bytes(rows, ENCODED_SCHEMA) == ipc_bytes(as_arrays, ENCODED_SCHEMA)
+
+
+def test_damage_is_found(tmp_path):
+    record = write(tmp_path, [encoded_row(i) for i in range(10)])
+    assert finished_shard(tmp_path, record.name, "f") == record
+    assert finished_shard(tmp_path, record.name, "other settings") is None
+    path = tmp_path / record.name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert finished_shard(tmp_path, record.name, "f") is None
+    path.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=rf"must have {record.bytes} bytes, but has {record.bytes - 1}"):
+        Shard(tmp_path, record)
+    path.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        Shard(tmp_path, record)
+    sidecar_path(path).write_text("{")
+    assert finished_shard(tmp_path, record.name, "f") is None
+
+
+def test_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
+    def no_space(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(UserError, match="No space left on device; free space"):
+        write(tmp_path, [encoded_row(0)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_index_and_tables(tmp_path):
+    records = [write(tmp_path, [encoded_row(i) for i in range(2)]), write(tmp_path, [encoded_row(9)], index=1)]
+    write_index(tmp_path, reversed(records), fingerprint="x")
+    assert [len(shard) for shard in open_shards(tmp_path, "train")] == [2, 1]
+    assert read_index(tmp_path)["totals"]["train"]["rows"] == 3
+    flat = tables(tmp_path, "train")
+    assert flat["leaves"].column("example_id").to_pylist() == [0] * 3 + [1] * 3 + [9] * 3
+    assert flat["spans"].column_names == ["example_id", "start", "end", "subtree_end"]
+    with pytest.raises(UserError, match="no split 'test'"):
+        open_shards(tmp_path, "test")
+
+
+def test_other_schema_version_is_refused(tmp_path):
+    (tmp_path / "index.json").write_text('{"schema_version": 99}')
+    with pytest.raises(UserError, match="schema version must be 1, but is 99"):
+        read_index(tmp_path)
+    with pytest.raises(UserError, match="is missing; run workflows/preprocess.py"):
+        read_index(tmp_path / "nowhere")

@@ -1,0 +1,226 @@
+"""The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, PositiveInt
+
+from treeproc import ray_job
+from treeproc.filters import FilterConfig
+from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.progress import Progress
+from treeproc.readers import check_parallel
+from treeproc.schema import SCHEMA_VERSION, SPLITS
+from treeproc.settings import Settings, UserError, differences, dump_settings, read_yaml
+from treeproc.shards import ShardRecord, atomic_write, file_sha256, fingerprint, locked, read_index, write_index
+from treeproc.stages import (
+    EncodeShard,
+    ParseShard,
+    TreeConfig,
+    split_finished,
+    write_lengths,
+    write_text,
+    write_vocabulary,
+)
+from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
+
+logger = logging.getLogger(__name__)
+
+SAMPLE = Path(__file__).parent / "sample"
+
+
+class ParallelFiles(Settings):
+    """One split of parallel text: files of a side are read one after the other."""
+
+    source: list[Path] = Field(min_length=1, description="files of the source side, plain or .gz")
+    target: list[Path] = Field(min_length=1, description="files of the target side, plain or .gz")
+
+
+class PreprocessConfig(Settings):
+    """A preprocessing job, as written to DATA/config.yaml."""
+
+    splits: dict[str, ParallelFiles] = Field(description="files of train, valid and test")
+    parser: ParserConfig = ParserConfig()
+    filters: FilterConfig = FilterConfig()
+    subwords: SubwordConfig = SubwordConfig()
+    tree: TreeConfig = TreeConfig()
+    rows_per_shard: PositiveInt = Field(2000, description="input lines of one shard, the unit of work and of resume")
+
+
+def sample_splits() -> dict:
+    """The shipped sample, in the form of `PreprocessConfig.splits`."""
+    return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
+
+
+def preprocess(config: PreprocessConfig, out: Path) -> dict:
+    """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
+
+    Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
+    other text.
+    """
+    unknown = sorted(set(config.splits) - set(SPLITS))
+    if unknown or "train" not in config.splits:
+        raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
+    parser = describe_parser(config.parser)
+    sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        _claim(config, out)
+        job = _Job(config, out, parser)
+        return job.encode(*job.parse(job.text(sizes)))
+
+
+def _claim(config: PreprocessConfig, out: Path) -> None:
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ."""
+    path = out / "config.yaml"
+    text = dump_settings(config)
+    if path.exists():
+        old, new = read_yaml(path.read_text(encoding="utf-8"), str(path)), read_yaml(text, "settings")
+        old.pop("splits", None), new.pop("splits")
+        changed = differences(old, new)
+        if changed:
+            raise UserError(
+                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
+            )
+        return
+    if any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
+        raise UserError(f"{out} holds shards but no config.yaml; choose another --out")
+    atomic_write(path, text.encode())
+
+
+@dataclass
+class _Job:
+    config: PreprocessConfig
+    out: Path
+    parser: dict
+
+    def text(self, sizes: dict[str, tuple[int, str]]) -> list[ShardRecord]:
+        """Filtered lines as shards. Another text under the same folder is refused."""
+        folder, config = self.out / "text", self.config
+        folder.mkdir(exist_ok=True)
+        lines = {split: digest for split, (_, digest) in sizes.items()}
+        mark = fingerprint(SCHEMA_VERSION, lines, config.filters.model_dump(), config.rows_per_shard)
+        if (folder / "index.json").exists():
+            index = read_index(folder)
+            changed = differences(index["inputs"], lines)
+            if changed:
+                names = ", ".join(line.split(":")[0] for line in changed)
+                raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
+            records = [ShardRecord(**shard) for shard in index["shards"]]
+            if all(split_finished(folder, [r.name for r in records], [mark] * len(records))):
+                return records
+        records = []
+        with Progress("text", sum(count for count, _ in sizes.values()), unit="pairs") as progress:
+            for split in (split for split in SPLITS if split in config.splits):
+                files, count = config.splits[split], sizes[split][0]
+                for record in write_text(
+                    folder, split, files.source, files.target, count, config.rows_per_shard, config.filters, mark
+                ):
+                    records.append(record)
+                    progress.update(record.rows + sum(record.counts.values()))
+        for split in config.splits:
+            if not any(record.rows for record in records if record.split == split):
+                raise UserError(f"splits.{split}: no pair is left after the filters; see {folder} for the counts by reason")
+        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=_dropped(records))
+        return records
+
+    def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
+        """Words and trees of every text shard, in Ray actors."""
+        logger.info("parser: %s, %s models", self.parser["library"], self.parser["models"]["origin"])
+        marks = [fingerprint(record.sha256, self.parser) for record in text]
+        jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
+        records = self._run("parsed", "parse", ParseShard, {"data": self.out, "config": self.config.parser}, text, marks, jobs)
+        write_index(self.out / "parsed", records, fingerprint=fingerprint(marks), parser=self.parser)
+        return text, records
+
+    def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
+        """Vocabulary and integer shards."""
+        config, folder = self.config, self.out / "encoded"
+        train = [i for i, record in enumerate(text) if record.split == "train"]
+        with Progress("vocabulary", None, unit="pieces") as progress:
+            vocab_mark = write_vocabulary(self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords)
+            num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
+            progress.update(num_pieces)
+        tree = config.tree.model_dump()
+        marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
+        jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
+        records = self._run("encoded", "encode", EncodeShard, {"data": self.out, "tree": config.tree}, text, marks, jobs)
+        write_lengths(folder, records)
+        return write_index(
+            folder,
+            records,
+            fingerprint=fingerprint(marks),
+            text_fingerprint=fingerprint([record.sha256 for record in text]),
+            tree_fingerprint=fingerprint(self.parser, tree),
+            vocab_fingerprint=fingerprint(vocab_mark, file_sha256(folder / "vocab" / "pieces.model")),
+            tree_source=config.tree.tree_source,
+            parser=self.parser,
+            parser_settings=config.parser.model_dump(),
+            tree_settings=tree,
+            num_pieces=num_pieces,
+            num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
+            dropped=_dropped(text),
+        )
+
+    def _run(
+        self,
+        stage: str,
+        label: str,
+        worker: type,
+        arguments: dict,
+        text: Sequence[ShardRecord],
+        marks: Sequence[str],
+        jobs: Sequence[dict],
+    ) -> list[ShardRecord]:
+        """Run the jobs of the shards that are not finished; returns all records in the order of `text`."""
+        folder = self.out / stage
+        folder.mkdir(exist_ok=True)
+        _remove_leftovers(folder)
+        done = split_finished(folder, [record.name for record in text], marks)
+        finished = sum(record.rows for record in done if record)
+        if finished:
+            logger.info("%s: %d of %d shards were finished before", label, sum(map(bool, done)), len(text))
+        total = sum(record.rows for record in text)
+        by_name = {record.name: record for record in done if record}
+        if len(by_name) == len(text):
+            return [by_name[record.name] for record in text]
+        with Progress(label, total, unit="sentences", initial=finished) as progress:
+            for record in ray_job.run_shards(
+                worker, arguments, [job for job, old in zip(jobs, done, strict=True) if old is None]
+            ):
+                by_name[record.name] = record
+                progress.update(record.rows)
+        return [by_name[record.name] for record in text]
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Temporary files of a job that was killed; the lock says that no other one is at work."""
+    for path in folder.glob(".tmp-*"):
+        path.unlink(missing_ok=True)
+
+
+def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
+    """Dropped rows by split and reason."""
+    out: dict[str, dict[str, int]] = {}
+    for record in records:
+        reasons = out.setdefault(record.split, {})
+        for name, count in record.counts.items():
+            if name.startswith("dropped."):
+                reason = name.removeprefix("dropped.")
+                reasons[reason] = reasons.get(reason, 0) + count
+    return out
+
+
+def summary(index: dict, out: Path) -> str:
+    """What a person wants to know at the end of the job."""
+    lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
+    for split, total in index["totals"].items():
+        dropped = index["dropped"].get(split) or {}
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
+        lines.append(
+            f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
+            f"{total['tgt_pieces']:,} target pieces; dropped: {reasons}"
+        )
+    return "\n".join(lines)

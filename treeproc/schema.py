@@ -1,0 +1,80 @@
+"""The shard format: columns, special ids and file names that every other module relies on.
+
+A data set is a folder with three stages, each a folder of Arrow IPC files and an `index.json`:
+
+    text/     canonical lines: what was read, after filters
+    parsed/   words, part-of-speech tags and bracketed trees, still strings
+    encoded/  the paper's T(X) = (L, N, R) as integers, ready for training
+
+One row is one example. Section 4.1 of the paper names the three tables of an encoded row:
+`leaves` (L, the ordered terminals), `nodes` (N, the nonterminals) and `spans` (R, the subtree of
+every nonterminal, written as half-open intervals).
+"""
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+SPLITS = ("train", "valid", "test")
+
+# Ids of the special sentencepiece pieces, the same in every vocabulary.
+PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
+
+# Id 0 of a label vocabulary stands for every label that training data did not hold.
+UNKNOWN_LABEL_ID = 0
+UNKNOWN_LABEL = "<unk>"
+
+# The root of a word that subwords split carries the word's tag (paper, section 7.4 and figure 7).
+SPLIT_WORD_PREFIX = "POS="
+
+# Rows of one record batch. Fixed, so that the bytes of a shard depend on its rows alone.
+ROWS_PER_RECORD_BATCH = 1024
+
+
+def _list_of(**fields: pa.DataType) -> pa.DataType:
+    """A non-nullable list of non-nullable structs."""
+    struct = pa.struct([pa.field(name, type_, nullable=False) for name, type_ in fields.items()])
+    return pa.list_(pa.field("item", struct, nullable=False))
+
+
+def _schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
+
+
+# `example_id` is the 0-based line number over the concatenated inputs of a split.
+TEXT_SCHEMA = _schema(example_id=pa.int64(), source=pa.string(), target=pa.string())
+
+# `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
+# the example; `parse_status` is "parsed" or the name of the fallback that was used instead.
+PARSED_SCHEMA = _schema(
+    example_id=pa.int64(),
+    words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string()),
+    trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
+    parse_status=pa.string(),
+)
+
+# `nodes` are in pre-order over all trees of the example, `parent` is row-local, -1 for a root.
+# Node i's subtree is nodes [i, subtree_end) and leaves [start, end).
+ENCODED_SCHEMA = _schema(
+    example_id=pa.int64(),
+    leaves=_list_of(piece=pa.int32(), word_index=pa.int32(), pos_tag=pa.int16()),
+    nodes=_list_of(label=pa.int16(), parent=pa.int32()),
+    spans=_list_of(start=pa.int32(), end=pa.int32(), subtree_end=pa.int32()),
+    tgt_pieces=pa.list_(pa.field("item", pa.int32(), nullable=False)),
+)
+
+# One row per example of the data set, ordered by split, shard and row: enough to plan batches.
+LENGTHS_SCHEMA = _schema(
+    split=pa.dictionary(pa.int8(), pa.string()),
+    shard=pa.int32(),
+    row=pa.int32(),
+    example_id=pa.int64(),
+    leaves=pa.int32(),
+    nodes=pa.int32(),
+    tgt_pieces=pa.int32(),
+)
+
+
+def shard_name(split: str, index: int, count: int) -> str:
+    """File name of shard `index` of `count`, for example `train-00002-of-00016.arrow`."""
+    return f"{split}-{index:05d}-of-{count:05d}.arrow"

@@ -1,0 +1,180 @@
+"""Strict settings: pydantic models read from YAML 1.2 files and `key=value` overrides.
+
+Every mistake a user can make becomes a `UserError` with one line; `run_cli` prints it and leaves
+with status 2. Nothing here knows what the settings are about.
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class UserError(Exception):
+    """Bad input or configuration: one line that says what, where, and what to do."""
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are refused, values do not change after checking."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+class _Yaml12Loader(yaml.SafeLoader):
+    """YAML 1.2 core schema: `5e-4` is a number, `no` and `off` are strings, duplicate keys are errors."""
+
+    yaml_implicit_resolvers: dict = {}
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+    def construct_decimal(self, node):
+        """`010` is ten; PyYAML's own constructor reads octal."""
+        return int(self.construct_scalar(node))
+
+
+for _tag, _pattern, _first in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+):
+    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_decimal)
+
+
+def read_yaml(text: str, where: str) -> Any:
+    """Parse YAML 1.2. Raises UserError naming `where` and the line of a syntax error."""
+    try:
+        return yaml.load(text, Loader=_Yaml12Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise UserError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def _apply_override(values: dict, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"override {override!r} must have the form key=value, for example model.d_model=256")
+    *parents, last = key.split(".")
+    target = values
+    for name in parents:
+        target = target.setdefault(name, {})
+        if not isinstance(target, dict):
+            raise UserError(f"override {override!r}: {name!r} has no keys of its own")
+    target[last] = read_yaml(text, f"override {override!r}")
+
+
+def build_settings(cls: type[SettingsT], values: dict, where: str) -> SettingsT:
+    """Check `values` against `cls`. Raises UserError with the path of the first bad field."""
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            message = "unknown key; see --help for the keys there are"
+        else:
+            message = first["msg"].removeprefix("Value error, ")
+            if first["type"] not in ("missing", "value_error"):
+                message += f", but is {first['input']!r}"
+        raise UserError(f"{where}: {path + ': ' if path else ''}{message}") from None
+
+
+def load_settings(cls: type[SettingsT], path: Path | None, overrides: Sequence[str] = (), **values: Any) -> SettingsT:
+    """Read settings from a YAML file, then `values`, then dotted `key=value` overrides."""
+    merged: dict = {}
+    where = "settings"
+    if path is not None:
+        where = str(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', error)}") from None
+        merged = read_yaml(text, where) or {}
+        if not isinstance(merged, dict):
+            raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
+    merged.update(values)
+    for override in overrides:
+        _apply_override(merged, override)
+    return build_settings(cls, merged, where)
+
+
+def dump_settings(settings: Settings) -> str:
+    """The settings as YAML text that `load_settings` reads back to an equal object."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Lines `key: old -> new` for everything that differs between two nested dicts."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(old) + [key for key in new if key not in old]
+        return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+
+
+def describe_fields(cls: type[Settings], prefix: str = "") -> str:
+    """One line per field of the settings, nested ones dotted, for `--help`."""
+    lines = []
+    for name, field in cls.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            lines.append(describe_fields(inner, f"{prefix}{name}."))
+            continue
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
+        lines.append(f"  {prefix}{name}: {field.description or ''} ({default})")
+    return "\n".join(lines)
+
+
+def refuse_relative_in_job(paths: Mapping[str, Path]) -> None:
+    """In a job of `ray job submit` the working folder is a temporary copy: what is written there is lost.
+
+    Raises UserError for the first of the named paths that is relative.
+    """
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return
+    for name, path in paths.items():
+        if not Path(path).is_absolute():
+            raise UserError(
+                f"{name} must be an absolute path in a submitted job, but is {path}: "
+                "a job runs in a temporary copy of the working folder"
+            )
+
+
+def build_arg_parser(description: str, settings: type[Settings]) -> argparse.ArgumentParser:
+    """The command line that every workflow shares: --config, --out, --sample and overrides."""
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; the same command continues there")
+    parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
+    return parser
+
+
+def run_cli(main: Callable[[Sequence[str]], None]) -> None:
+    """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,29 @@
+"""Text to Arrow shards of trees: parse, learn the vocabulary, encode. Rerun to continue."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits, summary
+from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+
+SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, PreprocessConfig).parse_intermixed_args(argv)
+    if args.sample == (args.config is not None):
+        raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
+    if args.out is None:
+        raise UserError("preprocess.py needs --out DIR, the folder for the shards")
+    if args.sample:
+        config = load_settings(PreprocessConfig, SAMPLE_CONFIG, args.overrides, splits=sample_splits())
+    else:
+        config = load_settings(PreprocessConfig, args.config, args.overrides)
+    refuse_relative_in_job({"--out": args.out})
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    print(summary(preprocess(config, args.out.absolute()), args.out))
+
+
+if __name__ == "__main__":
+    run_cli(main)
