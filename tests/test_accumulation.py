@@ -1,0 +1,245 @@
+"""Hierarchical accumulation and tree structure: fast path against the slow oracle, golden vectors, figures of the paper."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from reference import ancestors, branch, may_attend, reference_accumulation, reference_interpolation
+from strategies import Tree, batches, right_branching, tree_from_spans
+
+from treenet.config import TreeAttentionConfig
+from treenet.layers.accumulation import HierarchicalAccumulation
+from treenet.structure import TreeStructure
+from treeproc.settings import UserError
+
+GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden" / "golden_tree_attention.pt"
+D_MODEL, HEADS = 8, 2
+
+# Figures 1 and 2: f = (a b), h = (d e), g = (c h), root = (f g); leaves a b c d e; nodes in pre-order root f g h.
+FIGURE_1 = Tree(5, [[0, 5, 4], [0, 2, 2], [2, 5, 4], [3, 5, 4]], [-1, 0, 0, 2])
+
+
+def build_structure(sentences: list[Tree]) -> TreeStructure:
+    return TreeStructure.build([t.num_leaves for t in sentences], [t.span_array for t in sentences])
+
+
+def build_accumulation(seed: int = 0, **config) -> HierarchicalAccumulation:
+    torch.manual_seed(seed)
+    return HierarchicalAccumulation(D_MODEL, HEADS, TreeAttentionConfig(**config)).double()
+
+
+def golden_cases() -> list:
+    if not GOLDEN.exists():
+        return [pytest.param(None, marks=pytest.mark.skip(reason="no golden vectors beside the repository"))]
+    return [pytest.param(case, id=case["name"]) for case in torch.load(GOLDEN, weights_only=True)]
+
+
+def golden_tree(case: dict) -> tuple[Tree, list[int]]:
+    return tree_from_spans(case["n"], [tuple(s) for s in case["spans"]], list(case["parents"]))
+
+
+def reference_nodes(module: HierarchicalAccumulation, tree: Tree, states: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
+    """The oracle on unpadded states and vectors [n + m, D], head by head."""
+    leaf_weights = (states[: tree.num_leaves] @ module.leaf_weight).expand(-1, HEADS)
+    tables = (module.vertical, module.horizontal) if module.embeds else None
+    heads = [
+        reference_accumulation(x[: tree.num_leaves], x[tree.num_leaves :], w, tree.leaf_spans, tree.parents, tables, module.rule)
+        for x, w in zip(vectors.chunk(HEADS, dim=1), leaf_weights.unbind(1), strict=True)
+    ]
+    return torch.cat(heads, dim=1)
+
+
+def real_positions(structure: TreeStructure, row: int) -> torch.Tensor:
+    return (~torch.cat([structure.leaf_pad_mask[row], structure.node_pad_mask[row]])).nonzero()[:, 0]
+
+
+def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation) -> None:
+    """Values and gradients of the batched module equal the oracle's on each sentence alone."""
+    structure = build_structure(sentences)
+    shape = (len(sentences), structure.attend_mask.shape[1], D_MODEL)
+    states, vectors, grad = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
+    states.requires_grad_(), vectors.requires_grad_()
+    inputs = [states, vectors, *module.parameters()]
+    fast = module.accumulate(states, vectors, structure)
+    total_fast, total_slow = 0.0, 0.0
+    for b, tree in enumerate(sentences):
+        rows = real_positions(structure, b)
+        slow = torch.cat([vectors[b, rows[: tree.num_leaves]], reference_nodes(module, tree, states[b, rows], vectors[b, rows])])
+        torch.testing.assert_close(fast[b, rows], slow, rtol=1e-10, atol=1e-10)
+        total_fast, total_slow = total_fast + (fast[b, rows] * grad[b, rows]).sum(), total_slow + (slow * grad[b, rows]).sum()
+    grads = (torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True) for total in (total_fast, total_slow))
+    for fast_grad, slow_grad in zip(*grads, strict=True):
+        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
+
+
+CONFIGS = [
+    dict(accumulation_rule=rule, leaf_weights=weights, hierarchical_embeddings=embeddings)
+    for rule, weights, embeddings in product(("paper", "released"), ("shared", "per_head"), (True, False))
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
+@given(sentences=batches())
+@settings(deadline=None, max_examples=25)
+def test_equals_oracle(config, sentences):
+    check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config))
+
+
+@pytest.mark.parametrize("rule", ["paper", "released"])
+def test_counts_past_the_tables_use_their_last_row(rule):
+    chain = right_branching(26)
+    assert build_structure([chain]).max_height == 25
+    check_against_reference([chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7))
+
+
+def test_deeper_than_the_default_tables():
+    """A chain of depth 130: node 0 over its last leaf, by hand."""
+    chain = right_branching(131)
+    structure, module = build_structure([chain]), build_accumulation()
+    states, vectors = torch.zeros(1, 261, D_MODEL).double(), torch.zeros(1, 261, D_MODEL).double()
+    states[0, 130] = 1.0  # the last leaf alone has a weight
+    out = module.accumulate(states, vectors, structure)[0, 131]
+    levels = torch.arange(1, 131).clamp(max=100) - 1
+    ranks = torch.arange(131, 1, -1).clamp(max=100) - 1
+    rows = torch.cat([module.vertical[levels].sum(0), module.horizontal[ranks].sum(0)])
+    expected = module.leaf_weight.sum() * rows / 131 / 131
+    torch.testing.assert_close(out, expected.repeat(HEADS), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_golden_accumulation(case):
+    tree, order = golden_tree(case)
+    given_, structure = case["inputs"], build_structure([tree])
+    d, n = case["d"], case["n"]
+    vectors = torch.cat([given_["L"], given_["N"][order]])[None]
+    # w is given, not L u: one state dimension carries it
+    states = torch.zeros_like(vectors)
+    states[0, :n, 0] = given_["w"]
+    expected = {("paper", False): case["accumulation"]["N_bar"], ("paper", True): case["accumulation"]["N_bar_prime"]}
+    expected |= {("released", False): case["authors_rules"]["N_bar"], ("released", True): case["authors_rules"]["N_bar_prime"]}
+    for (rule, embeddings), nodes in expected.items():
+        rows = dict(vertical_rows=len(given_["E_v"]), horizontal_rows=len(given_["E_h"]))
+        config = TreeAttentionConfig(accumulation_rule=rule, hierarchical_embeddings=embeddings, **rows)
+        module = HierarchicalAccumulation(d, 1, config).double()
+        with torch.no_grad():
+            module.leaf_weight.zero_()[0] = 1.0
+            if embeddings:
+                module.vertical.copy_(given_["E_v"])
+                module.horizontal.copy_(given_["E_h"])
+            out = module.accumulate(states, vectors, structure)[0]
+        torch.testing.assert_close(out[:n], vectors[0, :n], rtol=0, atol=0)
+        torch.testing.assert_close(out[n:], nodes[order], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_golden_oracle(case):
+    """The oracle itself agrees with the golden tensors S + E, N-bar' and mask (nodes first there)."""
+    given_, n, m = case["inputs"], case["n"], case["m"]
+    spans, parents = [tuple(s) for s in case["spans"]], list(case["parents"])
+    tables = (given_["E_v"], given_["E_h"])
+    rows = reference_interpolation(given_["L"], given_["N"], spans, tables, "paper", parents)
+    zero = torch.zeros(case["d"], dtype=torch.float64)
+    stacked = torch.stack([torch.stack([zero if cell is None else cell for cell in row]) for row in rows])
+    torch.testing.assert_close(stacked, case["accumulation"]["S"] + case["accumulation"]["E"], rtol=1e-12, atol=1e-12)
+    for rule, expected in (("paper", case["accumulation"]), ("released", case["authors_rules"])):
+        nodes = reference_accumulation(given_["L"], given_["N"], given_["w"], spans, parents, tables, rule)
+        torch.testing.assert_close(nodes, expected["N_bar_prime"], rtol=1e-10, atol=1e-10)
+    order = [*range(n, n + m), *range(n)]
+    mask = torch.tensor([[may_attend(q, k, n, spans, parents) for k in order] for q in order])
+    assert torch.equal(mask, case["accumulation"]["mask"])
+
+
+def test_figure_1_by_hand():
+    """Each row of figure 1, with w = 1 and no embeddings."""
+    module = build_accumulation(hierarchical_embeddings=False)
+    vectors = torch.randn(1, 9, D_MODEL, dtype=torch.float64)
+    a, b, c, d, e, root, f, g, h = vectors[0]
+    states = torch.zeros_like(vectors)
+    states[..., 0] = 1.0
+    with torch.no_grad():
+        module.leaf_weight.zero_()[0] = 1.0
+    n_h = ((d + h) / 2 + (e + h) / 2) / 2
+    n_g = ((c + g) / 2 + (d + h + g) / 3 + (e + h + g) / 3) / 3
+    n_f = ((a + f) / 2 + (b + f) / 2) / 2
+    n_root = ((a + f + root) / 3 + (b + f + root) / 3 + (c + g + root) / 3 + (d + h + g + root) / 4 + (e + h + g + root) / 4) / 5
+    out = module.accumulate(states, vectors, build_structure([FIGURE_1]))
+    torch.testing.assert_close(out[0], torch.stack([a, b, c, d, e, n_root, n_f, n_g, n_h]), rtol=1e-12, atol=1e-12)
+
+
+def test_figure_2_by_hand():
+    """Indices "vertical; horizontal" of figure 2 below node g: c 1;1, d 2;2 and e 2;3 in g, d 1;1 and e 1;2 in h."""
+    module = build_accumulation()
+    states = torch.zeros(1, 9, D_MODEL, dtype=torch.float64)
+    states[..., 0] = 1.0
+    with torch.no_grad():
+        module.leaf_weight.zero_()[0] = 1.0
+    v, h = module.vertical, module.horizontal
+    vertical = v[0] / 2 + (v[0] + v[1]) / 3 + (v[0] + v[1]) / 3
+    horizontal = h[0] / 2 + (h[1] + h[0]) / 3 + (h[2] + h[1]) / 3
+    out = module.accumulate(states, torch.zeros_like(states), build_structure([FIGURE_1]))
+    torch.testing.assert_close(out[0, 7], (torch.cat([vertical, horizontal]) / 3).repeat(HEADS), rtol=1e-12, atol=1e-12)
+    assert build_structure([FIGURE_1]).height[0].tolist() == [[2, 2, 2, 3, 3], [1, 1, 0, 0, 0], [0, 0, 1, 2, 2], [0, 0, 0, 1, 1]]
+
+
+@given(sentences=batches())
+@settings(deadline=None, max_examples=40)
+def test_structure_equals_definitions(sentences):
+    structure = build_structure(sentences)
+    leaves = structure.num_leaves
+    for b, tree in enumerate(sentences):
+        for i in range(len(tree.spans)):
+            assert structure.depth[b, i] == len(ancestors(i, tree.parents)) - 1
+            heights = [len(branch(j, i, tree.leaf_spans, tree.parents)) for j in range(tree.num_leaves)]
+            assert structure.height[b, i, : tree.num_leaves].tolist() == heights
+        rows = real_positions(structure, b)
+        count = len(rows)
+        expected = [
+            [may_attend(q, k, tree.num_leaves, tree.leaf_spans, tree.parents) for k in range(count)] for q in range(count)
+        ]
+        assert structure.attend_mask[b][rows][:, rows].tolist() == expected
+        padding = torch.ones(structure.attend_mask.shape[1], dtype=torch.bool)
+        padding[rows] = False
+        assert not structure.attend_mask[b][rows][:, padding].any()
+        assert torch.equal(structure.attend_mask[b][padding], torch.eye(len(padding), dtype=torch.bool)[padding])
+    assert structure.span.shape[1:] == (structure.node_pad_mask.shape[1], leaves)
+
+
+def test_no_nodes_and_no_leaves():
+    structure = TreeStructure.build([3, 0], [np.zeros((0, 3)), np.zeros((0, 3))])
+    assert structure.span.shape == (2, 1, 3) and structure.node_pad_mask.all()
+    vectors = torch.randn(2, 4, D_MODEL, dtype=torch.float64)
+    out = build_accumulation().accumulate(vectors, vectors, structure)
+    torch.testing.assert_close(out[:, :3], vectors[:, :3], rtol=0, atol=0)
+    assert not out[:, 3].any()
+
+
+@pytest.mark.parametrize("spans", [[[0, 4, 1]], [[2, 2, 1]], [[0, 3, 2]], [[0, 3, 2], [0, 2, 1]], [[-1, 3, 1]]])
+def test_wrong_spans_are_refused(spans):
+    with pytest.raises(UserError, match="tree 1 of the batch, node"):
+        TreeStructure.build([3, 3], [np.array([[0, 3, 1]]), np.array(spans)])
+
+
+def test_operators_made_in_inference_mode_serve_training():
+    structure, module = build_structure([FIGURE_1]), build_accumulation()
+    vectors = torch.randn(1, 9, D_MODEL, dtype=torch.float64)
+    with torch.inference_mode():
+        expected = module.accumulate(vectors, vectors, structure)
+    out = module.accumulate(vectors, vectors, structure.to("cpu"))
+    torch.testing.assert_close(out, expected.clone(), rtol=0, atol=0)
+    module.accumulate(vectors, vectors, structure).sum().backward()
+    assert module.leaf_weight.grad.any() and module.vertical.grad.any() and module.horizontal.grad.any()
+
+
+def test_accumulates_in_float32_under_autocast():
+    """Only inputs and output are rounded to bf16, whatever the depth of the sums."""
+    chain = right_branching(80)
+    structure, module = build_structure([chain]), build_accumulation().float()
+    states, vectors = torch.randn(1, 159, D_MODEL), torch.randn(1, 159, D_MODEL).bfloat16()
+    expected = module.accumulate(states, vectors.float(), structure)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module.accumulate(states, vectors, structure)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, expected.bfloat16(), rtol=0, atol=0)

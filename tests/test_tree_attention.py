@@ -1,0 +1,207 @@
+"""Self- and cross-attention over trees against the slow oracle and the golden vectors."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from reference import may_attend, reference_attention, reference_score_attention
+from strategies import Tree, batches, right_branching
+from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tree, real_positions, reference_nodes
+
+from treenet.config import TreeAttentionConfig
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, SelfAttention, padding_to_attend_mask
+from treenet.structure import TreeStructure
+
+D_MODEL, HEADS = 8, 2
+
+
+def structure_masks(structure: TreeStructure, subtree_mask: bool) -> torch.Tensor:
+    pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
+    return structure.attend_mask[:, None] if subtree_mask else padding_to_attend_mask(pad_mask)
+
+
+def randomise(module: torch.nn.Module) -> torch.nn.Module:
+    """Biases too: they start at zero, where mistakes would not show."""
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return module.double()
+
+
+def reference_heads(module, tree: Tree, states, queries, keys, values, allowed) -> torch.Tensor:
+    """The oracle for unpadded projections [., D]: accumulation, heads, loops, output projection."""
+    n, accumulation = tree.num_leaves, module.accumulation
+    if accumulation.accumulate_on == "value":
+        values = torch.cat([values[:n], reference_nodes(accumulation, tree, states, values)])
+    elif accumulation.accumulate_on == "key":
+        keys = torch.cat([keys[:n], reference_nodes(accumulation, tree, states, keys)])
+    w = (states[:n] @ accumulation.leaf_weight).expand(-1, HEADS)
+    out = []
+    for head, (q, k, v) in enumerate(zip(*(x.chunk(HEADS, dim=1) for x in (queries, keys, values)), strict=True)):
+        if accumulation.accumulate_on == "scores":
+            rule = accumulation.rule
+            out.append(reference_score_attention(q, k, v, n, w[:, head], tree.leaf_spans, tree.parents, rule, allowed))
+        else:
+            out.append(reference_attention(q, k, v, allowed))
+    return module.output(torch.cat(out, dim=1))
+
+
+CONFIGS = [
+    dict(accumulate_on="value"),
+    dict(accumulate_on="value", subtree_mask=False, leaf_weights="per_head"),
+    dict(accumulate_on="value", accumulation_rule="released", hierarchical_embeddings=False),
+    dict(accumulate_on="key"),
+    dict(accumulate_on="key", accumulation_rule="released", leaf_weights="per_head"),
+    dict(accumulate_on="scores"),
+    dict(accumulate_on="scores", accumulation_rule="released", leaf_weights="per_head", subtree_mask=False),
+]
+
+
+def check_close_with_grads(pairs, inputs) -> None:
+    """Pairs (fast, slow) agree, and so do the gradients of a random projection of them."""
+    weights = [torch.randn_like(slow) for _, slow in pairs]
+    for fast, slow in pairs:
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+    totals = (sum((pair[k] * weight).sum() for pair, weight in zip(pairs, weights, strict=True)) for k in (0, 1))
+    fast_grads, slow_grads = (torch.autograd.grad(t, inputs, allow_unused=True, materialize_grads=True) for t in totals)
+    for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
+        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
+@given(sentences=batches(max_size=2, max_leaves=5))
+@settings(deadline=None, max_examples=10)
+def test_self_attention_equals_oracle(config, sentences):
+    tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
+    module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, tree_config))
+    structure = build_structure(sentences)
+    x = torch.randn(len(sentences), structure.attend_mask.shape[1], D_MODEL, dtype=torch.float64, requires_grad=True)
+    fast = module(x, structure_masks(structure, tree_config.subtree_mask), structure)
+    assert fast.isfinite().all()
+    pairs = []
+    for b, tree in enumerate(sentences):
+        rows = real_positions(structure, b)
+        states = x[b, rows]
+        queries, keys, values = module.queries_keys_values(states).chunk(3, dim=1)
+
+        def allowed(q, k, tree=tree):
+            return not tree_config.subtree_mask or may_attend(q, k, tree.num_leaves, tree.leaf_spans, tree.parents)
+
+        pairs.append((fast[b, rows], reference_heads(module, tree, states, queries, keys, values, allowed)))
+    check_close_with_grads(pairs, [x, *module.parameters()])
+
+
+@pytest.mark.parametrize("config", CONFIGS[::2], ids=lambda c: "-".join(map(str, c.values())))
+@given(sentences=batches(max_size=2, max_leaves=5))
+@settings(deadline=None, max_examples=10)
+def test_cross_attention_equals_oracle(config, sentences):
+    tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
+    module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, tree_config))
+    structure = build_structure(sentences)
+    memory = torch.randn(len(sentences), structure.attend_mask.shape[1], D_MODEL, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(len(sentences), 3, D_MODEL, dtype=torch.float64, requires_grad=True)
+    fast = module(x, module.project_memory(memory, structure), structure_masks(structure, subtree_mask=False))
+    pairs = []
+    for b, tree in enumerate(sentences):
+        states = memory[b, real_positions(structure, b)]
+        keys, values = module.keys_values(states).chunk(2, dim=1)
+        slow = reference_heads(module, tree, states, module.queries(x[b]), keys, values, lambda q, k: True)
+        pairs.append((fast[b], slow))
+    check_close_with_grads(pairs, [x, memory, *module.parameters()])
+
+
+def golden_config(case: dict, hierarchical_embeddings: bool = True) -> TreeAttentionConfig:
+    rows = dict(vertical_rows=len(case["inputs"]["E_v"]), horizontal_rows=len(case["inputs"]["E_h"]))
+    return TreeAttentionConfig(hierarchical_embeddings=hierarchical_embeddings, **rows)
+
+
+def load_golden(module, case: dict, leaf_weight: str) -> None:
+    """Copy one-head golden parameters; ours multiply from the left and have biases (0)."""
+    params = case["params"]
+    with torch.no_grad():
+        if isinstance(module, SelfAttention):
+            module.queries_keys_values.weight.copy_(torch.cat([params[k].T for k in ("WQ", "WK", "WV")]))
+        else:
+            module.queries.weight.copy_(params["WQ"].T)
+            module.keys_values.weight.copy_(torch.cat([params[k].T for k in ("WK", "WV")]))
+        module.output.weight.copy_(params["WO"].T)
+        module.accumulation.leaf_weight.copy_(params[leaf_weight][:, None])
+        if module.accumulation.embeds:
+            module.accumulation.vertical.copy_(case["inputs"]["E_v"])
+            module.accumulation.horizontal.copy_(case["inputs"]["E_h"])
+
+
+@pytest.mark.parametrize("case", golden_cases())
+@pytest.mark.parametrize("variant", ["self_attention", "self_attention_nomask", "self_attention_nohier"])
+def test_golden_self_attention(case, variant):
+    tree, order = golden_tree(case)
+    structure = build_structure([tree])
+    module = SelfAttention(case["d"], 1, 0.0, golden_config(case, variant != "self_attention_nohier")).double()
+    load_golden(module, case, "u_s")
+    x = torch.cat([case["inputs"]["L"], case["inputs"]["N"][order]])[None]
+    out = module(x, structure_masks(structure, variant != "self_attention_nomask"), structure)[0]
+    expected = torch.cat([case[variant]["out_L"], case[variant]["out_N"][order]])
+    torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("case", golden_cases())
+def test_golden_cross_attention(case):
+    tree, order = golden_tree(case)
+    structure = build_structure([tree])
+    module = CrossAttention(case["d"], 1, 0.0, golden_config(case)).double()
+    load_golden(module, case, "u_c")
+    memory = torch.cat([case["inputs"]["L"], case["inputs"]["N"][order]])[None]
+    out = module(case["cross_queries"][None], module.project_memory(memory, structure), structure_masks(structure, False))
+    torch.testing.assert_close(out[0], case["cross_attention"]["out_Q"], rtol=1e-10, atol=1e-10)
+
+
+def test_plain_attention_equals_torch():
+    ours = randomise(SelfAttention(D_MODEL, HEADS, 0.0))
+    theirs = torch.nn.MultiheadAttention(D_MODEL, HEADS, batch_first=True).double()
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.queries_keys_values.weight)
+        theirs.in_proj_bias.copy_(ours.queries_keys_values.bias)
+        theirs.out_proj.weight.copy_(ours.output.weight)
+        theirs.out_proj.bias.copy_(ours.output.bias)
+    x, pad_mask = torch.randn(2, 5, D_MODEL).double(), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    expected, _ = theirs(x, x, x, key_padding_mask=pad_mask)
+    torch.testing.assert_close(ours(x, padding_to_attend_mask(pad_mask)), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_causal_attention_with_a_cache_equals_one_pass():
+    module = randomise(CausalSelfAttention(D_MODEL, HEADS, 0.0))
+    x = torch.randn(2, 4, D_MODEL).double()
+    expected, (keys, values) = module(x)
+    past = (keys[:, :, :0], values[:, :, :0])
+    for t in range(4):
+        out, past = module(x[:, t : t + 1], past)
+        torch.testing.assert_close(out[:, 0], expected[:, t], rtol=1e-12, atol=1e-12)
+
+
+def test_a_memory_of_padding_alone_gives_no_nan():
+    module = randomise(CrossAttention(D_MODEL, HEADS, 0.0))
+    memory = torch.randn(2, 3, D_MODEL, dtype=torch.float64, requires_grad=True)
+    pad_mask = torch.tensor([[True, True, True], [False, False, True]])
+    attend_mask = padding_to_attend_mask(pad_mask)
+    assert attend_mask[:, 0, 0].tolist() == [[True, False, False], [True, True, False]]  # some kernels give NaN for no key
+    out = module(torch.randn(2, 2, D_MODEL).double(), module.project_memory(memory), attend_mask)
+    out.sum().backward()
+    assert out.isfinite().all() and memory.grad.isfinite().all()
+
+
+def test_attention_dropout_is_active_in_training_alone():
+    module = SelfAttention(D_MODEL, HEADS, 0.5, TreeAttentionConfig())
+    structure, x = build_structure([FIGURE_1]), torch.randn(1, 9, D_MODEL)
+    args = (x, structure_masks(structure, True), structure)
+    torch.manual_seed(0)
+    assert not torch.equal(module(*args), module(*args))
+    module.eval()
+    assert torch.equal(module(*args), module(*args))
+
+
+def test_deep_trees_in_bf16_stay_close_to_float32():
+    module = SelfAttention(64, 4, 0.0, TreeAttentionConfig())
+    structure, x = build_structure([right_branching(120)]), torch.randn(1, 239, 64)
+    expected = module(x, structure_masks(structure, True), structure)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = module(x, structure_masks(structure, True), structure)
+    assert (out.float() - expected).norm() / expected.norm() < 0.02

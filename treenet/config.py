@@ -1,0 +1,115 @@
+"""Settings of models and training runs. An ablation is a value here, never a class."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from treeproc.settings import Settings
+
+
+class TreeAttentionConfig(Settings):
+    """Tree attention of the paper's section 4. The defaults are the paper's rules."""
+
+    accumulation_rule: Literal["paper", "released"] = Field(
+        "paper", description="'released' divides a branch by its nodes without the leaf and counts depth from the root"
+    )
+    accumulate_on: Literal["value", "key", "scores"] = Field(
+        "value", description="what hierarchical accumulation is applied to (appendix 7.3)"
+    )
+    leaf_weights: Literal["shared", "per_head"] = Field(
+        "shared", description="w of eq 7: one scalar a leaf, or one a leaf and head"
+    )
+    hierarchical_embeddings: bool = Field(True, description="eqs 9-10; false is Table 3's -HierEmb")
+    subtree_mask: bool = Field(True, description="eq 11; false is Table 3's -SubMask")
+    vertical_rows: PositiveInt = Field(100, description="rows of the vertical embedding table")
+    horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
+
+
+class ModelConfig(Settings):
+    """Architecture. The sizes are those of the Transformer base model."""
+
+    name: str = Field("tree_transformer", description="a name of the model registry: tree_transformer, transformer")
+    d_model: PositiveInt = Field(512, description="width of the states")
+    d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
+    num_heads: PositiveInt = Field(8, description="attention heads")
+    num_encoder_layers: PositiveInt = Field(6, description="encoder layers")
+    num_decoder_layers: PositiveInt = Field(6, description="decoder layers")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
+    tree: TreeAttentionConfig = TreeAttentionConfig()
+
+    @model_validator(mode="after")
+    def _check_heads(self):
+        if self.d_model % (2 * self.num_heads):
+            raise ValueError(f"d_model must be a multiple of 2 * num_heads = {2 * self.num_heads}, but is {self.d_model}")
+        return self
+
+
+class OptimizerConfig(Settings):
+    """Adam with decoupled weight decay and the inverse square root schedule."""
+
+    learning_rate: float = Field(7e-4, gt=0, description="peak learning rate, reached after warm-up")
+    warmup_steps: PositiveInt = Field(4000, description="updates of linear warm-up from 1e-7")
+    adam_betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas")
+    adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
+    weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
+    label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
+
+
+class BatchConfig(Settings):
+    """The global batch. It depends on the data and these values, never on workers or model."""
+
+    max_tokens: PositiveInt = Field(
+        4096, description="padded leaves or target pieces of one update over all workers, the larger of both"
+    )
+    budget_counts: Literal["leaves", "leaves_and_nodes"] = Field(
+        "leaves", description="'leaves_and_nodes' follows the released code; batches then differ by tree"
+    )
+    max_leaves: PositiveInt = Field(256, description="training examples with more leaves are left out")
+    max_target_pieces: PositiveInt = Field(256, description="training examples with more target pieces are left out")
+    fraction: float = Field(
+        1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
+    )
+
+
+class DecodingConfig(Settings):
+    """Beam search."""
+
+    beam_size: PositiveInt = Field(5, description="hypotheses kept a sentence")
+    length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
+    length_penalty_form: Literal["length", "gnmt"] = Field(
+        "length", description="score / length^a (the paper's), or score / ((5 + length) / 6)^a; length counts EOS"
+    )
+    max_length_factor: float = Field(1.5, gt=0, description="a hypothesis has at most factor * leaves + max_length_offset pieces")
+    max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
+    min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
+    max_tokens: PositiveInt = Field(4096, description="padded source leaves of one search batch")
+
+
+class TrainConfig(Settings):
+    """A training run, as written to RUN/config.yaml."""
+
+    data: Path = Field(description="data set folder that workflows/preprocess.py wrote")
+    model: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    decoding: DecodingConfig = DecodingConfig()
+    seed: int = Field(1, description="seed of initialisation, dropout and batch order")
+    max_steps: PositiveInt = Field(100_000, description="updates")
+    validate_every: PositiveInt = Field(1000, description="updates between validations")
+    checkpoint_every: PositiveInt = Field(1000, description="updates between checkpoints")
+    keep_checkpoints: PositiveInt = Field(5, description="checkpoints kept on disk")
+    average_checkpoints: PositiveInt = Field(5, description="last checkpoints averaged at the end")
+    log_every: PositiveInt = Field(100, description="updates between metric lines")
+    workers: int = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
+    use_gpu: bool = Field(False, description="one GPU a worker")
+    precision: Literal["float32", "bf16"] = Field("float32", description="'bf16' runs under autocast")
+
+    @model_validator(mode="after")
+    def _check_checkpoints(self):
+        if self.average_checkpoints > self.keep_checkpoints:
+            raise ValueError(
+                f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, but is {self.average_checkpoints}"
+            )
+        return self

@@ -1,0 +1,95 @@
+"""Multi-head attention: self-attention of encoders, causal self-attention, cross-attention; plain or over trees.
+
+Shapes: B batch, T queries, S keys, D model, H heads, K = D / H. An `attend_mask` is True where a query may attend and
+broadcasts to [B, H, T, S].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.config import TreeAttentionConfig
+from treenet.layers.accumulation import HierarchicalAccumulation
+from treenet.layers.linear import build_linear
+from treenet.structure import TreeStructure
+
+KeysValues = tuple[Tensor, Tensor]  # both [B, H, S, K]
+
+
+def padding_to_attend_mask(pad_mask: Tensor) -> Tensor:
+    """pad_mask [B, S], True = padding -> attend_mask [B, 1, 1, S]. A row of padding alone keeps its first key: no NaN."""
+    attend = ~pad_mask
+    attend[:, 0] |= pad_mask.all(dim=1)
+    return attend[:, None, None, :]
+
+
+class _Attention(nn.Module):
+    """What all attentions share: heads, dropout, the output projection."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float):
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.output = build_linear(d_model, d_model)
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, S, D] -> [B, H, S, K]."""
+        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None = None, causal: bool = False):
+        """softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
+        dropout = self.dropout if self.training else 0.0
+        out = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout, is_causal=causal)
+        return self.output(out.transpose(1, 2).flatten(2))
+
+
+class SelfAttention(_Attention):
+    """Encoder self-attention; with `tree`, equations 12 to 18 over leaves and nodes."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
+        super().__init__(d_model, num_heads, dropout)
+        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3)
+        self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
+
+    def forward(self, x: Tensor, attend_mask: Tensor, structure: TreeStructure | None = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D]. `structure` is required when the attention is over trees."""
+        queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
+        if self.accumulation is not None:
+            keys, values = self.accumulation(x, keys, values, structure)
+        return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask)
+
+
+class CausalSelfAttention(_Attention):
+    """Decoder self-attention over the past, with a key/value cache for decoding."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float):
+        super().__init__(d_model, num_heads, dropout)
+        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3)
+
+    def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
+        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
+        queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        if past is not None:
+            keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+        return self.attend(queries, keys, values, causal=past is None), (keys, values)
+
+
+class CrossAttention(_Attention):
+    """Decoder cross-attention; with `tree`, equations 21 to 24. No subtree mask: queries are no part of the tree."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
+        super().__init__(d_model, num_heads, dropout)
+        self.queries = build_linear(d_model, d_model)
+        self.keys_values = build_linear(d_model, d_model, num_blocks=2)
+        self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
+
+    def project_memory(self, memory: Tensor, structure: TreeStructure | None = None) -> KeysValues:
+        """Keys and values [B, H, S, K] of memory [B, S, D]. They depend on the source alone: compute them once."""
+        keys, values = self.keys_values(memory).chunk(2, dim=2)
+        if self.accumulation is not None:
+            keys, values = self.accumulation(memory, keys, values, structure)
+        return self.split_heads(keys), self.split_heads(values)
+
+    def forward(self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor) -> Tensor:
+        """x [B, T, D] attends to projected memory -> [B, T, D]."""
+        return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)

@@ -1,0 +1,65 @@
+"""Post-norm Transformer layers (equation 3). Leaves and nodes share layer norms and feed-forward weights.
+
+Shapes: B batch, T target positions, S source positions, D model.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, SelfAttention
+from treenet.layers.linear import build_linear
+from treenet.structure import TreeStructure
+
+
+class FeedForward(nn.Module):
+    """ReLU feed-forward sub-layer."""
+
+    def __init__(self, d_model: int, d_ff: int):
+        super().__init__()
+        self.inner = build_linear(d_model, d_ff)
+        self.outer = build_linear(d_ff, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        return self.outer(F.relu(self.inner(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward; over trees when `tree` is given (equations 19, 20)."""
+
+    def __init__(self, config: ModelConfig, tree: TreeAttentionConfig | None = None):
+        super().__init__()
+        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout, tree)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, attend_mask: Tensor, structure: TreeStructure | None = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D]."""
+        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention (over trees when `tree` is given) and feed-forward."""
+
+    def __init__(self, config: ModelConfig, tree: TreeAttentionConfig | None = None):
+        super().__init__()
+        self.self_attention = CausalSelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.cross_attention = CrossAttention(config.d_model, config.num_heads, config.attention_dropout, tree)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, memory: KeysValues, memory_attend_mask: Tensor, past: KeysValues | None = None
+    ) -> tuple[Tensor, KeysValues]:
+        """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step."""
+        attended, past = self.self_attention(x, past)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), past
