@@ -1,0 +1,391 @@
+"""The training loop: losses, schedule, resume bit for bit, ranks, refusals, Ray Train."""
+
+import importlib
+import json
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from socket import socket
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from toydata import write_toy_data
+
+from treenet.config import OptimizerConfig, TrainConfig
+from treenet.data import ExampleSource, Prefetcher
+from treenet.training import loop
+from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint
+from treenet.training.logs import MetricLog, read_metrics
+from treenet.training.loop import train
+from treenet.training.losses import label_smoothed_nll
+from treenet.training.optimizer import build_optimizer, learning_rate
+from treenet.training.run import load_trained, run_training
+from treeproc.progress import Progress
+from treeproc.schema import PAD_ID
+from treeproc.settings import UserError, dump_settings, load_settings
+from treeproc.shards import locked
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},
+    "batch": {"max_tokens": 64},
+    "max_steps": 20,
+    "log_every": 1,
+    "checkpoint_every": 5,
+    "validate_every": 10,
+    "workers": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def make_config(data: Path, *overrides: str) -> TrainConfig:
+    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
+
+
+def losses(run_dir: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_metrics(run_dir) if line["event"] == "train"]
+
+
+def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(latest_checkpoint(run_dir) / "model.safetensors")
+
+
+def same(first: dict, second: dict) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(data, tmp_path_factory) -> Path:
+    run_dir = tmp_path_factory.mktemp("uninterrupted")
+    torch.set_num_threads(1)
+    train(make_config(data), run_dir)
+    return run_dir
+
+
+# Losses, schedule, optimiser.
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_loss_agrees_with_a_slow_oracle(smoothing):
+    torch.manual_seed(0)
+    logits, targets = torch.randn(3, 5, 11, dtype=torch.float64), torch.randint(1, 11, (3, 5))
+    targets[0, 3:] = targets[2, 1:] = PAD_ID
+    sums = label_smoothed_nll(logits, targets, smoothing)
+    loss = nll = 0.0
+    for row in range(3):
+        for position in range(5):
+            target = int(targets[row, position])
+            if target == PAD_ID:
+                continue
+            z = [math.exp(v) for v in logits[row, position].tolist()]
+            log_probs = [math.log(v / sum(z)) for v in z]
+            nll -= log_probs[target]
+            loss -= sum(((1 - smoothing) * (i == target) + smoothing / 11) * log_prob for i, log_prob in enumerate(log_probs))
+    assert float(sums.loss) == pytest.approx(loss, rel=1e-5)
+    assert float(sums.nll) == pytest.approx(nll, rel=1e-5)
+
+
+def test_padding_gets_no_gradient_even_beside_infinite_logits():
+    logits = torch.randn(1, 3, 7)
+    logits[0, 2] = float("inf")
+    logits.requires_grad_()
+    sums = label_smoothed_nll(logits, torch.tensor([[4, 3, PAD_ID]]), 0.1)
+    assert torch.isfinite(sums.loss)
+
+
+def test_schedule_rises_linearly_and_falls_by_the_square_root():
+    config = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
+    assert learning_rate(config, 1) == pytest.approx(1e-7 + (1e-3 - 1e-7) / 100)
+    assert learning_rate(config, 50) == pytest.approx(0.5 * (1e-3 + 1e-7))
+    assert learning_rate(config, 100) == pytest.approx(1e-3)
+    assert learning_rate(config, 400) == pytest.approx(5e-4)
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
+    decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups
+    assert (decaying["weight_decay"], [p.ndim for p in decaying["params"]]) == (0.5, [2])
+    assert (constant["weight_decay"], [p.ndim for p in constant["params"]]) == (0.0, [1, 1, 1])
+
+
+# Data.
+
+
+def test_batches_hold_the_rows_asked_for(data):
+    source = ExampleSource(data / "encoded", "train")
+    rows = [59, 0, 31]
+    batch = source.batch(rows)
+    assert batch.example_ids.tolist() == source.lengths["example_id"][rows].tolist()
+    assert (~batch.leaf_pad_mask).sum(dim=1).tolist() == source.lengths["leaves"][rows].tolist()
+    assert batch.num_target_tokens == source.target_tokens(np.array(rows))
+
+
+def test_prefetcher_keeps_order_raises_errors_and_ends_with_its_consumer():
+    def items():
+        yield from range(20)
+        raise ValueError("from the thread")
+
+    seen = []
+    with pytest.raises(ValueError, match="from the thread"), Prefetcher(items()) as stream:
+        seen.extend(stream)
+    assert seen == list(range(20))
+    before = threading.active_count()
+    with Prefetcher(iter(range(10**9))) as stream:
+        assert next(iter(stream)) == 0
+    assert threading.active_count() == before
+
+
+def test_progress_writes_a_line_while_nothing_advances(capsys):
+    with Progress("parse", 10, unit="rows", interval=0.05) as progress:
+        progress.update(3, postfix="2 failed")
+        time.sleep(0.3)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 3
+    assert lines[-1].startswith("parse: 3/10 rows (30.0%)") and lines[-1].endswith("2 failed")
+
+
+# Resume.
+
+
+@pytest.mark.parametrize("stop_at", [7, 10])
+def test_stopped_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path, stop_at):
+    asked = iter(range(1, 100))
+    outcome = train(make_config(data), tmp_path, should_stop=lambda: next(asked) >= stop_at)
+    assert (outcome.step, outcome.finished) == (stop_at, False)
+    assert train(make_config(data), tmp_path).finished
+    assert losses(tmp_path) == losses(uninterrupted)
+    assert [line["step"] for line in read_metrics(tmp_path) if line["event"] == "valid"] == [10, 20]
+    assert same(final_weights(tmp_path), final_weights(uninterrupted))
+
+
+def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "config.yaml").write_text(dump_settings(make_config(data)))
+    script = (
+        "import sys, torch, time; from pathlib import Path; torch.set_num_threads(1)\n"
+        "from treeproc.settings import load_settings; from treenet.config import TrainConfig\n"
+        "from treenet.training.loop import train\n"
+        "train(load_settings(TrainConfig, Path(sys.argv[1])), Path(sys.argv[2]), should_stop=lambda: time.sleep(0.05) or False)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "config.yaml"), str(tmp_path / "run")]
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not checkpoint_folders(tmp_path / "run") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 5 <= int(checkpoint_folders(tmp_path / "run")[-1].name.removeprefix("step_")) < 20
+    assert train(make_config(data), tmp_path / "run").finished
+    assert losses(tmp_path / "run") == losses(uninterrupted)
+    assert same(final_weights(tmp_path / "run"), final_weights(uninterrupted))
+
+
+def test_metrics_of_steps_that_run_again_are_dropped(tmp_path):
+    with MetricLog(tmp_path, 0) as log:
+        for step in (1, 2, 3):
+            log.write("train", step, loss=0.5 * step, missing=None)
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"event": "train", "st')
+    with MetricLog(tmp_path, 2) as log:
+        log.write("train", 3, loss=9.0)
+    assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(1, 0.5), (2, 1.0), (3, 9.0)]
+
+
+def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_path):
+    config = make_config(data, "max_steps=150", "log_every=50", "checkpoint_every=150", "model.dropout=0")
+    train(config, tmp_path)
+    first, *_, last = losses(tmp_path)
+    assert last[1] < first[1] - 0.7
+
+
+# Ranks.
+
+
+def _rank(rank: int, world_size: int, config: TrainConfig, run_dir: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    train(config, run_dir, rank=rank, world_size=world_size)
+    dist.destroy_process_group()
+
+
+def train_ranks(world_size: int, config: TrainConfig, run_dir: Path) -> None:
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, (world_size, config, run_dir, port), nprocs=world_size)
+
+
+def test_two_ranks_follow_one_rank(data, tmp_path):
+    """Batches of one or two examples among them, so that some slices are empty."""
+    config = make_config(data, "model.dropout=0", "batch.max_tokens=20")
+    (tmp_path / "one").mkdir()
+    train(config, tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    train_ranks(2, config, tmp_path / "two")
+    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
+    assert [step for step, _ in two] == list(range(1, 21))
+    np.testing.assert_allclose([loss for _, loss in two], [loss for _, loss in one], atol=1e-5)
+    valid = [[line["nll"] for line in read_metrics(tmp_path / name) if line["event"] == "valid"] for name in ("one", "two")]
+    np.testing.assert_allclose(valid[0], valid[1], atol=1e-5)
+
+
+# The run folder.
+
+
+def test_a_finished_run_returns_at_once_with_its_average(data, tmp_path, monkeypatch):
+    config = make_config(data, "average_checkpoints=2")
+    summary = run_training(config, tmp_path / "run")
+    assert summary.finished and summary.averaged == tmp_path / "run" / "averaged"
+    before = (summary.averaged / "model.safetensors").stat().st_mtime_ns
+    monkeypatch.setattr("treenet.training.run.train", lambda *a, **k: pytest.fail("trained again"))
+    again = run_training(config, tmp_path / "run")
+    assert again == summary and (summary.averaged / "model.safetensors").stat().st_mtime_ns == before
+    loaded, model = load_trained(tmp_path / "run")
+    assert loaded.model == config.model and not model.training
+    weights = load_file(summary.averaged / "model.safetensors")
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items())
+
+
+def test_changed_settings_and_changed_data_are_refused_by_name(data, tmp_path):
+    run_training(make_config(data, "max_steps=2"), tmp_path / "run")
+    with pytest.raises(UserError, match=r"model\.d_ff: 32 -> 64; seed: 1 -> 2"):
+        run_training(make_config(data, "max_steps=2", "seed=2", "model.d_ff=64"), tmp_path / "run")
+    other = write_toy_data(tmp_path / "other", seed=1)
+    with pytest.raises(UserError, match="data fingerprint"):
+        run_training(make_config(other, "max_steps=2"), tmp_path / "run")
+    longer = run_training(make_config(data, "max_steps=4", "log_every=2", "keep_checkpoints=7"), tmp_path / "run")
+    assert longer.step == 4
+
+
+def test_two_runs_in_one_folder_and_relative_paths_in_a_job_are_refused(data, tmp_path, monkeypatch):
+    with locked(tmp_path), pytest.raises(UserError, match="another process is writing"):
+        run_training(make_config(data), tmp_path)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(UserError, match="--out must be an absolute path"):
+        run_training(make_config(data), Path("runs/x"))
+
+
+def test_updates_that_are_not_finite_are_skipped_and_twenty_in_a_row_stop(data, tmp_path, monkeypatch):
+    true_loss, calls = loop.label_smoothed_nll, iter(range(1000))
+
+    def poisoned(logits, targets, smoothing):
+        sums = true_loss(logits, targets, smoothing)
+        call = next(calls)  # call 0 is the rehearsal
+        return sums._replace(loss=sums.loss * float("nan")) if call == 3 or call > 5 else sums
+
+    monkeypatch.setattr(loop, "label_smoothed_nll", poisoned)
+    with pytest.raises(UserError, match="not finite in 20 updates in a row, up to step 25"):
+        train(make_config(data, "max_steps=40", "validate_every=100", "checkpoint_every=4"), tmp_path)
+    lines = read_metrics(tmp_path)
+    assert [line["skipped"] for line in lines[:6]] == [0, 0, 1, 1, 1, 2]
+    assert lines[2]["loss"] is None and lines[4]["loss"] is not None
+    assert all(bool(torch.isfinite(value).all()) for value in final_weights(tmp_path).values())
+
+
+def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(dump_settings(make_config(data, "max_steps=3000", "checkpoint_every=3000", "validate_every=3000")))
+    command = [sys.executable, str(ROOT / "workflows" / "train_wmt.py"), "--config", str(config), "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(read_metrics(tmp_path / "run")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and "the same command continues" in errors
+    step = int(latest_checkpoint(tmp_path / "run").name.removeprefix("step_"))
+    done = subprocess.run([*command, f"max_steps={step + 2}"], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in read_metrics(tmp_path / "run") if line["event"] == "train"] == list(range(1, step + 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --config FILE.yaml"),
+        (["--sample"], "give --out DIR"),
+        (["--sample", "--out", "x"], "data: Field required"),
+        (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
+    ],
+)
+def test_train_wmt_says_in_one_line_what_it_needs(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train_wmt.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "workflows" / "train_wmt.py"), run_name="__main__")
+    errors = capsys.readouterr().err
+    assert left.value.code == 2
+    assert message in errors and errors.count("\n") == 1
+
+
+def test_average_checkpoints_prints_what_it_averaged(uninterrupted, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", "--out", str(uninterrupted), "last=2"])
+    runpy.run_path(str(ROOT / "workflows" / "average_checkpoints.py"), run_name="__main__")
+    assert capsys.readouterr().out.endswith("model.safetensors: average of steps 15, 20\n")
+
+
+def test_training_without_ray_does_not_import_it():
+    code = "import sys, treenet.training.run; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
+
+
+# Ray Train.
+
+
+def test_ray_train_survives_the_kill_of_a_worker(data, tmp_path):
+    """SIGKILL of one of two workers after a checkpoint: Ray restarts both, they resume, every step is there once."""
+    import ray
+
+    psutil = importlib.import_module("psutil")  # comes with ray, and is found once ray is imported
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(num_cpus=2, include_dashboard=False)
+    run_dir, killed = tmp_path / "run", []
+
+    def kill_one_worker() -> None:
+        while not checkpoint_folders(run_dir):
+            time.sleep(0.02)
+        for process in psutil.Process().children(recursive=True):
+            if "RayTrainWorker" in "".join(process.cmdline()):
+                process.kill()
+                killed.append(process.pid)
+                return
+
+    killer = threading.Thread(target=kill_one_worker, daemon=True)
+    killer.start()
+    try:
+        config = make_config(data, "workers=2", "max_steps=60", "checkpoint_every=5", "log_every=15", "model.dropout=0")
+        summary = run_training(config, run_dir)
+    finally:
+        if started_here:
+            ray.shutdown()
+    killer.join(timeout=1)
+    assert len(killed) == 1
+    assert summary.finished and summary.step == 60
+    assert [step for step, _ in losses(run_dir)] == [15, 30, 45, 60]
+    (tmp_path / "alone").mkdir()
+    train(config, tmp_path / "alone")
+    np.testing.assert_allclose([loss for _, loss in losses(run_dir)], [loss for _, loss in losses(tmp_path / "alone")], rtol=1e-3)

@@ -1,0 +1,129 @@
+"""A small data set without a parser: random trees over a toy language whose target reverses the source."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import sentencepiece
+
+from treeproc.schema import (
+    BOS_ID,
+    ENCODED_SCHEMA,
+    EOS_ID,
+    LENGTHS_SCHEMA,
+    PAD_ID,
+    TEXT_SCHEMA,
+    UNK_ID,
+    UNKNOWN_LABEL,
+    shard_name,
+)
+from treeproc.shards import atomic_write, fingerprint, write_index, write_shard
+
+WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
+LABELS = [UNKNOWN_LABEL, "S", "NP", "VP", "PP"]
+
+
+def random_spans(num_leaves: int, random: np.random.Generator) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Spans (start, end, subtree_end) in pre-order and parents of a random tree over the leaves."""
+    spans: list[list[int]] = []
+    parents: list[int] = []
+
+    def grow(start: int, end: int, parent: int) -> None:
+        node = len(spans)
+        spans.append([start, end, 0])
+        parents.append(parent)
+        if end - start > 1:
+            middle = int(random.integers(start + 1, end))
+            for left, right in ((start, middle), (middle, end)):
+                if right - left > 1:
+                    grow(left, right, node)
+        spans[node][2] = len(spans)
+
+    grow(0, num_leaves, -1)
+    return [tuple(span) for span in spans], parents
+
+
+def encode_row(example_id: int, leaves: list[int], target: list[int], random: np.random.Generator) -> dict:
+    spans, parents = random_spans(len(leaves), random)
+    return {
+        "example_id": example_id,
+        "leaves": {"piece": leaves, "word_index": list(range(len(leaves))), "pos_tag": [0] * len(leaves)},
+        "nodes": {"label": random.integers(1, len(LABELS), len(spans)).tolist(), "parent": parents},
+        "spans": {name: [span[i] for span in spans] for i, name in enumerate(("start", "end", "subtree_end"))},
+        "tgt_pieces": target,
+    }
+
+
+def write_toy_data(
+    folder: Path, *, train: int = 60, valid: int = 12, test: int = 8, shards: int = 2, longest: int = 9, seed: int = 0
+) -> Path:
+    """Write text/, encoded/ with vocab/ and lengths.arrow of a toy data set into `folder` and return it."""
+    random = np.random.default_rng(seed)
+    splits = {}
+    for split, count in (("train", train), ("valid", valid), ("test", test)):
+        lines = [[str(word) for word in random.choice(WORDS, random.integers(2, longest + 1))] for _ in range(count)]
+        splits[split] = [(" ".join(words), " ".join(reversed(words))) for words in lines]
+    text, encoded = folder / "text", folder / "encoded"
+    for stage in (text, encoded / "vocab"):
+        stage.mkdir(parents=True)
+    lines = [line for pairs in splits.values() for pair in pairs for line in pair]
+    pieces = _train_pieces(encoded / "vocab" / "pieces.model", lines)
+    (encoded / "vocab" / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
+    (encoded / "vocab" / "pos_tags.txt").write_text(UNKNOWN_LABEL + "\n")
+    marks = {name: fingerprint(name, splits, longest, seed) for name in ("text", "tree", "vocab", "encoded")}
+    records: dict[Path, list] = {text: [], encoded: []}
+    lengths = []
+    for split, pairs in splits.items():
+        ids = np.array_split(np.arange(len(pairs)), shards)
+        for index, chosen in enumerate(ids):
+            name = shard_name(split, index, shards)
+            rows = [{"example_id": int(i), "source": pairs[i][0], "target": pairs[i][1]} for i in chosen]
+            trees = [
+                encode_row(row["example_id"], pieces.encode(row["source"]), pieces.encode(row["target"]), random) for row in rows
+            ]
+            sizes = [(len(t["leaves"]["piece"]), len(t["nodes"]["label"]), len(t["tgt_pieces"])) for t in trees]
+            for offset, (row, (leaves, nodes, tgt_pieces)) in enumerate(zip(rows, sizes, strict=True)):
+                facts = {"example_id": row["example_id"], "leaves": leaves, "nodes": nodes, "tgt_pieces": tgt_pieces}
+                lengths.append({"split": split, "shard": index, "row": offset, **facts})
+            counts = dict(zip(("leaves", "nodes", "tgt_pieces"), map(sum, zip(*sizes, strict=True)), strict=True))
+            place = {"split": split, "index": index}
+            records[text].append(write_shard(text, name, rows, TEXT_SCHEMA, **place, fingerprint=marks["text"]))
+            records[encoded].append(
+                write_shard(encoded, name, trees, ENCODED_SCHEMA, **place, fingerprint=marks["encoded"], counts=counts)
+            )
+    table = pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
+        writer.write_table(table)
+    atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
+    write_index(text, records[text], fingerprint=marks["text"], text_fingerprint=marks["text"])
+    write_index(
+        encoded,
+        records[encoded],
+        fingerprint=marks["encoded"],
+        text_fingerprint=marks["text"],
+        tree_fingerprint=marks["tree"],
+        vocab_fingerprint=marks["vocab"],
+        tree_source="random",
+        num_pieces=pieces.get_piece_size(),
+        num_labels=len(LABELS),
+    )
+    return folder
+
+
+def _train_pieces(path: Path, lines: list[str]) -> sentencepiece.SentencePieceProcessor:
+    """A small BPE model with the project's special ids."""
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            model_type="bpe",
+            vocab_size=48,
+            hard_vocab_limit=False,
+            pad_id=PAD_ID,
+            unk_id=UNK_ID,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            minloglevel=2,
+        )
+    return sentencepiece.SentencePieceProcessor(model_file=str(path))

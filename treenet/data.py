@@ -1,0 +1,98 @@
+"""Examples of an encoded data set by row number, and batches built ahead of the training step."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from treenet.batch import TreeBatch, collate
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_lengths
+
+Item = TypeVar("Item")
+
+
+class ExampleSource:
+    """One split of DATA/encoded, memory-mapped.
+
+    Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
+    shards and lengths do not belong together.
+    """
+
+    def __init__(self, folder: Path, split: str):
+        self.lengths = read_lengths(folder, split)
+        self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
+        rows = sum(len(shard) for shard in self._shards.values())
+        if rows != len(self):
+            raise UserError(
+                f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {rows}; "
+                "run workflows/preprocess.py again"
+            )
+
+    def __len__(self) -> int:
+        return len(self.lengths["row"])
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
+        """The rows as one padded batch."""
+        shards, offsets = self.lengths["shard"], self.lengths["row"]
+        return collate([self._shards[int(shards[row])].row(int(offsets[row])) for row in rows])
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Target pieces with EOS, without reading a shard."""
+        return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+
+
+class Prefetcher(Generic[Item]):
+    """Runs an iterator in a thread, `depth` items ahead; an error in it is raised to the consumer.
+
+    `waited` is the time in seconds that the consumer spent waiting for an item.
+    """
+
+    _END = object()
+
+    def __init__(self, items: Iterator[Item], depth: int = 4):
+        self._items, self._queue, self._stop = items, queue.Queue(maxsize=depth), threading.Event()
+        self._thread = threading.Thread(target=self._fill, daemon=True)
+        self.waited = 0.0
+
+    def __enter__(self) -> "Prefetcher[Item]":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            started = time.monotonic()
+            item = self._queue.get()
+            self.waited += time.monotonic() - started
+            if item is self._END:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _fill(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put(item):
+                    return
+            self._put(self._END)
+        except BaseException as error:  # handed over: the consumer raises it
+            self._put(error)
+
+    def _put(self, item: object) -> bool:
+        """False when the consumer has left."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

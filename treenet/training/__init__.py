@@ -1,0 +1,1 @@
+"""Training: losses, the loop, checkpoints, Ray Train."""

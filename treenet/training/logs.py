@@ -1,0 +1,44 @@
+"""RUN/metrics.jsonl and RUN/tensorboard: one JSON object a line, the same numbers in both."""
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+from torch.utils.tensorboard import SummaryWriter
+
+from treeproc.shards import atomic_write
+
+
+def read_metrics(run_dir: Path) -> list[dict]:
+    """The lines of RUN/metrics.jsonl; a last line that was cut off is left out."""
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+class MetricLog:
+    """Writer of metrics from step `resume_step` on; what was written for later steps is dropped, since they run again."""
+
+    def __init__(self, run_dir: Path, resume_step: int):
+        kept = [line for line in read_metrics(run_dir) if line["step"] <= resume_step]
+        path = run_dir / "metrics.jsonl"
+        atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        self._file = open(path, "a", encoding="utf-8")
+        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resume_step + 1)
+
+    def __enter__(self) -> "MetricLog":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+        self._board.close()
+
+    def write(self, event: str, step: int, **values: float | int | None) -> None:
+        """One line {"event", "step", ...}; None stands for a value that does not exist."""
+        self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if value is not None:
+                self._board.add_scalar(f"{event}/{name}", value, step)

@@ -1,0 +1,28 @@
+"""Adam with decoupled weight decay, and the inverse square root schedule."""
+
+import math
+
+import torch
+from torch import nn
+
+from treenet.config import OptimizerConfig
+
+WARMUP_START = 1e-7
+
+
+def learning_rate(config: OptimizerConfig, update: int) -> float:
+    """Rate of update number `update`, counted from 1: linear from 1e-7 to the peak, then peak * sqrt(warmup / update)."""
+    if update <= config.warmup_steps:
+        return WARMUP_START + (config.learning_rate - WARMUP_START) * update / config.warmup_steps
+    return config.learning_rate * math.sqrt(config.warmup_steps / update)
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW; weight matrices and embedding tables decay, vectors (biases, layer norm, leaf weights) do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.adam_betas, eps=config.adam_eps, fused=True)
