@@ -1,0 +1,236 @@
+"""Translating and scoring a run on toy data, from the package and from the command line."""
+
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toydata import write_toy_data
+
+from treenet.batch import collate
+from treenet.config import DecodingConfig, ModelConfig, TrainConfig
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
+from treenet.inference.run import load_run
+from treenet.inference.search import Hypothesis, beam_search
+from treenet.inference.shuffle import random_spans, shuffle_tree, tree_arrays
+from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treenet.models import VocabSizes, build_model
+from treenet.structure import TreeStructure
+from treenet.training.run import run_training
+from treeproc.settings import UserError, load_settings
+
+ROOT = Path(__file__).parents[1]
+MODEL = ModelConfig(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A run of two updates beside its data set; tests copy it when they write."""
+    folder = tmp_path_factory.mktemp("run")
+    data = write_toy_data(folder / "data", train=20, valid=6, test=9)
+    config = TrainConfig(
+        data=data, model=MODEL, decoding=DecodingConfig(beam_size=3), workers=0, max_steps=2, checkpoint_every=1, validate_every=2
+    )
+    run_training(config, folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def data_of(run: Path) -> Path:
+    return load_run(run).config.data
+
+
+def test_evaluation_writes_translations_and_scores(run):
+    name, scores = evaluate_run(run, EvaluateSettings())
+    lines = (run / "translations.test.txt").read_text().split("\n")
+    assert name == "test" and len(lines) == 10 and lines[-1] == ""
+    written = json.loads((run / "scores.json").read_text())
+    assert written == {"test": scores}
+    assert scores["num_examples"] == 9 and 0 <= scores["bleu"] <= 100 and "tok:13a" in scores["bleu_signature"]
+    assert scores["checkpoint"] == "averaged" and scores["decoding"]["beam_size"] == 3
+    assert set(scores["data"]) == {"fingerprint", "text_fingerprint", "tree_fingerprint", "vocab_fingerprint"}
+
+
+def test_a_second_evaluation_changes_nothing_and_others_are_added(run):
+    evaluate_run(run, EvaluateSettings())
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    evaluate_run(run, EvaluateSettings())
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    evaluate_run(run, EvaluateSettings(split="valid", checkpoint="1"))
+    evaluate_run(run, EvaluateSettings(untrained=True, shuffle_trees=True, seed=4))
+    evaluate_run(run, EvaluateSettings(checkpoint=str(run / "checkpoints" / "step_00000002")))
+    names = ["test", "valid.step_00000001", "test.untrained.shuffled_trees_4", "test.step_00000002"]
+    assert list(json.loads((run / "scores.json").read_text())) == names
+    assert {path.name for path in run.glob("translations.*")} == {f"translations.{name}.txt" for name in names}
+    assert (run / "translations.test.txt").read_bytes() == before["translations.test.txt"]
+
+
+def test_translations_are_in_example_order_whatever_the_batches(run):
+    loaded = load_run(run)
+    examples = list(read_split(loaded.data, "encoded", "test"))
+    assert [example["example_id"] for example in examples] == list(range(9))
+    texts = list(read_split(loaded.data, "text", "test"))
+    assert read_references(loaded.data, "test") == [row["target"] for row in texts]
+    assert [" ".join(reversed(row["source"].split())) for row in texts] == [row["target"] for row in texts]
+    expected = [h[0].ids for h in translate_split(loaded, EvaluateSettings())]
+    for max_tokens, window in [(1, 4096), (30, 4), (10_000, 9)]:
+        decoding = loaded.config.decoding.model_copy(update={"max_tokens": max_tokens})
+        found = list(translate_examples(loaded.model, examples, decoding, window=window))
+        assert [h[0].ids for h in found] == expected
+
+
+def test_an_example_without_leaves_has_the_empty_translation(run):
+    loaded = load_run(run)
+    example = next(read_split(loaded.data, "encoded", "test"))
+    empty = {
+        **example,
+        "leaves": {name: values[:0] for name, values in example["leaves"].items()},
+        "nodes": {name: values[:0] for name, values in example["nodes"].items()},
+        "spans": {name: values[:0] for name, values in example["spans"].items()},
+    }
+    found = list(translate_examples(loaded.model, [empty, example, empty], loaded.config.decoding))
+    assert [len(h) for h in found] == [1, 1, 1] and found[0] == found[2] and found[1][0].ids
+    assert [h[0].ids for h in translate_examples(loaded.model, [empty], loaded.config.decoding)] == [()]
+    assert detokenize(loaded.processor, found[0][0]) == ""
+
+
+def test_detokenize_gives_the_text_of_the_pieces(run):
+    loaded = load_run(run)
+    for row, text in zip(read_split(loaded.data, "encoded", "test"), read_references(loaded.data, "test"), strict=True):
+        assert detokenize(loaded.processor, Hypothesis(tuple(row["tgt_pieces"].tolist()), 0.0, 0.0)) == text
+
+
+@pytest.mark.parametrize("name", ["transformer", "tree_transformer"])
+def test_search_scores_agree_with_teacher_forcing(run, name):
+    """The sum of log-probabilities that cached decoding found is the one that the whole sequence has."""
+    torch.manual_seed(0)
+    model = build_model(MODEL.model_copy(update={"name": name}), VocabSizes(60, 6)).eval()
+    examples = list(read_split(data_of(run), "encoded", "test"))
+    config = DecodingConfig(beam_size=4, max_length_factor=1.0, max_length_offset=2)
+    for example, hypotheses in zip(examples, beam_search(model, collate(examples), config, num_best=4), strict=True):
+        forced = collate([{**example, "tgt_pieces": np.array(h.ids, dtype=np.int64)} for h in hypotheses])
+        with torch.no_grad():
+            log_probs = model(forced).log_softmax(-1).gather(2, forced.tgt_out[..., None]).squeeze(2)
+        sums = log_probs.masked_fill(forced.tgt_out == 0, 0).sum(1)
+        assert sums.tolist() == pytest.approx([h.log_prob for h in hypotheses], abs=1e-4)
+
+
+def test_shuffled_trees_change_a_tree_model_and_leave_a_plain_one(run):
+    examples = list(read_split(data_of(run), "encoded", "train"))
+    shuffled = [shuffle_tree(example, seed=1) for example in examples]
+    for name, same in (("transformer", True), ("tree_transformer", False)):
+        torch.manual_seed(0)
+        model = build_model(MODEL.model_copy(update={"name": name}), VocabSizes(60, 6))
+        scores = [
+            [h[0].log_prob for h in translate_examples(model, side, DecodingConfig(beam_size=2))] for side in (examples, shuffled)
+        ]
+        assert np.allclose(scores[0], scores[1], atol=1e-4) == same
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(0, 1000))
+@settings(deadline=None, max_examples=60)
+def test_random_trees_are_trees(num_leaves, num_nodes, seed):
+    spans = random_spans(num_leaves, num_nodes, np.random.default_rng(seed))
+    parent, subtree_end = tree_arrays(spans)
+    assert len(spans) == num_nodes and spans[0] == (0, num_leaves)
+    assert parent[0] == -1 and (parent[1:] >= 0).all() and (parent[1:] < np.arange(1, num_nodes)).all()
+    for node, (start, end) in enumerate(spans):
+        inside = {m for m in range(num_nodes) if m == node or (m > node and any(a == node for a in ancestors(parent, m)))}
+        assert inside == set(range(node, subtree_end[node]))
+        assert 0 <= start < end <= num_leaves
+        if node:
+            above = spans[parent[node]]
+            assert above[0] <= start and end <= above[1]
+            siblings = [spans[m] for m in range(node) if parent[m] == parent[node]]
+            assert all(end_ <= start for _, end_ in siblings)
+    TreeStructure.build([num_leaves], [np.column_stack([np.array(spans), subtree_end])])
+
+
+def ancestors(parent, node):
+    while (node := parent[node]) >= 0:
+        yield node
+
+
+def test_shuffled_trees_keep_leaves_and_labels_and_differ_in_shape(run):
+    for example in read_split(data_of(run), "encoded", "train"):
+        shuffled = shuffle_tree(example, seed=1)
+        assert shuffled["leaves"] is example["leaves"]
+        assert sorted(shuffled["nodes"]["label"]) == sorted(example["nodes"]["label"])
+        shape, own = ([tuple(e["spans"][name].tolist()) for name in ("start", "end")] for e in (shuffled, example))
+        assert shape != own or len(own[0]) == 1
+        again = shuffle_tree(example, seed=1)
+        assert all((again["spans"][name] == shuffled["spans"][name]).all() for name in again["spans"])
+
+
+def test_what_does_not_fit_is_refused_in_one_line(run, tmp_path):
+    with pytest.raises(UserError, match=r"is not a run: .*config\.yaml is missing"):
+        evaluate_run(tmp_path, EvaluateSettings())
+    with pytest.raises(UserError, match="there are: 1, 2"):
+        evaluate_run(run, EvaluateSettings(checkpoint="7"))
+    with pytest.raises(UserError, match="has no split 'dev'"):
+        evaluate_run(run, EvaluateSettings(split="dev"))
+    other = write_toy_data(tmp_path / "other", train=8, valid=2, test=2, seed=1)
+    with pytest.raises(UserError, match="the vocabulary must be"):
+        evaluate_run(run, EvaluateSettings(data=other))
+    shutil.rmtree(run / "averaged")
+    with pytest.raises(UserError, match=r"averaged/model\.safetensors is missing; train to the end"):
+        evaluate_run(run, EvaluateSettings())
+
+
+def test_another_data_set_of_the_same_vocabulary_gets_a_name_of_its_own(run, tmp_path):
+    data = Path(shutil.copytree(data_of(run), tmp_path / "control"))
+    index = data / "encoded" / "index.json"
+    assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "fingerprint": "another"}))
+    assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test.control"
+
+
+def test_text_of_other_examples_is_refused(run, tmp_path):
+    data = Path(shutil.copytree(data_of(run), tmp_path / "data"))
+    for suffix in (".arrow", ".json"):
+        first, second = (data / "text" / f"test-0000{i}-of-00002{suffix}" for i in (0, 1))
+        first.write_bytes(second.read_bytes())
+    index = json.loads((data / "text" / "index.json").read_text())
+    tests = [shard for shard in index["shards"] if shard["split"] == "test"]
+    tests[0].update(bytes=tests[1]["bytes"], rows=tests[1]["rows"])
+    (data / "text" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="text has example"):
+        read_references(data, "test")
+
+
+def test_command_line(run, capsys):
+    main = runpy.run_path(str(ROOT / "workflows" / "evaluate.py"))["main"]
+    main(["--run", str(run), "split=valid", "decoding.beam_size=2"])
+    printed = capsys.readouterr().out
+    assert printed.split("\n")[1].startswith("valid ") and "tok:13a" in printed
+    scores = json.loads((run / "scores.json").read_text())["valid"]
+    assert scores["decoding"]["beam_size"] == 2 and scores["decoding"]["max_tokens"] == 4096
+    for arguments, message in [
+        ([], "--out is missing"),
+        (["--out", str(run), "decoding.beams=2"], "decoding.beams: unknown key"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            main(arguments)
+    done = subprocess.run(
+        [sys.executable, "workflows/evaluate.py", "--out", "no_such_run"],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.startswith("error: no_such_run is not a run") and done.stderr.count("\n") == 1
+
+
+def test_settings_that_are_not_given_are_those_of_the_run(run):
+    given = load_settings(EvaluateSettings, None, ["decoding.length_penalty=0.5"])
+    evaluated = evaluate_run(run, given)[1]["decoding"]
+    assert evaluated["length_penalty"] == 0.5 and evaluated["beam_size"] == 3

@@ -1,0 +1,247 @@
+"""Beam search against enumeration and against a slow search of one sentence at a time."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treenet.batch import collate
+from treenet.config import DecodingConfig
+from treenet.inference.search import beam_search, best_pieces, length_penalties
+from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.settings import UserError
+
+NUM_HISTORIES = 61
+
+
+@dataclass
+class TableState:
+    """One row per hypothesis: which sentence it belongs to and a hash of everything it was fed."""
+
+    sentence: torch.Tensor
+    history: torch.Tensor
+
+    def select(self, rows):
+        return TableState(self.sentence[rows], self.history[rows])
+
+
+class TableModel:
+    """Logits [sentence piece, hash of the whole prefix, V] looked up in a table."""
+
+    def __init__(self, table: torch.Tensor):
+        self.table = table
+        self.rows_decoded = 0
+
+    def encode(self, batch):
+        return batch.leaf_pieces[:, 0]
+
+    def start_decoding(self, memory):
+        return TableState(memory, torch.zeros_like(memory))
+
+    def decode_step(self, tokens, state):
+        self.rows_decoded += len(tokens)
+        history = (state.history * 31 + tokens * 7 + 1) % NUM_HISTORIES
+        return self.table[state.sentence, history], replace(state, history=history)
+
+
+def random_model(seed: int, num_sentences: int = 4, vocab: int = 7, scale: float = 1.5) -> TableModel:
+    return TableModel(torch.randn(num_sentences, NUM_HISTORIES, vocab, generator=torch.Generator().manual_seed(seed)) * scale)
+
+
+def example(first_piece: int, num_leaves: int) -> dict:
+    pieces = np.full(num_leaves, first_piece)
+    return {
+        "example_id": first_piece,
+        "leaves": {"piece": pieces},
+        "nodes": {"label": np.array([1])},
+        "spans": {"start": np.array([0]), "end": np.array([num_leaves]), "subtree_end": np.array([1])},
+        "tgt_pieces": np.array([4]),
+    }
+
+
+def batch_of(*sentences: int, num_leaves: int = 1):
+    return collate([example(sentence, num_leaves) for sentence in sentences])
+
+
+def decoding(max_length: int = 5, **values) -> DecodingConfig:
+    return DecodingConfig(max_length_factor=1e-6, max_length_offset=max_length, **values)
+
+
+def next_log_probs(model: TableModel, sentence: int, prefix: tuple[int, ...]) -> torch.Tensor:
+    state = model.start_decoding(torch.tensor([sentence]))
+    for token in (BOS_ID, *prefix):
+        logits, state = model.decode_step(torch.tensor([token]), state)
+    return logits[0].log_softmax(0)
+
+
+def penalised(log_prob: float, num_pieces: int, config: DecodingConfig) -> float:
+    length = num_pieces + 1
+    base = length if config.length_penalty_form == "length" else (5 + length) / 6
+    return log_prob / base**config.length_penalty
+
+
+def ranked(hypotheses) -> list:
+    return sorted(hypotheses, key=lambda h: (-h[1], len(h[0]), h[0]))
+
+
+def enumerate_all(model: TableModel, sentence: int, config: DecodingConfig) -> list[tuple[tuple[int, ...], float]]:
+    """Every hypothesis of up to max_length pieces, best first."""
+    vocab = model.table.shape[2]
+    found = []
+    for length in range(config.min_length, config.max_length_offset + 1):
+        for ids in product(range(4, vocab), repeat=length):
+            log_prob = sum(float(next_log_probs(model, sentence, ids[:i])[piece]) for i, piece in enumerate((*ids, EOS_ID)))
+            found.append((ids, penalised(log_prob, length, config)))
+    return ranked(found)
+
+
+def reference_search(model: TableModel, sentence: int, config: DecodingConfig) -> list[tuple[tuple[int, ...], float]]:
+    """The same search for one sentence in plain Python, which never stops early."""
+    live: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    finished: list[tuple[tuple[int, ...], float]] = []
+    for step in range(config.max_length_offset + 1):
+        extensions = []
+        for rank, (ids, log_prob) in enumerate(live):
+            for piece, value in enumerate(next_log_probs(model, sentence, ids).tolist()):
+                allowed = piece == EOS_ID if step == config.max_length_offset else piece not in (PAD_ID, UNK_ID, BOS_ID)
+                if allowed and not (piece == EOS_ID and step < min(config.min_length, config.max_length_offset)):
+                    extensions.append((-(log_prob + value), rank, piece, ids))
+        live_next = []
+        for negative, _, piece, ids in sorted(extensions)[: config.beam_size - len(finished)]:
+            if piece == EOS_ID:
+                finished.append((ids, penalised(-negative, step, config)))
+            else:
+                live_next.append(((*ids, piece), -negative))
+        live = live_next
+    return ranked(finished)
+
+
+@pytest.mark.parametrize("form", ["length", "gnmt"])
+@pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 2.5])
+def test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses(form, exponent):
+    model = random_model(seed=int(exponent * 10), num_sentences=2, vocab=6)
+    config = decoding(beam_size=64, length_penalty=exponent, length_penalty_form=form)
+    found = beam_search(model, batch_of(0, 1), config, num_best=64)
+    for sentence in (0, 1):
+        expected = enumerate_all(model, sentence, config)
+        assert len(expected) == 63
+        assert [h.ids for h in found[sentence]] == [ids for ids, _ in expected]
+        assert [h.score for h in found[sentence]] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+def test_scores_follow_from_log_probs_and_lengths_with_eos():
+    config = decoding(beam_size=4, length_penalty=0.7, length_penalty_form="gnmt")
+    for h in beam_search(random_model(1), batch_of(2), config, num_best=4)[0]:
+        assert h.score == pytest.approx(h.log_prob / ((5 + len(h.ids) + 1) / 6) ** 0.7)
+        assert h.score == pytest.approx(penalised(h.log_prob, len(h.ids), config))
+    assert length_penalties(2, decoding(length_penalty=2)).tolist() == [1, 4, 9]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 1.0])
+def test_beam_1_is_greedy(exponent):
+    model = random_model(seed=3)
+    config = decoding(max_length=12, beam_size=1, length_penalty=exponent)
+    for sentence, found in enumerate(beam_search(model, batch_of(0, 1, 2, 3), config)):
+        ids: tuple[int, ...] = ()
+        while len(ids) < 12:
+            log_probs = next_log_probs(model, sentence, ids)
+            log_probs[[PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
+            if log_probs.argmax() == EOS_ID:
+                break
+            ids += (int(log_probs.argmax()),)
+        assert [h.ids for h in found] == [ids]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    logits=st.lists(st.integers(-2, 2), min_size=40, max_size=40),
+    beam_size=st.integers(1, 6),
+    num_best=st.integers(1, 6),
+    max_length=st.integers(1, 9),
+    min_length=st.integers(0, 4),
+    exponent=st.sampled_from([0.0, 0.6, 1.0, 3.0]),
+    form=st.sampled_from(["length", "gnmt"]),
+    seed=st.integers(0, 99),
+)
+def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_best, max_length, min_length, exponent, form, seed):
+    """Integer logits make many ties, so this also holds the order of ties fast."""
+    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
+    model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
+    config = decoding(max_length, beam_size=beam_size, min_length=min_length, length_penalty=exponent, length_penalty_form=form)
+    num_best = min(num_best, beam_size)
+    for sentence, found in enumerate(beam_search(model, batch_of(0, 1, 2), config, num_best=num_best)):
+        expected = reference_search(model, sentence, config)[:num_best]
+        assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
+
+
+def test_stopping_early_saves_steps():
+    """A sentence whose best hypothesis is certain leaves the batch long before the maximum length."""
+    table = torch.zeros(2, NUM_HISTORIES, 7)
+    table[0, :, EOS_ID] = 20.0  # sentence 0 ends at once; sentence 1 never wants to end
+    table[1, :, EOS_ID] = -20.0
+    model = TableModel(table)
+    config = decoding(max_length=30, beam_size=3)
+    found = beam_search(model, batch_of(0, 1), config)
+    assert found[0][0].ids == () and len(found[1][0].ids) == 30
+    together, model.rows_decoded = model.rows_decoded, 0
+    beam_search(model, batch_of(1), config)
+    assert together == model.rows_decoded + 1
+
+
+def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch():
+    model = random_model(seed=5)
+    config = decoding(max_length=8, beam_size=3)
+    alone = [beam_search(model, batch_of(i), config, num_best=3)[0] for i in range(4)]
+    for order in [(0, 1, 2, 3), (3, 1), (2, 2, 0), (1, 3, 0)]:
+        assert beam_search(model, batch_of(*order), config, num_best=3) == [alone[i] for i in order]
+
+
+def test_n_best_lists_are_sorted_distinct_and_prefixes_of_each_other():
+    model, config = random_model(seed=7), decoding(max_length=8, beam_size=5)
+    full = beam_search(model, batch_of(0, 1, 2, 3), config, num_best=5)
+    for num_best in (1, 2, 4):
+        assert beam_search(model, batch_of(0, 1, 2, 3), config, num_best=num_best) == [h[:num_best] for h in full]
+    for hypotheses in full:
+        assert len({h.ids for h in hypotheses}) == 5
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+
+
+def test_lengths_stay_within_their_limits_and_depend_on_the_own_leaves():
+    table = torch.zeros(2, NUM_HISTORIES, 6)
+    table[..., EOS_ID] = -30.0
+    config = DecodingConfig(beam_size=2, max_length_factor=1.5, max_length_offset=2)
+    batch = collate([example(0, 3), example(1, 7)])
+    assert [len(h[0].ids) for h in beam_search(TableModel(table), batch, config)] == [6, 12]
+    table[..., EOS_ID] = 30.0
+    config = config.model_copy(update={"min_length": 9})
+    assert [len(h[0].ids) for h in beam_search(TableModel(table), batch, config)] == [6, 9]
+
+
+def test_pad_bos_and_unk_are_never_produced():
+    table = random_model(seed=11).table
+    table[..., [PAD_ID, UNK_ID, BOS_ID]] += 20
+    found = beam_search(TableModel(table), batch_of(0, 1, 2, 3), decoding(max_length=6, beam_size=4), num_best=4)
+    assert all(piece >= 4 for hypotheses in found for h in hypotheses for piece in h.ids)
+    assert all(h.log_prob < -20 for hypotheses in found for h in hypotheses), "their probability is not given to others"
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
+@settings(deadline=None, max_examples=50)
+def test_best_pieces_takes_the_lowest_ids_of_equal_values(rows, count):
+    values, pieces = best_pieces(torch.tensor(rows, dtype=torch.float32), count)
+    for row, best, chosen in zip(rows, values.tolist(), pieces.tolist(), strict=True):
+        expected = sorted(range(9), key=lambda i: (-row[i], i))[:count]
+        assert chosen == expected and best == [row[i] for i in expected]
+
+
+def test_bad_requests_and_broken_models_are_refused():
+    with pytest.raises(UserError, match="from 1 to beam_size = 2, but is 3"):
+        beam_search(random_model(0), batch_of(0), decoding(beam_size=2), num_best=3)
+    table = random_model(0).table
+    table[2] = torch.nan
+    with pytest.raises(UserError, match="example 2: the model's scores are not finite"):
+        beam_search(TableModel(table), batch_of(1, 2, 3), decoding(beam_size=2))

@@ -1,0 +1,1 @@
+"""Translating with trained models: search, scores, and reading runs."""

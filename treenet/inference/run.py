@@ -1,0 +1,94 @@
+"""Open a training run for translation: its settings, its model, its vocabulary."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from sentencepiece import SentencePieceProcessor
+from torch import nn
+
+from treenet.config import TrainConfig
+from treenet.models import VocabSizes, build_model
+from treenet.training.checkpoint import WEIGHTS, checkpoint_folders, checkpoint_step
+from treenet.training.run import load_trained
+from treeproc.settings import UserError, load_settings
+from treeproc.shards import read_index, read_json
+
+AVERAGED = "averaged"
+UNTRAINED = "untrained"
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A model in evaluation mode with what belongs to it."""
+
+    model: nn.Module
+    config: TrainConfig
+    processor: SentencePieceProcessor
+    checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
+    data: Path  # data set folder
+    own_data: bool  # whether that is the data set of the training, trees included
+
+
+def checkpoint_folder(run: Path, checkpoint: str) -> Path:
+    """Folder of `averaged`, of a step number, or of a path to a checkpoint. Raises UserError when it is not there."""
+    if checkpoint == AVERAGED:
+        folder = run / AVERAGED
+    elif checkpoint.isdigit():
+        folder = run / "checkpoints" / f"step_{int(checkpoint):08d}"
+    else:
+        folder = Path(checkpoint)
+    if (folder / WEIGHTS).is_file():
+        return folder
+    steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
+    raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
+
+
+def load_run(
+    run: Path,
+    *,
+    checkpoint: str = AVERAGED,
+    data: Path | None = None,
+    untrained: bool = False,
+    device: torch.device | str = "cpu",
+) -> LoadedRun:
+    """The model of a run folder, by default with averaged weights, and the vocabulary of its data set.
+
+    `data` takes another data set of the same vocabulary; `untrained` the weights of the run's seed
+    before the first update. Raises UserError when the folder is no run, the checkpoint is missing
+    or does not fit the settings, or the vocabulary is not the one of the training.
+    """
+    for name in ("config.yaml", "run.json"):
+        if not (run / name).is_file():
+            raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of workflows/train_wmt.py")
+    config, facts = load_settings(TrainConfig, run / "config.yaml"), read_json(run / "run.json")
+    folder = None if untrained else checkpoint_folder(run, checkpoint)
+    data = data or config.data
+    index = read_index(data / "encoded")
+    if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
+        raise UserError(
+            f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
+            f"{index['vocab_fingerprint']}; encode the data with the vocabulary of the training data"
+        )
+    if folder:
+        _, model = load_trained(run, folder)
+    else:
+        torch.manual_seed(config.seed)
+        model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"])).eval()
+    return LoadedRun(
+        model=model.to(device),
+        config=config,
+        processor=load_processor(data),
+        checkpoint=folder.name if folder else UNTRAINED,
+        data=data,
+        own_data=index["fingerprint"] == facts["data_fingerprint"],
+    )
+
+
+def load_processor(data: Path) -> SentencePieceProcessor:
+    """The sentencepiece model of a data set. Raises UserError when it is missing or broken."""
+    path = data / "encoded" / "vocab" / "pieces.model"
+    try:
+        return SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError):
+        raise UserError(f"{path} cannot be read; run workflows/preprocess.py again") from None

@@ -1,0 +1,65 @@
+"""A control for translation: every sentence read with a wrong tree.
+
+A model whose translations stay the same does not use its trees.
+"""
+
+import numpy as np
+
+ATTEMPTS = 20
+
+
+def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -> list[tuple[int, int]]:
+    """Nested or disjoint spans [start, end) of a random tree in pre-order, the first one over all leaves.
+
+    They are drawn from the `2 * num_leaves - 1` subtrees of a random binary tree, leaves included,
+    without repetition while there are enough; repeated spans are unary chains.
+    """
+    binary, unsplit = [], [(0, num_leaves)]
+    while unsplit:
+        start, end = unsplit.pop()
+        binary.append((start, end))
+        if end - start > 1:
+            cut = int(random.integers(start + 1, end))
+            unsplit += [(start, cut), (cut, end)]
+    rounds = [random.permutation(len(binary)) for _ in range(num_nodes // len(binary))]
+    others = np.concatenate([1 + random.permutation(len(binary) - 1), *rounds])
+    chosen = [0, *others[: num_nodes - 1]]
+    return sorted((binary[i] for i in chosen), key=lambda span: (span[0], -span[1]))
+
+
+def tree_arrays(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(parent [N], subtree_end [N]) of pre-order spans; a repeated span is the child of the one before."""
+    parent = np.full(len(spans), -1, dtype=np.int32)
+    subtree_end = np.full(len(spans), len(spans), dtype=np.int32)
+    ancestors: list[int] = []
+    for node, (start, _) in enumerate(spans):
+        while ancestors and spans[ancestors[-1]][1] <= start:
+            subtree_end[ancestors.pop()] = node
+        parent[node] = ancestors[-1] if ancestors else -1
+        ancestors.append(node)
+    return parent, subtree_end
+
+
+def shuffle_tree(example: dict, seed: int) -> dict:
+    """The example of an encoded shard with a random tree of another shape over its own leaves.
+
+    Its nonterminals are the same, in random order. The tree is a function of `seed` and
+    `example_id`. Sentences too short for a second shape keep theirs.
+    """
+    num_leaves, num_nodes = len(example["leaves"]["piece"]), len(example["nodes"]["label"])
+    if not num_leaves or not num_nodes:
+        return example
+    random = np.random.default_rng([seed, example["example_id"]])
+    own = sorted(zip(example["spans"]["start"].tolist(), example["spans"]["end"].tolist(), strict=True))
+    for _ in range(ATTEMPTS):
+        spans = random_spans(num_leaves, num_nodes, random)
+        if sorted(spans) != own:
+            break
+    parent, subtree_end = tree_arrays(spans)
+    start, end = np.array(spans, dtype=np.int32).T
+    labels = np.asarray(example["nodes"]["label"])[random.permutation(num_nodes)]
+    return {
+        **example,
+        "nodes": {"label": labels, "parent": parent},
+        "spans": {"start": start, "end": end, "subtree_end": subtree_end},
+    }

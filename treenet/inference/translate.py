@@ -1,0 +1,85 @@
+"""Encoded examples to text: batches of similar length through beam search, results in the order of the input."""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from sentencepiece import SentencePieceProcessor
+from torch import nn
+
+from treenet.batch import collate
+from treenet.config import DecodingConfig
+from treenet.inference.search import Hypothesis, beam_search
+from treenet.plan import cut_batches
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_lengths
+
+# Examples sorted by length at a time: enough for even batches, few enough for an endless input.
+WINDOW = 4096
+
+
+def translate_examples(
+    model: nn.Module,
+    examples: Iterable[dict],
+    decoding: DecodingConfig,
+    *,
+    num_best: int = 1,
+    device: torch.device | str = "cpu",
+    window: int = WINDOW,
+) -> Iterator[list[Hypothesis]]:
+    """Hypotheses of every example, best first, in the order of `examples` (rows as of `Shard.row`).
+
+    An example without leaves, as of an empty line, has the empty translation. The model is put into
+    evaluation mode. Raises UserError as `beam_search` does.
+    """
+    model.eval()
+    iterator = iter(examples)
+    while chunk := list(islice(iterator, window)):
+        found: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in chunk]
+        for rows in _batches(chunk, decoding.max_tokens):
+            batch = collate([chunk[row] for row in rows]).to(device)
+            for row, hypotheses in zip(rows, beam_search(model, batch, decoding, num_best=num_best), strict=True):
+                found[row] = hypotheses
+        yield from found
+
+
+def _batches(examples: list[dict], max_tokens: int) -> list[np.ndarray]:
+    """Rows of examples that have leaves, in batches of similar size; the longest first, to run out of memory at once."""
+    leaves = np.array([len(example["leaves"]["piece"]) for example in examples])
+    nodes = np.array([len(example["nodes"]["label"]) for example in examples])
+    order = np.lexsort((nodes, leaves))
+    order = order[leaves[order] > 0]
+    return [order[start:end] for start, end in pairwise(cut_batches(leaves[order], max_tokens).tolist())][::-1]
+
+
+def detokenize(processor: SentencePieceProcessor, hypothesis: Hypothesis) -> str:
+    """The hypothesis as one line of text."""
+    return " ".join(processor.decode(list(hypothesis.ids)).splitlines())
+
+
+def split_order(data: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """(shard, row) of every example of a split, by example_id: the order of the lines that were read."""
+    lengths = read_lengths(data / "encoded", split)
+    order = np.argsort(lengths["example_id"], kind="stable")
+    return lengths["shard"][order], lengths["row"][order]
+
+
+def read_split(data: Path, stage: str, split: str) -> Iterator[dict]:
+    """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when shards are missing."""
+    shards = {shard.record.index: shard for shard in open_shards(data / stage, split)}
+    return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
+
+
+def read_references(data: Path, split: str) -> list[str]:
+    """Target lines in example order. Raises UserError when text and encoded shards differ in their examples."""
+    lines = []
+    for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
+        if text["example_id"] != encoded["example_id"]:
+            raise UserError(
+                f"{data}: text has example {text['example_id']} where encoded has {encoded['example_id']}; "
+                "run workflows/preprocess.py again"
+            )
+        lines.append(text["target"])
+    return lines
