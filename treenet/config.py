@@ -64,7 +64,7 @@ class BatchConfig(Settings):
         4096, description="padded leaves or target pieces of one update over all workers, the larger of both"
     )
     budget_counts: Literal["leaves", "leaves_and_nodes"] = Field(
-        "leaves", description="'leaves_and_nodes' follows the released code; batches then differ by tree"
+        "leaves", description="'leaves_and_nodes' is the released code's; batches differ by tree"
     )
     max_leaves: PositiveInt = Field(256, description="training examples with more leaves are left out")
     max_target_pieces: PositiveInt = Field(256, description="training examples with more target pieces are left out")

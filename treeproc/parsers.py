@@ -31,7 +31,7 @@ class ParserConfig(Settings):
 
     name: Literal["stanza", "shipped"] = Field(
         "stanza",
-        description="'stanza' takes Stanza's own models where they are installed, else the shipped ones; 'shipped' always the shipped ones",
+        description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes",
     )
     language: str = Field("en", description="language of the source side")
     max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
@@ -83,8 +83,9 @@ def find_models(config: ParserConfig) -> ModelFiles:
     if missing:
         shipped = ", ".join(sorted(path.name for path in SHIPPED_MODELS.iterdir() if path.is_dir()))
         raise UserError(
-            f"parser.language: no parser model for {config.language!r} ({', '.join(missing)} missing); shipped languages: {shipped}; "
-            f"or install Stanza's own with: python -c \"import stanza; stanza.download('{config.language}')\""
+            f"parser.language: no parser model for {config.language!r} ({', '.join(missing)} missing); "
+            f"shipped languages: {shipped}; or install Stanza's own: "
+            f"python -c \"import stanza; stanza.download('{config.language}')\""
         )
     return ModelFiles("shipped", folder, files)
 

@@ -7,13 +7,13 @@ what is missing and nothing else.
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import ray
 import ray.data
 
+from treeproc.ray_session import start_ray
 from treeproc.settings import UserError
 from treeproc.shards import ShardRecord
 
@@ -33,11 +33,7 @@ class _ShardActor:
             return {"record": "", "error": str(error)}
 
 
-def start_ray() -> None:
-    """Connect to the cluster of a submitted job, else start Ray in this process. Quiet either way."""
-    if not ray.is_initialized():
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+def _silence_ray_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -65,6 +61,7 @@ def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict]) -> Ite
     if not jobs:
         return
     start_ray()
+    _silence_ray_data()
     actors, cpus = actor_pool()
     rows = [{"job": json.dumps({k: asdict(v) if isinstance(v, ShardRecord) else v for k, v in job.items()})} for job in jobs]
     records = ray.data.from_items(rows, override_num_blocks=len(rows)).map(

@@ -41,7 +41,8 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
                 yield raw.decode("utf-8").strip()
             except UnicodeDecodeError as error:
                 raise UserError(
-                    f"{path}, line {number}: not valid UTF-8 (byte {raw[error.start]:#04x} at column {error.start + 1}); convert the file to UTF-8"
+                    f"{path}, line {number}: not valid UTF-8 (byte {raw[error.start]:#04x} at column {error.start + 1}); "
+                    "convert the file to UTF-8"
                 ) from None
 
 

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,7 +32,7 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class _Yaml12Loader(yaml.SafeLoader):
     """YAML 1.2 core schema: `5e-4` is a number, `no` and `off` are strings, duplicate keys are errors."""
 
-    yaml_implicit_resolvers: dict = {}
+    yaml_implicit_resolvers: ClassVar[dict] = {}
 
     def construct_mapping(self, node, deep=False):
         seen = set()

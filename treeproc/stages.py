@@ -141,6 +141,16 @@ class Encoder:
         tgt_pieces = self.subwords.encode_lines(targets)
         return [self._row(row, pieces, target) for row, pieces, target in zip(parsed, words, tgt_pieces, strict=True)]
 
+    def empty_row(self, example_id: int) -> dict:
+        """The row of a line without words: no leaves, no nodes, no target."""
+        return {
+            "example_id": example_id,
+            "leaves": {"piece": [], "word_index": [], "pos_tag": []},
+            "nodes": {"label": [], "parent": []},
+            "spans": {"start": [], "end": [], "subtree_end": []},
+            "tgt_pieces": [],
+        }
+
     def _row(self, parsed: dict, word_pieces: list[list[int]], tgt_pieces: list[int]) -> dict:
         tags, tree = self.word_tree(parsed)
         counts = [len(pieces) for pieces in word_pieces]

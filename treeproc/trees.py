@@ -97,7 +97,7 @@ def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
         elif token == ")":
             if not open_brackets:
                 raise ValueError(f"unbalanced ')' at character {at + 1}")
-            label, node = open_brackets.pop()
+            node = open_brackets.pop()[1]
             if node == -1:
                 raise ValueError(f"empty bracket at character {at + 1}")
             if node >= 0:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.training.run import run_training
+from treenet.training.run import STOPPED_BY_SIGTERM, run_training
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "sample.yaml"
-STOPPED_BY_SIGTERM = 143
 
 
 def main(argv: Sequence[str]) -> None:

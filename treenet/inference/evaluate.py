@@ -33,9 +33,9 @@ class EvaluateSettings(Settings):
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 
 
-def decoding_of(settings: EvaluateSettings, run: LoadedRun) -> DecodingConfig:
+def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
     """The run's decoding settings, with what the user set in their place."""
-    chosen = {name: getattr(settings.decoding, name) for name in settings.decoding.model_fields_set}
+    chosen = {name: getattr(chosen, name) for name in chosen.model_fields_set}
     return run.config.decoding.model_copy(update=chosen)
 
 
@@ -60,7 +60,7 @@ def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int
     if settings.shuffle_trees:
         examples = (shuffle_tree(example, settings.seed) for example in examples)
     device = next(run.model.parameters()).device
-    return translate_examples(run.model, examples, decoding_of(settings, run), num_best=num_best, device=device)
+    return translate_examples(run.model, examples, decoding_of(settings.decoding, run), num_best=num_best, device=device)
 
 
 def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
@@ -82,7 +82,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         "split": settings.split,
         "checkpoint": run.checkpoint,
         "shuffle_trees": settings.shuffle_trees,
-        "decoding": decoding_of(settings, run).model_dump(),
+        "decoding": decoding_of(settings.decoding, run).model_dump(),
         "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
     atomic_write(folder / f"translations.{name}.txt", "".join(f"{line}\n" for line in lines).encode())

@@ -18,6 +18,12 @@ def read_metrics(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+def describe_metrics(line: dict) -> str:
+    """The part of a training line that a person watches."""
+    loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
+    return f"loss {loss}, lr {line['lr']:.2e}, {line['tokens_per_s']:,.0f} target tokens/s, data wait {line['data_wait']:.1%}"
+
+
 class MetricLog:
     """Writer of metrics from step `resume_step` on; what was written for later steps is dropped, since they run again."""
 

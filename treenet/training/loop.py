@@ -24,7 +24,7 @@ from treenet.data import ExampleSource, Prefetcher
 from treenet.models import VocabSizes, build_model
 from treenet.plan import BatchPlan, plan_in_order
 from treenet.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
-from treenet.training.logs import MetricLog
+from treenet.training.logs import MetricLog, describe_metrics
 from treenet.training.losses import LossSums, label_smoothed_nll
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treeproc.progress import Progress
@@ -77,6 +77,7 @@ def train(
     device: torch.device | str = "cpu",
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[dict], None] = lambda metrics: None,
+    show_progress: bool = True,
 ) -> Outcome:
     """Train to `config.max_steps` from the latest whole checkpoint in `run_dir`.
 
@@ -84,7 +85,7 @@ def train(
     rank; one yes saves a checkpoint and returns. `report` gets the metrics of every log step, on every rank.
     """
     torch.set_flush_denormal(True)
-    return _Run(config, run_dir, rank, world_size, torch.device(device)).train(should_stop, report)
+    return _Run(config, run_dir, rank, world_size, torch.device(device)).train(should_stop, report, show_progress)
 
 
 class _Run:
@@ -123,7 +124,7 @@ class _Run:
             dist.broadcast_object_list(chosen, src=0, device=self.device)
         return chosen[0]
 
-    def train(self, should_stop: Callable[[], bool], report: Callable[[dict], None]) -> Outcome:
+    def train(self, should_stop: Callable[[], bool], report: Callable[[dict], None], show_progress: bool) -> Outcome:
         config, state = self.config, self.state
         if state.step >= config.max_steps:
             return Outcome(state.step, finished=True)
@@ -131,16 +132,18 @@ class _Run:
         leads = self.rank == 0
         stream = Prefetcher(self._stream())
         log = MetricLog(self.run_dir, state.step) if leads else None
-        progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads else None
+        progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
         with stream, log or nullcontext(), progress or nullcontext():
             self._started = self._logged = time.monotonic()
             saved_step, waited, stop = state.step, 0.0, False
             for item in stream:
-                loss, rate, stop = self._step(item, should_stop())
+                rate, stop = self._step(item, should_stop())
                 if progress:
-                    progress.update(postfix=f"loss {loss:.4f}, lr {rate:.2e}")
+                    progress.update()
                 if state.step % config.log_every == 0:
                     metrics = self._log_line(rate, stream.waited - waited)
+                    if progress:
+                        progress.update(0, postfix=describe_metrics(metrics))
                     waited = stream.waited
                     if log:
                         log.write("train", state.step, **metrics)
@@ -198,8 +201,8 @@ class _Run:
             ) from None
         self.optimizer.zero_grad()
 
-    def _step(self, item: StepBatch, wants_stop: bool) -> tuple[float, float, bool]:
-        """One update. Returns (loss a token, learning rate, whether any rank wants to stop)."""
+    def _step(self, item: StepBatch, wants_stop: bool) -> tuple[float, bool]:
+        """One update. Returns (learning rate, whether any rank wants to stop)."""
         state = self.state
         rate = learning_rate(self.config.optimizer, state.step + 1)
         for group in self.optimizer.param_groups:
@@ -229,7 +232,7 @@ class _Run:
                 f"lower optimizer.learning_rate = {self.config.optimizer.learning_rate} or raise optimizer.warmup_steps, "
                 "and use another --out"
             )
-        return loss_sum / item.global_tokens, rate, stop > 0
+        return rate, stop > 0
 
     def _step_seed(self, step: int) -> int:
         words = np.random.SeedSequence([self.config.seed % 2**32, step, self.rank]).generate_state(1, np.uint64)

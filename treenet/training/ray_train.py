@@ -6,7 +6,6 @@ ours: the restarted workers continue from the latest whole one in the run folder
 
 import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
@@ -19,12 +18,17 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedErr
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from treenet.config import TrainConfig
+from treenet.training.logs import describe_metrics, read_metrics
 from treenet.training.loop import Outcome, TrainingDiverged, train
+from treeproc.progress import Progress
+from treeproc.ray_session import start_ray
 from treeproc.settings import UserError, build_settings
 
 MAX_FAILURES = 3
 # Longer than any save of a checkpoint by rank 0, during which the other ranks wait.
 COLLECTIVE_TIMEOUT_S = 900
+# How often the driver looks for new metrics.
+POLL_S = 1.0
 
 
 def train_with_ray(config: TrainConfig, run_dir: Path, stop_file: Path) -> Outcome:
@@ -32,7 +36,7 @@ def train_with_ray(config: TrainConfig, run_dir: Path, stop_file: Path) -> Outco
 
     Raises UserError for what a user can mend, also when a worker finds it.
     """
-    _start_ray()
+    start_ray()
     _check_resources(config)
     trainer = TorchTrainer(
         _work,
@@ -46,7 +50,8 @@ def train_with_ray(config: TrainConfig, run_dir: Path, stop_file: Path) -> Outco
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
     try:
-        outcome = trainer.fit().return_value
+        with _Follow(config, run_dir):
+            outcome = trainer.fit().return_value
     except TrainingFailedError as error:
         for failure in vars(error).get("worker_failures", {}).values():
             if isinstance(failure, UserError):
@@ -59,16 +64,36 @@ def train_with_ray(config: TrainConfig, run_dir: Path, stop_file: Path) -> Outco
     return Outcome(**outcome)
 
 
-def _start_ray() -> None:
-    """Connect or start, and keep the caller's SIGTERM handler, which `ray.init` replaces by its own."""
-    if ray.is_initialized():
-        return
-    if threading.current_thread() is not threading.main_thread():
-        ray.init()
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    ray.init()
-    signal.signal(signal.SIGTERM, handler)
+class _Follow:
+    """Shows in the driver what rank 0 writes to metrics.jsonl: workers have no terminal of their own."""
+
+    def __init__(self, config: TrainConfig, run_dir: Path):
+        lines = read_metrics(run_dir)
+        self._run_dir = run_dir
+        self._progress = Progress("train", config.max_steps, unit="steps", initial=lines[-1]["step"] if lines else 0)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> "_Follow":
+        self._progress.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._show()
+        self._progress.__exit__(*exception)
+
+    def _follow(self) -> None:
+        while not self._stop.wait(POLL_S):
+            self._show()
+
+    def _show(self) -> None:
+        lines = [line for line in read_metrics(self._run_dir) if line["event"] == "train"]
+        if lines and lines[-1]["step"] != self._progress.count:
+            last = lines[-1]
+            self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
 def _check_resources(config: TrainConfig) -> None:
@@ -104,6 +129,7 @@ def _work(settings: dict) -> dict:
             device=ray.train.torch.get_device(),
             should_stop=lambda: rank == 0 and stop_file.exists(),
             report=ray.train.report,
+            show_progress=False,
         )
     except TrainingDiverged as error:
         return {"error": str(error)}

@@ -33,6 +33,8 @@ OPERATIONAL = (
     "validate_every", "checkpoint_every", "keep_checkpoints", "average_checkpoints",
 )  # fmt: skip
 STOP_FILE = "stop-requested"
+# Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
+STOPPED_BY_SIGTERM = 143
 
 
 @dataclass(frozen=True)

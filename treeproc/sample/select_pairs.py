@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-NUM_TEST, NUM_VALID, NUM_TRAIN = 500, 500, 20_000
+NUM_TEST, NUM_VALID, NUM_TRAIN = 500, 500, 16_000
 MIN_WORDS, MAX_WORDS = 4, 12
 MIN_WORD_COUNT = 20
 FOLDER = Path(__file__).parent

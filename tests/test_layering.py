@@ -1,0 +1,78 @@
+"""The import order that keeps the house in order: who may import whom, read from the source files."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("treeproc", "treenet")
+
+# What `treenet` may use of `treeproc`: the shard contract and what every command shares.
+SHARED = {"schema", "shards", "settings", "progress", "ray_session"}
+# The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
+ROOMS = ("config", "structure", "batch", "plan", "data", "layers", "models", "training", "inference")
+
+
+def imports(path: Path, module_level_only: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if module_level_only else ast.walk(tree)
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            found.add(node.module)
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def files(package: str) -> list[Path]:
+    return sorted((REPOSITORY / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", files("treeproc"), ids=lambda path: path.name)
+def test_treeproc_loads_neither_torch_nor_models(path):
+    loaded = {name.split(".")[0] for name in imports(path, module_level_only=True)}
+    assert not loaded & {"torch", "stanza", "treenet"}
+    assert "ray" not in loaded or path.name in ("ray_job.py", "ray_session.py")
+    assert "treenet" not in {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", files("treenet"), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_treenet_uses_lower_rooms_alone(path):
+    parts = path.relative_to(REPOSITORY / "treenet").with_suffix("").parts
+    room = parts[0]
+    for name in imports(path):
+        head, *rest = name.split(".")
+        assert head not in ("workflows", "stanza")
+        assert head != "ray" or parts == ("training", "ray_train")
+        if head == "treeproc" and rest:
+            assert rest[0] in SHARED, f"{path} imports treeproc.{rest[0]}"
+            assert rest[0] != "ray_session" or parts == ("training", "ray_train")
+        if head == "treenet" and rest and room != "__init__":
+            assert ROOMS.index(rest[0]) <= ROOMS.index(room), f"{path} imports treenet.{rest[0]}"
+
+
+def test_no_model_imports_another_model():
+    shared = {"seq2seq", "registry", "__init__"}
+    models = {path.stem for path in files("treenet/models")} - shared
+    for path in files("treenet/models"):
+        if path.stem in models:
+            used = {name.split(".")[2] for name in imports(path) if name.startswith("treenet.models.")}
+            assert not used & models
+
+
+def test_every_python_file_has_a_docstring():
+    for package in (*PACKAGES, "workflows", "tests"):
+        for path in files(package):
+            assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_every_workflow_explains_every_setting(run_workflow):
+    for path in sorted((REPOSITORY / "workflows").glob("*.py")):
+        run = run_workflow(path.name, "--help")
+        assert run.returncode == 0 and "--out DIR" in run.stdout, run.stderr
+        listing = run.stdout.partition("settings (in the --config file")[2].strip().split("\n")[1:]
+        assert listing and all(line.strip().partition(": ")[2][:2] not in ("", " (") for line in listing if line.startswith("  ")), path.name
