@@ -28,7 +28,11 @@ def slice_config(tmp_path_factory):
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             splits[split][side] = [str(path)]
     config = folder / "demo.yaml"
-    config.write_text(json.dumps({"splits": splits, "vocab_size": 500, "max_steps": STEPS, "checkpoint_every": 3, "log_every": 1, "sentences": 3}))
+    config.write_text(
+        json.dumps(
+            {"splits": splits, "vocab_size": 500, "max_steps": STEPS, "checkpoint_every": 3, "log_every": 1, "sentences": 3}
+        )
+    )
     return config
 
 

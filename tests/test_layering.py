@@ -75,4 +75,6 @@ def test_every_workflow_explains_every_setting(run_workflow):
         run = run_workflow(path.name, "--help")
         assert run.returncode == 0 and "--out DIR" in run.stdout, run.stderr
         listing = run.stdout.partition("settings (in the --config file")[2].strip().split("\n")[1:]
-        assert listing and all(line.strip().partition(": ")[2][:2] not in ("", " (") for line in listing if line.startswith("  ")), path.name
+        assert listing and all(
+            line.strip().partition(": ")[2][:2] not in ("", " (") for line in listing if line.startswith("  ")
+        ), path.name

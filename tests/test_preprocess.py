@@ -270,3 +270,45 @@ def test_sample_splits_share_no_sentence():
         min(len(key.split()) for key in keys("train.en.gz")) >= 4
         or min(len(line.split()) for line in lines_of("train.en.gz", 20_000)) >= 4
     )
+
+
+def test_tokens_that_their_words_do_not_spell_are_one_leaf():
+    """im = in + dem is one leaf, won't = wo + n't are two: with Stanza's own documents and trees."""
+    from stanza.models.common.doc import Document
+    from stanza.models.constituency.tree_reader import read_trees as read_stanza_trees
+
+    from treeproc.parsers import _parsed_line
+
+    def parsed(line, words, tree):
+        document = Document([words], text=line)
+        document.sentences[0].constituency = read_stanza_trees(tree)[0]
+        return _parsed_line(line, 0, document.sentences)
+
+    def word(number, text, tag, start=None):
+        place = {} if start is None else {"start_char": start, "end_char": start + len(text)}
+        return {"id": number, "text": text, "xpos": tag, **place}
+
+    german = parsed(
+        "im Haus",
+        [
+            {"id": (1, 2), "text": "im", "start_char": 0, "end_char": 2},
+            word(1, "in", "APPR"),
+            word(2, "dem", "ART"),
+            word(3, "Haus", "NN", 3),
+        ],
+        "(ROOT (PP (APPR in) (NP (DP (ART dem)) (NN Haus))))",
+    )
+    assert german.words == {"text": ["im", "Haus"], "start_char": [0, 3], "end_char": [2, 7], "pos_tag": ["APPR", "NN"]}
+    assert german.trees == ["(ROOT (PP (APPR im) (NP (NN Haus))))"]
+    english = parsed(
+        "I won't",
+        [
+            word(1, "I", "PRP", 0),
+            {"id": (2, 3), "text": "won't", "start_char": 2, "end_char": 7},
+            word(2, "wo", "MD"),
+            word(3, "n't", "RB"),
+        ],
+        "(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))",
+    )
+    assert english.words["text"] == ["I", "wo", "n't"] and english.words["end_char"] == [1, 4, 7]
+    assert english.trees == ["(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))"]

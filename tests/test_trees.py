@@ -12,6 +12,7 @@ from treeproc.trees import (
     draw,
     flat_tree,
     join,
+    keep_leaves,
     normalise,
     parents_and_subtree_ends,
     read_brackets,
@@ -93,6 +94,20 @@ def test_split_words_adds_one_node_per_split_word(case, data):
     # The subtree of a split word is its pieces alone: it is the lowest node over them.
     parents, subtree_ends = parents_and_subtree_ends(split)
     assert all(subtree_ends[i] == i + 1 for i in added)
+
+
+@settings(deadline=None, max_examples=100)
+@given(span_trees(), st.data())
+def test_keep_leaves_keeps_the_rest_of_the_tree(case, data):
+    tree, num_leaves = case
+    kept = data.draw(st.lists(st.booleans(), min_size=num_leaves, max_size=num_leaves).filter(any))
+    smaller = keep_leaves(tree, kept)
+    check_tree(smaller, sum(kept))
+    old = [i for i, keep in enumerate(kept) if keep]
+    nodes = [(lab, [i for i in range(s, e) if kept[i]]) for lab, s, e in zip(tree.labels, tree.starts, tree.ends, strict=True)]
+    assert [(lab, leaves) for lab, leaves in nodes if leaves] == [
+        (lab, old[s:e]) for lab, s, e in zip(smaller.labels, smaller.starts, smaller.ends, strict=True)
+    ]
 
 
 def test_split_words_as_figure_7():

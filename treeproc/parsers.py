@@ -18,7 +18,7 @@ from pydantic import Field, PositiveInt
 from treeproc.schema import SCHEMA_VERSION
 from treeproc.settings import Settings, UserError
 from treeproc.shards import file_sha256
-from treeproc.trees import UNANALYSED, SpanTree, flat_tree, read_brackets, write_brackets
+from treeproc.trees import UNANALYSED, SpanTree, flat_tree, keep_leaves, read_brackets, write_brackets
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +74,11 @@ def find_models(config: ParserConfig) -> ModelFiles:
     if config.name == "stanza":
         resources = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
         folder = resources / config.language
-        found = {name: sorted((folder / name).glob("*.pt")) for name in ("tokenize", "pos", "constituency")}
-        if all(found.values()) and (resources / "resources.json").exists():
-            return ModelFiles("installed", resources, {name: paths[0] for name, paths in found.items()})
+        needed = all(any((folder / name).glob("*.pt")) for name in ("tokenize", "pos", "constituency"))
+        if needed and (resources / "resources.json").exists():
+            # Stanza chooses among them, with word vectors and character models: all of them count.
+            files = {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.pt"))}
+            return ModelFiles("installed", resources, files)
     folder = SHIPPED_MODELS / config.language
     files = {"tokenize": folder / "tokenizer.pt", "pos": folder / "pos.pt", "constituency": folder / "constituency.pt"}
     missing = [path.name for path in files.values() if not path.exists()]
@@ -190,20 +192,29 @@ class StanzaParser:
 
 
 def _parsed_line(line: str, offset: int, sentences: list) -> ParsedLine:
+    """One leaf per syntactic word where the words of a token spell it (do + n't), else one per token.
+
+    A token that its words do not spell (im = in + dem) belongs to its first word, with its tag; the
+    other words have no leaf, and phrases of them alone no node.
+    """
     words: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
     trees = []
     for sentence in sentences:
-        texts, tags, tree = [], [], _span_tree(sentence.constituency)
+        texts, tags, kept = [], [], []
         for token in sentence.tokens:
-            # One leaf per surface token: a contraction that Stanza expands keeps its first word's tag.
             start, end = token.start_char - offset, token.end_char - offset
-            words["start_char"].append(start)
-            words["end_char"].append(end)
-            texts.append(line[start:end])
-            tags.append(token.words[0].xpos or token.words[0].upos)
+            spelled = "".join(word.text for word in token.words) == line[start:end]
+            for word in token.words if spelled else token.words[:1]:
+                stop = start + len(word.text) if spelled else end
+                words["start_char"].append(start)
+                words["end_char"].append(stop)
+                texts.append(line[start:stop])
+                tags.append(word.xpos or word.upos)
+                start = stop
+            kept += [spelled or word is token.words[0] for word in token.words]
         words["text"] += texts
         words["pos_tag"] += tags
-        trees.append(write_brackets(tree, texts, tags))
+        trees.append(write_brackets(keep_leaves(_span_tree(sentence.constituency), kept), texts, tags))
     return ParsedLine(words, trees, PARSED)
 
 

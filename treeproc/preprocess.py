@@ -122,7 +122,10 @@ class _Job:
                     progress.update(record.rows + sum(record.counts.values()))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
-                raise UserError(f"splits.{split}: no pair is left after the filters; see {folder} for the counts by reason")
+                reasons = _reasons(_dropped(records)[split])
+                raise UserError(
+                    f"splits.{split}: no pair is left after the filters (dropped: {reasons}); change filters or files"
+                )
         write_index(folder, records, fingerprint=mark, inputs=lines, dropped=_dropped(records))
         return records
 
@@ -213,14 +216,16 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
+def _reasons(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
+
+
 def summary(index: dict, out: Path) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
     for split, total in index["totals"].items():
-        dropped = index["dropped"].get(split) or {}
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
         lines.append(
             f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
-            f"{total['tgt_pieces']:,} target pieces; dropped: {reasons}"
+            f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
         )
     return "\n".join(lines)

@@ -183,6 +183,19 @@ def join(trees: Sequence[SpanTree], num_leaves: Sequence[int]) -> SpanTree:
     return joined
 
 
+def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
+    """The tree over the leaves that are kept; nodes without a leaf go."""
+    before = [0]
+    for keep in kept:
+        before.append(before[-1] + keep)
+    nodes = [
+        (label, before[start], before[end])
+        for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True)
+        if before[start] < before[end]
+    ]
+    return SpanTree([n[0] for n in nodes], [n[1] for n in nodes], [n[2] for n in nodes])
+
+
 def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[int]) -> SpanTree:
     """The tree over subword pieces instead of words (paper, section 7.4 and figure 7).
 

@@ -38,7 +38,9 @@ class DemoSettings(Settings):
     splits: dict[str, ParallelFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
     vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in configs/sample_data.yaml")
     max_steps: PositiveInt | None = Field(None, description="updates of each model; unset, as in configs/sample.yaml")
-    checkpoint_every: PositiveInt | None = Field(None, description="updates between checkpoints; unset, as in configs/sample.yaml")
+    checkpoint_every: PositiveInt | None = Field(
+        None, description="updates between checkpoints; unset, as in configs/sample.yaml"
+    )
     log_every: PositiveInt | None = Field(None, description="updates between metric lines; unset, as in configs/sample.yaml")
     workers: int | None = Field(None, ge=0, description="Ray Train workers; unset, as in configs/sample.yaml")
     sentences: PositiveInt = Field(10, description="test sentences to show")
@@ -47,7 +49,11 @@ class DemoSettings(Settings):
 def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
     """Train one model on the demo's data set; the models differ in their name alone."""
     overrides = [f"data={out / 'data'}", f"model.name={name}"]
-    overrides += [f"{key}={value}" for key in ("max_steps", "checkpoint_every", "log_every", "workers") if (value := getattr(settings, key)) is not None]
+    overrides += [
+        f"{key}={value}"
+        for key in ("max_steps", "checkpoint_every", "log_every", "workers")
+        if (value := getattr(settings, key)) is not None
+    ]
     return run_training(load_settings(TrainConfig, CONFIGS / "sample.yaml", overrides), out / name)
 
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from treeproc.schema import PAD_ID
@@ -14,16 +15,35 @@ class LossSums(NamedTuple):
     nll: Tensor
 
 
+class _SmoothedCrossEntropy(torch.autograd.Function):
+    """Sum of the smoothed loss. The gradient is written in one tensor of the size of the logits, the largest of a step."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        counted = targets != PAD_ID
+        # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
+        normaliser = logits.logsumexp(dim=-1)
+        nll = normaliser - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        uniform = normaliser - logits.mean(dim=-1)
+        loss = (1 - smoothing) * nll + smoothing * uniform
+        ctx.save_for_backward(logits, targets, normaliser)
+        ctx.smoothing = smoothing
+        nll_sum = nll.masked_fill(~counted, 0).sum()
+        ctx.mark_non_differentiable(nll_sum)
+        return loss.masked_fill(~counted, 0).sum(), nll_sum
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor, _grad_nll: Tensor):
+        logits, targets, normaliser = ctx.saved_tensors
+        index = targets.unsqueeze(-1)
+        grad = (logits - normaliser.unsqueeze(-1)).exp_().sub_(ctx.smoothing / logits.shape[-1])
+        grad.scatter_add_(-1, index, grad.new_full((), ctx.smoothing - 1).expand(index.shape))
+        return grad.mul_(grad_loss).masked_fill_(index == PAD_ID, 0), None, None
+
+
 def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float) -> LossSums:
     """Cross-entropy against (1 - smoothing) on the target and smoothing / V on every piece, padding left out.
 
-    logits [B, T, V], targets [B, T] int64. With z the logits, -log p_i = logsumexp(z) - z_i, so the mean over
-    the vocabulary needs no tensor of log-probabilities: the largest of a step is not kept twice.
+    logits [B, T, V], targets [B, T] int64. Differentiable in the loss; `nll` is for reading.
     """
-    logits = logits.float()
-    counted = targets != PAD_ID
-    normaliser = logits.logsumexp(dim=-1)
-    nll = normaliser - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    uniform = normaliser - logits.mean(dim=-1)
-    loss = (1 - smoothing) * nll + smoothing * uniform
-    return LossSums(loss.masked_fill(~counted, 0).sum(), nll.detach().masked_fill(~counted, 0).sum())
+    return LossSums(*_SmoothedCrossEntropy.apply(logits.float(), targets, smoothing))
