@@ -134,7 +134,8 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, DemoSettings).parse_intermixed_args(argv)
     settings = load_settings(DemoSettings, args.config, args.overrides)
     out = (args.out or Path("demo-output")).absolute()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("treeproc").setLevel(logging.INFO)
     started = time.monotonic()
 
     print(f"1/4  sentences to trees to shards, in {out / 'data'}", flush=True)

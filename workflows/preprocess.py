@@ -21,7 +21,8 @@ def main(argv: Sequence[str]) -> None:
     else:
         config = load_settings(PreprocessConfig, args.config, args.overrides)
     refuse_relative_in_job({"--out": args.out})
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("treeproc").setLevel(logging.INFO)
     print(summary(preprocess(config, args.out.absolute()), args.out))
 
 
