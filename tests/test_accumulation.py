@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from reference import ancestors, branch, may_attend, reference_accumulation, reference_interpolation
+from reference import branch, may_attend, reference_accumulation, reference_interpolation
 from strategies import Tree, batches, right_branching, tree_from_spans
 
 from treenet.config import TreeAttentionConfig
@@ -59,7 +59,7 @@ def real_positions(structure: TreeStructure, row: int) -> torch.Tensor:
 def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation) -> None:
     """Values and gradients of the batched module equal the oracle's on each sentence alone."""
     structure = build_structure(sentences)
-    shape = (len(sentences), structure.attend_mask.shape[1], D_MODEL)
+    shape = (len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL)
     states, vectors, grad = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
     states.requires_grad_(), vectors.requires_grad_()
     inputs = [states, vectors, *module.parameters()]
@@ -91,7 +91,7 @@ def test_equals_oracle(config, sentences):
 @pytest.mark.parametrize("rule", ["paper", "released"])
 def test_counts_past_the_tables_use_their_last_row(rule):
     chain = right_branching(26)
-    assert build_structure([chain]).max_height == 25
+    assert build_structure([chain]).branches.height.max() == 25
     check_against_reference([chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7))
 
 
@@ -181,35 +181,34 @@ def test_figure_2_by_hand():
     horizontal = h[0] / 2 + (h[1] + h[0]) / 3 + (h[2] + h[1]) / 3
     out = module.accumulate(states, torch.zeros_like(states), build_structure([FIGURE_1]))
     torch.testing.assert_close(out[0, 7], (torch.cat([vertical, horizontal]) / 3).repeat(HEADS), rtol=1e-12, atol=1e-12)
-    assert build_structure([FIGURE_1]).height[0].tolist() == [[2, 2, 2, 3, 3], [1, 1, 0, 0, 0], [0, 0, 1, 2, 2], [0, 0, 0, 1, 1]]
+    assert build_structure([FIGURE_1]).branches.height.tolist() == [*(2, 2, 2, 3, 3), *(1, 1), *(1, 2, 2), *(1, 1)]
 
 
 @given(sentences=batches())
 @settings(deadline=None, max_examples=40)
 def test_structure_equals_definitions(sentences):
     structure = build_structure(sentences)
-    leaves = structure.num_leaves
+    attend_mask, heights = structure.attend_mask(), structure.branches.height.tolist()
     for b, tree in enumerate(sentences):
-        for i in range(len(tree.spans)):
-            assert structure.depth[b, i] == len(ancestors(i, tree.parents)) - 1
-            heights = [len(branch(j, i, tree.leaf_spans, tree.parents)) for j in range(tree.num_leaves)]
-            assert structure.height[b, i, : tree.num_leaves].tolist() == heights
+        for i, (start, end) in enumerate(tree.leaf_spans):
+            for j in range(start, end):
+                assert heights.pop(0) == len(branch(j, i, tree.leaf_spans, tree.parents))
         rows = real_positions(structure, b)
         count = len(rows)
         expected = [
             [may_attend(q, k, tree.num_leaves, tree.leaf_spans, tree.parents) for k in range(count)] for q in range(count)
         ]
-        assert structure.attend_mask[b][rows][:, rows].tolist() == expected
-        padding = torch.ones(structure.attend_mask.shape[1], dtype=torch.bool)
+        assert attend_mask[b][rows][:, rows].tolist() == expected
+        padding = torch.ones(attend_mask.shape[1], dtype=torch.bool)
         padding[rows] = False
-        assert not structure.attend_mask[b][rows][:, padding].any()
-        assert torch.equal(structure.attend_mask[b][padding], torch.eye(len(padding), dtype=torch.bool)[padding])
-    assert structure.span.shape[1:] == (structure.node_pad_mask.shape[1], leaves)
+        assert not attend_mask[b][rows][:, padding].any()
+        assert torch.equal(attend_mask[b][padding], torch.eye(len(padding), dtype=torch.bool)[padding])
+    assert not heights
 
 
 def test_no_nodes_and_no_leaves():
     structure = TreeStructure.build([3, 0], [np.zeros((0, 3)), np.zeros((0, 3))])
-    assert structure.span.shape == (2, 1, 3) and structure.node_pad_mask.all()
+    assert structure.node_pad_mask.shape == (2, 1) and structure.node_pad_mask.all()
     vectors = torch.randn(2, 4, D_MODEL, dtype=torch.float64)
     out = build_accumulation().accumulate(vectors, vectors, structure)
     torch.testing.assert_close(out[:, :3], vectors[:, :3], rtol=0, atol=0)
@@ -222,7 +221,7 @@ def test_wrong_spans_are_refused(spans):
         TreeStructure.build([3, 3], [np.array([[0, 3, 1]]), np.array(spans)])
 
 
-def test_operators_made_in_inference_mode_serve_training():
+def test_structure_used_in_inference_mode_serves_training():
     structure, module = build_structure([FIGURE_1]), build_accumulation()
     vectors = torch.randn(1, 9, D_MODEL, dtype=torch.float64)
     with torch.inference_mode():

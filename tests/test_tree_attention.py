@@ -14,9 +14,9 @@ from treenet.structure import TreeStructure
 D_MODEL, HEADS = 8, 2
 
 
-def structure_masks(structure: TreeStructure, subtree_mask: bool) -> torch.Tensor:
+def structure_masks(structure: TreeStructure, subtree_mask: bool) -> torch.Tensor | None:
     pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
-    return structure.attend_mask[:, None] if subtree_mask else padding_to_attend_mask(pad_mask)
+    return None if subtree_mask else padding_to_attend_mask(pad_mask)
 
 
 def randomise(module: torch.nn.Module) -> torch.nn.Module:
@@ -74,7 +74,7 @@ def test_self_attention_equals_oracle(config, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, tree_config))
     structure = build_structure(sentences)
-    x = torch.randn(len(sentences), structure.attend_mask.shape[1], D_MODEL, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
     fast = module(x, structure_masks(structure, tree_config.subtree_mask), structure)
     assert fast.isfinite().all()
     pairs = []
@@ -97,7 +97,7 @@ def test_cross_attention_equals_oracle(config, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, tree_config))
     structure = build_structure(sentences)
-    memory = torch.randn(len(sentences), structure.attend_mask.shape[1], D_MODEL, dtype=torch.float64, requires_grad=True)
+    memory = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
     x = torch.randn(len(sentences), 3, D_MODEL, dtype=torch.float64, requires_grad=True)
     fast = module(x, module.project_memory(memory, structure), structure_masks(structure, subtree_mask=False))
     pairs = []

@@ -15,9 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-
-class UserError(Exception):
-    """Bad input or configuration: one line that says what, where, and what to do."""
+from treeproc.errors import UserError
 
 
 class Settings(BaseModel):

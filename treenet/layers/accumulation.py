@@ -1,22 +1,36 @@
 """Hierarchical accumulation (sections 4.1 and 4.2, equations 5 to 10) without the tensor S.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H).
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
+P branches (node i, leaf j), Q pairs (node i, node t of its subtree); see `treenet.structure`.
 
 Equations 5 to 8 are linear in the vectors of leaves and nodes. The weight of leaf j in node i is
 `a_ij = w_j / (span length of i * |C_j^i|)`; node t of i's subtree lies on the branches of its own leaves, so its weight
-in node i is the sum of a_ij over the span of t. Two small matrices, [N, L] and [N, N], replace S in R^{(m+1) x n x d}, and
-one product of width D serves all heads. Nothing cancels, unlike with running sums along the branches.
+in node i is the sum of a_ij over the span of t, a difference of two running sums. These P + Q scalars replace S in
+R^{(m+1) x n x d}: the nodes are one product with the vectors for all heads, by matrices [N, S] for sentences and as a sum
+over the P + Q entries for documents.
 
 Equation 10 adds, for every node t of a branch, row |V_j^t| of the vertical table to the first K / 2 dimensions and row
-|H_j^t| of the horizontal table to the last K / 2. Levels 1 to |V_j^i| occur once each on a branch: their sum is a prefix
-sum of the vertical table. The horizontal rows of all branches are counted by one sparse sum.
+|H_j^t| of the horizontal table to the last K / 2. A branch (i, j) is the lower part, |V_j^i| nodes long, of the path above
+leaf j: running sums along the path hold the rows of all its branches. Vertical rows 1 to |V_j^i| are the same for every leaf.
+
+Precision. All of this runs in float32 at least, autocast or not; only inputs and outputs are rounded. Vectors are added,
+never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64. TF32, when it
+is switched on for matrix products, rounds weights and vectors to 11 bits once each, no worse than bf16 inputs are: it may
+stay on.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.config import TreeAttentionConfig
-from treenet.structure import TreeStructure
+from treenet.structure import BranchMaps, TreeStructure
+
+if TYPE_CHECKING:
+    from treenet.config import TreeAttentionConfig
 
 
 class HierarchicalAccumulation(nn.Module):
@@ -57,42 +71,84 @@ class HierarchicalAccumulation(nn.Module):
 
     def accumulate(self, states: Tensor, vectors: Tensor, structure: TreeStructure) -> Tensor:
         """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
-        leaves, nodes = structure.num_leaves, vectors.shape[1] - structure.num_leaves
+        leaves, nodes = structure.num_leaves, structure.num_nodes
+        branches = structure.branches
         dtype = torch.promote_types(vectors.dtype, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
-            operators = structure.operators(self.rule, dtype)
-            # [B, W, 1, L]: projecting all positions and dropping the nodes' is cheaper than slicing the states
-            w = (states.to(dtype) @ self.leaf_weight.to(dtype)).transpose(1, 2)[:, :, None, :leaves]
-            on_leaves = w * operators.average[:, None]  # [B, W, N, L]
-            on_nodes = (on_leaves @ operators.leaf_in_node[:, None]) * operators.node_in_subtree[:, None]  # [B, W, N, N]
-            split = vectors.to(dtype).unflatten(2, (w.shape[1], -1)).transpose(1, 2)  # [B, W, S, D / W]
-            node_vectors = torch.cat([on_leaves, on_nodes], dim=3) @ split
-            node_vectors = node_vectors.transpose(1, 2).reshape(len(vectors), nodes, self.num_heads, -1)
+            weights = self._weigh_branches(states.to(dtype), branches)  # [W, P]
+            entries = torch.cat([weights, sum_pairs(weights, branches)], dim=1)  # [W, P + Q]
+            multiply = multiply_sparse if branches.sparse else multiply_dense
+            node_vectors = multiply(entries, vectors.to(dtype), nodes, branches)  # [B, N, D]
             if self.embeds:
-                node_vectors = node_vectors + self._embed(on_leaves, on_nodes, operators.level, structure).transpose(1, 2)
+                node_vectors = self._add_embeddings(node_vectors, weights, branches)
         leaf_vectors = vectors.split((leaves, nodes), dim=1)[0]
-        return torch.cat([leaf_vectors, node_vectors.flatten(2).to(vectors.dtype)], dim=1)
+        return torch.cat([leaf_vectors, node_vectors.to(vectors.dtype)], dim=1)
 
-    def _embed(self, on_leaves: Tensor, on_nodes: Tensor, level: Tensor, structure: TreeStructure) -> Tensor:
-        """[B, W, N, K]: what the embeddings E of equation 9 add to each node."""
+    def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
+        """a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
+        # Projecting all positions and dropping the nodes' is cheaper than slicing the states.
+        leaf_weights = (states @ self.leaf_weight.to(states.dtype)).flatten(0, 1).t()  # [W, B * S]
+        count = branches.height + 1 if self.rule == "paper" else branches.height
+        return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
+
+    def _add_embeddings(self, node_vectors: Tensor, weights: Tensor, branches: BranchMaps) -> Tensor:
+        """Adds what the embeddings E of equation 9 contribute to each node; heads share it unless they have weights of their own."""
+        rows = self.horizontal.to(weights.dtype)[clamp(branches.path_rank, self.horizontal)]
+        max_height = rows.shape[2]
         if self.rule == "paper":
-            rows = _clamped_rows(self.vertical, structure.max_height).to(on_leaves.dtype).cumsum(0)
-            index = level[:, None].expand_as(on_leaves)
-            counts = on_leaves.new_zeros(*on_leaves.shape[:3], structure.max_height).scatter_add(3, index, on_leaves)
-            vertical = counts @ rows
-        else:  # the depth of a node is the same for each of its leaves: a vector a node, accumulated like any other
-            rows = _clamped_rows(self.vertical, structure.max_depth + 1).to(on_leaves.dtype)
-            vertical = on_nodes @ rows[structure.depth][:, None]
-        flat = on_leaves.transpose(0, 1).flatten(1)  # [W, B * N * L]
-        index = structure.horizontal_target.expand(len(flat), -1)
-        counts = torch.zeros_like(flat).scatter_add(1, index, flat.index_select(1, structure.horizontal_branch))
-        counts = counts.view(on_leaves.transpose(0, 1).shape).transpose(0, 1)  # [B, W, N, ranks]
-        horizontal = counts @ _clamped_rows(self.horizontal, structure.num_leaves).to(on_leaves.dtype)
-        return torch.cat([vertical, horizontal], dim=3)
+            level = torch.arange(max_height, device=weights.device)
+            vertical = self.vertical.to(weights.dtype)[clamp(level, self.vertical)].cumsum(0)
+            vertical = sum_rows(vertical, branches.height - 1, weights, branches.first)
+            horizontal = sum_rows(rows.cumsum(2).flatten(0, 2), branches.on_path, weights, branches.first)
+            embedding = torch.cat([vertical, horizontal], dim=2)
+        else:
+            rows = torch.cat([self.vertical.to(weights.dtype)[clamp(branches.path_depth, self.vertical)], rows], dim=3)
+            embedding = sum_rows(rows.cumsum(2).flatten(0, 2), branches.on_path, weights, branches.first)
+        embedding = embedding.transpose(0, 1).unflatten(0, node_vectors.shape[:2])  # [B, N, W, K]
+        return (node_vectors.unflatten(2, (self.num_heads, -1)) + embedding).flatten(2)
 
 
-def _clamped_rows(table: Tensor, count: int) -> Tensor:
-    """Rows of the counts 1 to `count`: a count past the table uses its last row."""
-    if count <= len(table):
-        return table[:count]
-    return torch.cat([table, table[-1:].expand(count - len(table), -1)])
+def clamp(index: Tensor, table: Tensor) -> Tensor:
+    """A count past the table uses its last row."""
+    return index.clamp(max=len(table) - 1)
+
+
+def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
+    """Weights of branches [W, P] -> of pairs (i, t) [W, Q]: the sum over the branches of i that pass through t."""
+    running = F.pad(weights.double().cumsum(1), (1, 0))
+    difference = running.index_select(1, branches.pair_last) - running.index_select(1, branches.pair_first)
+    return difference.to(weights.dtype)
+
+
+def sum_rows(rows: Tensor, index: Tensor, weights: Tensor, first: Tensor) -> Tensor:
+    """For each of M bags, items first[m] up to the next bag's: sum of weights[w, e] * rows[index[e]].
+
+    rows [R, K], index [E], weights [W, E], first [M] -> [W, M, K].
+    """
+    num_weights, num_items = weights.shape
+    if num_weights > 1:
+        index = index.repeat(num_weights)
+        first = (first + num_items * torch.arange(num_weights, device=first.device)[:, None]).flatten()
+    out = F.embedding_bag(index, rows, first, mode="sum", per_sample_weights=weights.flatten())
+    return out.view(num_weights, -1, rows.shape[1])
+
+
+def multiply_dense(entries: Tensor, vectors: Tensor, nodes: int, branches: BranchMaps) -> Tensor:
+    """entries [W, P + Q] as matrices [B, W, N, S] times vectors [B, S, D] -> [B, N, D]."""
+    num_weights, (batch, positions, _) = len(entries), vectors.shape
+    matrix = entries.new_zeros(num_weights, batch * nodes * positions).index_copy(1, branches.cell, entries)
+    matrix = matrix.view(num_weights, batch, nodes, positions).transpose(0, 1)
+    split = vectors.unflatten(2, (num_weights, -1)).transpose(1, 2)  # [B, W, S, D / W]
+    return (matrix @ split).transpose(1, 2).flatten(2)
+
+
+def multiply_sparse(entries: Tensor, vectors: Tensor, nodes: int, branches: BranchMaps) -> Tensor:
+    """The same, entry by entry."""
+    num_weights, (batch, positions, _) = len(entries), vectors.shape
+    rows = vectors.reshape(batch * positions * num_weights, -1)  # [B * S * W, D / W]
+    entries = entries.index_select(1, branches.order)
+    head = torch.arange(num_weights, device=entries.device)[:, None]
+    index = (branches.position * num_weights + head).flatten()
+    first = (branches.first_entry + entries.shape[1] * head).flatten()
+    out = sum_rows(rows, index, entries.reshape(1, -1), first)  # [1, W * B * N, D / W]
+    return out.view(num_weights, batch, nodes, -1).permute(1, 2, 0, 3).flatten(2)

@@ -4,14 +4,20 @@ Shapes: B batch, T queries, S keys, D model, H heads, K = D / H. An `attend_mask
 broadcasts to [B, H, T, S].
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.config import TreeAttentionConfig
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.linear import build_linear
+from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, split_heads
 from treenet.structure import TreeStructure
+
+if TYPE_CHECKING:
+    from treenet.config import TreeAttentionConfig
 
 KeysValues = tuple[Tensor, Tensor]  # both [B, H, S, K]
 
@@ -32,15 +38,18 @@ class _Attention(nn.Module):
         self.dropout = dropout
         self.output = build_linear(d_model, d_model)
 
+    @property
+    def dropout_p(self) -> float:
+        """Probability with which an attention weight is dropped now."""
+        return self.dropout if self.training else 0.0
+
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, S, D] -> [B, H, S, K]."""
-        return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        return split_heads(x, self.num_heads)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None = None, causal: bool = False):
         """softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
-        dropout = self.dropout if self.training else 0.0
-        out = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout, is_causal=causal)
-        return self.output(out.transpose(1, 2).flatten(2))
+        return self.output(merge_heads(attend(queries, keys, values, attend_mask, self.dropout_p, causal)))
 
 
 class SelfAttention(_Attention):
@@ -51,11 +60,17 @@ class SelfAttention(_Attention):
         self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
-    def forward(self, x: Tensor, attend_mask: Tensor, structure: TreeStructure | None = None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]. `structure` is required when the attention is over trees."""
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: TreeStructure | None = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D].
+
+        `structure` is required when the attention is over trees; without an `attend_mask`, positions then attend by the
+        trees (equation 11). Without trees, None attends to all positions.
+        """
         queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
         if self.accumulation is not None:
             keys, values = self.accumulation(x, keys, values, structure)
+            if attend_mask is None:
+                return self.output(attend_subtrees(queries, keys, values, structure, self.num_heads, self.dropout_p))
         return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask)
 
 
@@ -90,6 +105,6 @@ class CrossAttention(_Attention):
             keys, values = self.accumulation(memory, keys, values, structure)
         return self.split_heads(keys), self.split_heads(values)
 
-    def forward(self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None) -> Tensor:
         """x [B, T, D] attends to projected memory -> [B, T, D]."""
         return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)

@@ -3,13 +3,19 @@
 Shapes: B batch, T target positions, S source positions, D model.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, SelfAttention
 from treenet.layers.linear import build_linear
 from treenet.structure import TreeStructure
+
+if TYPE_CHECKING:
+    from treenet.config import ModelConfig, TreeAttentionConfig
 
 
 class FeedForward(nn.Module):
@@ -36,8 +42,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, attend_mask: Tensor, structure: TreeStructure | None = None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]."""
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: TreeStructure | None = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D]; see `SelfAttention`."""
         x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
@@ -56,7 +62,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, memory: KeysValues, memory_attend_mask: Tensor, past: KeysValues | None = None
+        self, x: Tensor, memory: KeysValues, memory_attend_mask: Tensor | None, past: KeysValues | None = None
     ) -> tuple[Tensor, KeysValues]:
         """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step."""
         attended, past = self.self_attention(x, past)

@@ -24,7 +24,7 @@ class TreeTransformer(Seq2Seq):
         """Memory of leaves, then nodes: S = L + N."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
         structure = batch.structure
-        attend_mask = structure.attend_mask[:, None] if self.subtree_mask else padding_to_attend_mask(pad_mask)
+        attend_mask = None if self.subtree_mask else padding_to_attend_mask(pad_mask)
         nodes = self.embedding_scale * self.label_embedding(batch.node_labels)
         x = self.dropout(torch.cat([self.embed_pieces(batch.leaf_pieces), nodes], dim=1))
         for layer in self.encoder_layers:

@@ -1,0 +1,90 @@
+"""Timing and memory of alternatives that are compared in one process."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+MIB = 2**20
+Step = Callable[[], None]
+
+
+def emit(benchmark: str, case: str, metric: str, value: float, **more: object) -> None:
+    """One JSON line on standard output; nothing else goes there."""
+    print(json.dumps({"benchmark": benchmark, "case": case, "metric": metric, "value": round(value, 4), **more}), flush=True)
+
+
+@dataclass
+class Times:
+    """Seconds of every round, by alternative; the rounds are interleaved, so that round r of all of them saw one machine."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def best(self, name: str) -> float:
+        return min(self.seconds[name])
+
+    def ratio(self, name: str, base: str) -> tuple[float, dict[str, float]]:
+        """Ratio of the minima, and minimum, median and maximum of the ratios of single rounds."""
+        rounds = [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=False)]
+        spread = {"min": min(rounds), "median": statistics.median(rounds), "max": max(rounds)}
+        return self.best(name) / self.best(base), {k: round(v, 4) for k, v in spread.items()} | {"rounds": len(rounds)}
+
+
+def time_once(step: Step, device: torch.device) -> float:
+    """Seconds of one step: CPU time of this process, or time on the GPU."""
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        step()
+        end.record()
+        torch.cuda.synchronize(device)
+        return begin.elapsed_time(end) / 1e3
+    begin = time.process_time()
+    step()
+    return time.process_time() - begin
+
+
+def time_interleaved(steps: Mapping[str, Step], device: torch.device, rounds: int, budget_s: float) -> Times:
+    """Run all steps once per round, in an order that turns, for `rounds` rounds or until `budget_s` of wall time is spent.
+
+    Every step runs twice at least and is warmed up once before.
+    """
+    names = list(steps)
+    for name in names:
+        steps[name]()
+    times = Times({name: [] for name in names})
+    started = time.monotonic()
+    for index in range(rounds):
+        if index >= 2 and time.monotonic() - started > budget_s:
+            break
+        shift = index % len(names)
+        for name in names[shift:] + names[:shift]:
+            times.seconds[name].append(time_once(steps[name], device))
+    return times
+
+
+def peak_bytes(step: Step, device: torch.device) -> int:
+    """Highest memory that one step holds at once above what was held before it, temporaries inside operators included.
+
+    On the CPU from the allocator's events in PyTorch's profiler, on a GPU from its caching allocator.
+    """
+    step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak

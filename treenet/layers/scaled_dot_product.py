@@ -1,0 +1,54 @@
+"""Scaled dot-product attention, and its three paths over subtrees (equation 11): see `treenet.structure.attention`.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from treenet.structure import TreeStructure
+from treenet.structure.attention import OneCall, TwoCalls, Windows
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, S, D] -> [B, H, S, K]."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[B, H, S, K] -> [B, S, D]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None, dropout_p: float, causal: bool = False):
+    """softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K]."""
+    return F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+
+
+def attend_subtrees(
+    queries: Tensor, keys: Tensor, values: Tensor, structure: TreeStructure, num_heads: int, dropout_p: float
+) -> Tensor:
+    """Leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D]."""
+    maps = structure.attention
+
+    def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
+
+    if isinstance(maps, OneCall):
+        return call(queries, keys, values, maps.attend_mask)
+    sizes = structure.num_leaves, structure.num_nodes
+    leaf_queries, node_queries = queries.split(sizes, dim=1)
+    leaf_keys, leaf_values = keys.split(sizes, dim=1)[0], values.split(sizes, dim=1)[0]
+    on_leaves = call(leaf_queries, leaf_keys, leaf_values, maps.leaf_mask)
+    if isinstance(maps, TwoCalls):
+        return torch.cat([on_leaves, call(node_queries, keys, values, maps.node_mask)], dim=1)
+    in_chunks = call(*(_take(x, i) for x, i in ((queries, maps.query), (keys, maps.key), (values, maps.key))), maps.mask)
+    wide = call(_take(queries, maps.wide_query), keys, values, maps.wide_mask)
+    rows = torch.cat([in_chunks.flatten(0, 1), wide.flatten(0, 1)])
+    return torch.cat([on_leaves, rows.index_select(0, maps.place.flatten()).unflatten(0, maps.place.shape)], dim=1)
+
+
+def _take(x: Tensor, positions: Tensor) -> Tensor:
+    """Flat positions [R, M] of x [B, S, D] -> [R, M, D]."""
+    return x.reshape(-1, x.shape[2]).index_select(0, positions.flatten()).unflatten(0, positions.shape)

@@ -1,0 +1,162 @@
+"""What subtree attention (equation 11) needs of the trees, by one of three paths that compute the same.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions, C chunks, G wide nodes.
+
+- "one": one call of all queries over all positions, with a mask [B, S, S].
+- "two": leaves over leaves, masked by padding alone or not at all; nodes over all positions, with a mask [B, N, S].
+- "window": leaves over leaves; a node's subtree is an interval of leaves and one of nodes, so nodes of small subtrees,
+  up to CHUNK neighbours in pre-order, attend over windows of WINDOW leaves and WINDOW nodes that hold their subtrees;
+  the few nodes of larger subtrees are wide: they attend over all positions. Node queries then cost O(N * WINDOW + G * S).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.structure.spans import SpanTable
+
+AttentionPath = Literal["one", "two", "window"]
+
+CHUNK = 64
+WINDOW = 64
+# Positions of a tree from which a path is fastest for forward and backward (one CPU thread, D = 512, 8 heads).
+TWO_FROM_POSITIONS = 100
+WINDOW_FROM_POSITIONS = 600
+
+
+def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
+    """The path of a batch padded to `num_leaves` and `num_nodes`."""
+    positions = num_leaves + num_nodes
+    if positions < TWO_FROM_POSITIONS:
+        return "one"
+    return "two" if positions < WINDOW_FROM_POSITIONS else "window"
+
+
+@dataclass
+class OneCall:
+    """Path "one"."""
+
+    attend_mask: Tensor  # [B, 1, S, S] bool, True = may attend; a padding query sees itself alone
+
+
+@dataclass
+class TwoCalls:
+    """Path "two"."""
+
+    num_leaves: int
+    leaf_mask: Tensor | None  # [B, 1, 1, L] bool, True = may be attended; None without padding
+    node_mask: Tensor  # [B, 1, N, S] bool, True = may attend; a padding query sees itself alone
+
+
+@dataclass
+class Windows:
+    """Path "window". Flat positions count through [B, S]; unused places of a chunk repeat position 0."""
+
+    num_leaves: int
+    leaf_mask: Tensor | None  # [B, 1, 1, L], as in `TwoCalls`
+    query: Tensor  # [C, CHUNK] flat position
+    key: Tensor  # [C, 2 * WINDOW] flat position
+    mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries see the first key
+    wide_query: Tensor  # [B, G] flat position
+    wide_mask: Tensor  # [B, 1, G, S] bool, True = may attend; unused queries see the first key
+    place: Tensor  # [B, N] row of each node in the results of chunks and then wide nodes; padding takes any
+
+
+AttentionMaps = OneCall | TwoCalls | Windows
+
+
+def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps:
+    """The maps of one path."""
+    if path == "one":
+        return OneCall(torch.from_numpy(build_attend_mask(table)[:, None]))
+    leaf_mask = None
+    if table.leaf_pad_mask.any():
+        leaf_mask = ~table.leaf_pad_mask
+        leaf_mask[:, 0] = True  # a softmax over no key at all would be NaN
+        leaf_mask = torch.from_numpy(leaf_mask[:, None, None])
+    if path == "two":
+        return TwoCalls(table.num_leaves, leaf_mask, torch.from_numpy(_node_rows(table)[:, None]))
+    return Windows(table.num_leaves, leaf_mask, *map(torch.from_numpy, _build_windows(table)))
+
+
+def build_attend_mask(table: SpanTable) -> np.ndarray:
+    """[B, S, S] bool, equation 11, True = may attend; a padding query sees itself alone."""
+    leaves, positions = table.num_leaves, table.num_leaves + table.num_nodes
+    attend = np.zeros((len(table.start), positions, positions), dtype=bool)
+    attend[:, :leaves, :leaves] = ~table.leaf_pad_mask[:, None, :] & ~table.leaf_pad_mask[:, :, None]
+    attend[:, leaves:] = _node_rows(table)
+    tree, leaf = np.nonzero(table.leaf_pad_mask)
+    attend[tree, leaf, leaf] = True
+    return attend
+
+
+def _node_rows(table: SpanTable) -> np.ndarray:
+    """[B, N, S]: the rows of the nodes in the attend mask."""
+    leaf, node = np.arange(table.num_leaves), np.arange(table.num_nodes)
+    span = (table.start[..., None] <= leaf) & (leaf < table.end[..., None])
+    subtree = (node[:, None] <= node) & (node < table.subtree_end[..., None])
+    tree, padding = np.nonzero(table.node_pad_mask)
+    subtree[tree, padding, padding] = True
+    return np.concatenate([span, subtree], axis=2)
+
+
+def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
+    """Fields of `Windows` from `query` on."""
+    leaves, nodes, batch = table.num_leaves, table.num_nodes, len(table.start)
+    positions = leaves + nodes
+    real = ~table.node_pad_mask
+    small = real & (table.length <= WINDOW) & (table.subtree_size <= WINDOW)
+    chunks = [chunk for b in range(batch) for chunk in _cut_chunks(table, b, np.flatnonzero(small[b]))]
+    tree = np.array([b for b, _ in chunks] or [0])[:, None]
+    used = np.zeros((len(tree), CHUNK), dtype=bool)
+    node = np.zeros((len(tree), CHUNK), dtype=np.int64)
+    for row, (_, members) in enumerate(chunks):
+        used[row, : len(members)] = True
+        node[row, : len(members)] = members
+
+    first_leaf, first_node = table.start[tree, node[:, :1]], node[:, :1]
+    leaf_key, node_key = first_leaf + np.arange(WINDOW), first_node + np.arange(WINDOW)  # [C, WINDOW]
+    key = np.concatenate([np.where(leaf_key < leaves, leaf_key, 0), leaves + np.where(node_key < nodes, node_key, 0)], axis=1)
+    start, end, subtree_end = (x[tree, node][..., None] for x in (table.start, table.end, table.subtree_end))
+    in_span = (start <= leaf_key[:, None]) & (leaf_key[:, None] < end)
+    in_subtree = (node[..., None] <= node_key[:, None]) & (node_key[:, None] < subtree_end)
+    mask = np.concatenate([in_span, in_subtree], axis=2) & used[..., None]
+    mask[..., 0] |= ~used
+
+    wide = [np.flatnonzero(row) for row in real & ~small]
+    wide_query = np.zeros((batch, max(1, *map(len, wide))), dtype=np.int64)
+    wide_mask = np.zeros((*wide_query.shape, positions), dtype=bool)
+    wide_mask[..., 0] = True
+    place = np.zeros((batch, nodes), dtype=np.int64)
+    row, column = np.nonzero(used)
+    place[tree[row, 0], node[row, column]] = row * CHUNK + column
+    for b, members in enumerate(wide):
+        wide_query[b, : len(members)] = leaves + members
+        place[b, members] = used.size + b * wide_query.shape[1] + np.arange(len(members))
+        for index, i in enumerate(members):
+            wide_mask[b, index] = False
+            wide_mask[b, index, table.start[b, i] : table.end[b, i]] = True
+            wide_mask[b, index, leaves + i : leaves + table.subtree_end[b, i]] = True
+    query = tree * positions + leaves + node
+    wide_query += np.arange(batch)[:, None] * positions
+    return query, tree * positions + key, mask[:, None], wide_query, wide_mask[:, None], place
+
+
+def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[int, np.ndarray]]:
+    """Runs of `small` nodes of a tree, in pre-order, that have their subtrees in one window from the first node's on.
+
+    In pre-order starts do not fall, so the first node's is the window's.
+    """
+    chunks = []
+    while len(small):
+        run = small[:CHUNK]
+        last_leaf = np.maximum.accumulate(table.end[tree, run])
+        last_node = np.maximum.accumulate(table.subtree_end[tree, run])
+        fits = (last_leaf - table.start[tree, run[0]] <= WINDOW) & (last_node - run[0] <= WINDOW)
+        count = int(fits.argmin()) if not fits.all() else len(run)
+        chunks.append((tree, run[:count]))
+        small = small[count:]
+    return chunks

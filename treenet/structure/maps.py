@@ -1,0 +1,104 @@
+"""`TreeStructure`: the trees of a batch, as tree attention reads them.
+
+Shapes: B batch, L leaves, N nonterminals, S = L + N positions (leaves, then nodes in pre-order).
+Names of the paper: leaf j, node i, |V_j^i| the height of node i above leaf j (nodes of the branch from j up to
+i, both ends counted but not the leaf), |H_j^i| the rank of leaf j in the span of node i.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.structure.attention import (
+    AttentionMaps,
+    AttentionPath,
+    build_attend_mask,
+    build_attention_maps,
+    choose_attention_path,
+)
+from treenet.structure.branches import BranchMaps
+from treenet.structure.spans import SpanTable
+
+
+@dataclass
+class TreeStructure:
+    """Trees of a batch. Padding nodes cover nothing, so nothing of a padding position reaches a real one."""
+
+    start: Tensor  # [B, N] int64, first leaf of a node
+    end: Tensor  # [B, N] int64, one past its last leaf; 0 for padding
+    subtree_end: Tensor  # [B, N] int64, one past the last node of its subtree; 0 for padding
+    leaf_pad_mask: Tensor  # [B, L] bool, True = padding
+    node_pad_mask: Tensor  # [B, N] bool, True = padding
+    branches: BranchMaps  # for hierarchical accumulation
+    attention: AttentionMaps  # for subtree attention
+
+    @classmethod
+    def build(
+        cls,
+        num_leaves: Sequence[int],
+        spans: Sequence[np.ndarray],
+        *,
+        attention_path: AttentionPath | None = None,
+        sparse: bool | None = None,
+    ) -> "TreeStructure":
+        """Maps of a padded batch, L = max(num_leaves) and N = max nodes, both at least 1.
+
+        `spans[b]` is [N_b, 3]: start, end, subtree_end of each node in pre-order; several roots and N_b = 0 are
+        legal. `attention_path` and `sparse` override the choices by size. Raises UserError when a span leaves its
+        sentence or its pre-order.
+        """
+        table = SpanTable.build(num_leaves, spans)
+        path = attention_path or choose_attention_path(table.num_leaves, table.num_nodes)
+        own = (table.start, table.end, table.subtree_end, table.leaf_pad_mask, table.node_pad_mask)
+        return cls(
+            *(torch.from_numpy(np.ascontiguousarray(array)) for array in own),
+            branches=BranchMaps.build(table, sparse),
+            attention=build_attention_maps(table, path),
+        )
+
+    @property
+    def num_leaves(self) -> int:
+        """L, padding included."""
+        return self.leaf_pad_mask.shape[1]
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.node_pad_mask.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all maps."""
+        return sum(tensor.nbytes for tensor in _tensors(self))
+
+    def attend_mask(self) -> Tensor:
+        """[B, S, S] bool of equation 11, made anew: True = may attend; a padding query sees itself alone."""
+        counts = ((~mask).sum(1).numpy(force=True) for mask in (self.leaf_pad_mask, self.node_pad_mask))
+        spans = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
+        return torch.from_numpy(build_attend_mask(SpanTable(*counts, *spans, self.num_leaves))).to(self.start.device)
+
+    def to(self, device: torch.device | str) -> "TreeStructure":
+        """A copy whose tensors are on `device`."""
+        return _move(self, device)
+
+
+def _move(maps: Any, device: torch.device | str) -> Any:
+    """`maps`, a dataclass of tensors, of such dataclasses and of numbers, on `device`."""
+    moved = {}
+    for f in fields(maps):
+        value = getattr(maps, f.name)
+        if isinstance(value, Tensor):
+            moved[f.name] = value.to(device)
+        elif hasattr(value, "__dataclass_fields__"):
+            moved[f.name] = _move(value, device)
+    return replace(maps, **moved)
+
+
+def _tensors(maps: Any) -> list[Tensor]:
+    values = [getattr(maps, f.name) for f in fields(maps)]
+    nested = [tensor for value in values if hasattr(value, "__dataclass_fields__") for tensor in _tensors(value)]
+    return [value for value in values if isinstance(value, Tensor)] + nested

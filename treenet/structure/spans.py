@@ -1,0 +1,96 @@
+"""The spans tables of a batch, padded and checked: what all maps are made of.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeproc.errors import UserError
+
+
+@dataclass
+class SpanTable:
+    """Node i of tree b covers leaves [start, end) and nodes [i, subtree_end). A padding node covers nothing: all are 0."""
+
+    leaf_counts: np.ndarray  # [B]
+    node_counts: np.ndarray  # [B]
+    start: np.ndarray  # [B, N] int64, as the other two
+    end: np.ndarray
+    subtree_end: np.ndarray
+    num_leaves: int  # L, padding included
+
+    @classmethod
+    def build(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray]) -> "SpanTable":
+        """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes, both at least 1. UserError when they are no trees."""
+        table = np.zeros((len(num_leaves), max(1, *map(len, spans)), 3), dtype=np.int64)
+        for b, rows in enumerate(spans):
+            table[b, : len(rows)] = rows
+        counts = np.asarray(num_leaves), np.array([len(rows) for rows in spans])
+        out = cls(*counts, *np.moveaxis(table, 2, 0), num_leaves=max(1, *num_leaves))
+        out._check()
+        return out
+
+    @property
+    def num_nodes(self) -> int:
+        """N, padding included."""
+        return self.start.shape[1]
+
+    @property
+    def leaf_pad_mask(self) -> np.ndarray:
+        """[B, L], True = padding."""
+        return np.arange(self.num_leaves) >= self.leaf_counts[:, None]
+
+    @property
+    def node_pad_mask(self) -> np.ndarray:
+        """[B, N], True = padding."""
+        return np.arange(self.num_nodes) >= self.node_counts[:, None]
+
+    @property
+    def length(self) -> np.ndarray:
+        """[B, N], leaves of a node."""
+        return self.end - self.start
+
+    @property
+    def subtree_size(self) -> np.ndarray:
+        """[B, N], nodes of a subtree, its root included; 0 for padding."""
+        return np.where(self.node_pad_mask, 0, self.subtree_end - np.arange(self.num_nodes))
+
+    def depth(self) -> np.ndarray:
+        """[B, N], proper ancestors of a node."""
+        first = np.broadcast_to(np.arange(self.num_nodes), self.start.shape)
+        return self._count_open(first, self.subtree_end, self.num_nodes) - ~self.node_pad_mask
+
+    def leaf_depth(self) -> np.ndarray:
+        """[B, L], ancestors of a leaf."""
+        return self._count_open(self.start, self.end, self.num_leaves)
+
+    def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
+        """[B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
+        real = ~self.node_pad_mask
+        row = np.broadcast_to(np.arange(len(first))[:, None] * (width + 1), first.shape)[real]
+        cells = len(first) * (width + 1)
+        change = np.bincount(row + first[real], minlength=cells) - np.bincount(row + last[real], minlength=cells)
+        return change.reshape(len(first), width + 1).cumsum(axis=1)[:, :width]
+
+    def _check(self) -> None:
+        node = np.arange(self.num_nodes)
+        legal = (self.start >= 0) & (self.start < self.end) & (self.end <= self.leaf_counts[:, None])
+        legal &= (node < self.subtree_end) & (self.subtree_end <= self.node_counts[:, None])
+        wrong = np.argwhere(~legal & ~self.node_pad_mask)
+        if len(wrong):
+            b, i = wrong[0]
+            raise UserError(
+                f"tree {b} of the batch, node {i}: 0 <= start < end <= {self.leaf_counts[b]} leaves and {i} < subtree_end <= "
+                f"{self.node_counts[b]} nodes must hold, but start, end, subtree_end are {self.start[b, i]}, {self.end[b, i]}, "
+                f"{self.subtree_end[b, i]}; encode the data again"
+            )
+
+
+def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of `counts` [R] items each, one after the other: (row of each item, its index in the row, first item of a row)."""
+    first = np.cumsum(counts) - counts
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - first[row], first
