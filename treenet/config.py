@@ -1,7 +1,7 @@
 """Settings of models and training runs. An ablation is a value here, never a class."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -46,12 +46,15 @@ class ModelConfig(Settings):
         return self
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class OptimizerConfig(Settings):
     """Adam with decoupled weight decay and the inverse square root schedule."""
 
     learning_rate: float = Field(7e-4, gt=0, description="peak learning rate, reached after warm-up")
     warmup_steps: PositiveInt = Field(4000, description="updates of linear warm-up from 1e-7")
-    adam_betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's betas")
+    adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
@@ -95,7 +98,7 @@ class TrainConfig(Settings):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     decoding: DecodingConfig = DecodingConfig()
-    seed: int = Field(1, description="seed of initialisation, dropout and batch order")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
     max_steps: PositiveInt = Field(100_000, description="updates")
     validate_every: PositiveInt = Field(1000, description="updates between validations")
     checkpoint_every: PositiveInt = Field(1000, description="updates between checkpoints")

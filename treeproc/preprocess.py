@@ -13,8 +13,8 @@ from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import check_parallel
 from treeproc.schema import SCHEMA_VERSION, SPLITS
-from treeproc.settings import Settings, UserError, differences, dump_settings, read_yaml
-from treeproc.shards import ShardRecord, atomic_write, file_sha256, fingerprint, locked, read_index, write_index
+from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
+from treeproc.shards import ShardRecord, atomic_write, file_sha256, fingerprint, locked, read_index, read_json, write_index
 from treeproc.stages import (
     EncodeShard,
     ParseShard,
@@ -72,20 +72,27 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
         return job.encode(*job.parse(job.text(sizes)))
 
 
+# Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
+_OPEN_UNTIL = {"filters": "text", "subwords": "encoded", "tree": "encoded"}
+
+
 def _claim(config: PreprocessConfig, out: Path) -> None:
-    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ."""
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
+
+    A vocabulary size that does not suit the text can be changed without parsing again.
+    """
     path = out / "config.yaml"
     text = dump_settings(config)
     if path.exists():
-        old, new = read_yaml(path.read_text(encoding="utf-8"), str(path)), read_yaml(text, "settings")
-        old.pop("splits", None), new.pop("splits")
-        changed = differences(old, new)
-        if changed:
+        old, new = (c.model_dump(mode="json", exclude={"splits"}) for c in (load_settings(PreprocessConfig, path), config))
+        if old == new:
+            return
+        fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
+        if changed := [line for name in fixed for line in differences(old[name], new[name], name)]:
             raise UserError(
                 f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
             )
-        return
-    if any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
+    elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
         raise UserError(f"{out} holds shards but no config.yaml; choose another --out")
     atomic_write(path, text.encode())
 
@@ -102,8 +109,7 @@ class _Job:
         folder.mkdir(exist_ok=True)
         lines = {split: digest for split, (_, digest) in sizes.items()}
         mark = fingerprint(SCHEMA_VERSION, lines, config.filters.model_dump(), config.rows_per_shard)
-        if (folder / "index.json").exists():
-            index = read_index(folder)
+        if index := _previous_index(folder):
             changed = differences(index["inputs"], lines)
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
@@ -162,6 +168,7 @@ class _Job:
             parser=self.parser,
             parser_settings=config.parser.model_dump(),
             tree_settings=tree,
+            files={"lengths.arrow": file_sha256(folder / "lengths.arrow")},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=_dropped(text),
@@ -196,6 +203,19 @@ class _Job:
                 by_name[record.name] = record
                 progress.update(record.rows)
         return [by_name[record.name] for record in text]
+
+
+def _previous_index(folder: Path) -> dict | None:
+    """The index of a finished stage, None where there is none or it is damaged: the stage is then redone by its shards."""
+    path = folder / "index.json"
+    if not path.exists():
+        return None
+    try:
+        read_json(path)
+    except UserError:
+        logger.warning("%s is damaged; it is made again", path)
+        return None
+    return read_index(folder)
 
 
 def _remove_leftovers(folder: Path) -> None:

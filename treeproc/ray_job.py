@@ -22,9 +22,15 @@ class _ShardActor:
     """Runs in an actor: builds the worker once, then does one row after the other."""
 
     def __init__(self, worker_class: type, arguments: dict):
-        self._worker = worker_class(**arguments)
+        self._worker, self._error = None, ""
+        try:
+            self._worker = worker_class(**arguments)
+        except UserError as error:  # raised here, Ray would print its own traceback
+            self._error = str(error)
 
     def __call__(self, row: dict) -> dict:
+        if self._worker is None:
+            return {"record": "", "error": self._error}
         job = json.loads(row["job"])
         job = {name: ShardRecord(**value) if isinstance(value, dict) else value for name, value in job.items()}
         try:

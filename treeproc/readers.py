@@ -59,8 +59,11 @@ def count_lines(paths: Sequence[Path]) -> tuple[int, str]:
 def check_parallel(source: Sequence[Path], target: Sequence[Path]) -> tuple[int, str]:
     """Number of pairs and a hash of their text.
 
-    Raises UserError when the sides differ in length, are empty, or are not readable UTF-8.
+    Raises UserError when the sides differ in length, are empty, pipes, or not readable UTF-8.
     """
+    for path in (*source, *target):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
     (num_source, source_hash), (num_target, target_hash) = count_lines(source), count_lines(target)
     names = [" + ".join(str(path) for path in paths) for paths in (source, target)]
     if num_source != num_target:

@@ -5,6 +5,7 @@ with status 2. Nothing here knows what the settings are about.
 """
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from treeproc.errors import UserError
 class Settings(BaseModel):
     """Base of all settings: unknown keys are refused, values do not change after checking."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -35,6 +36,8 @@ class _Yaml12Loader(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         seen = set()
         for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a name", key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
@@ -60,10 +63,11 @@ def read_yaml(text: str, where: str) -> Any:
     """Parse YAML 1.2. Raises UserError naming `where` and the line of a syntax error."""
     try:
         return yaml.load(text, Loader=_Yaml12Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an integer of thousands of digits
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        problem = " ".join(str(getattr(error, "problem", error)).split())
+        raise UserError(f"{where}{line}: not valid YAML: {problem}") from None
 
 
 def _apply_override(values: dict, override: str) -> None:
@@ -169,10 +173,30 @@ def build_arg_parser(description: str, settings: type[Settings]) -> argparse.Arg
     return parser
 
 
+# What the file system refuses, and a user can mend.
+_REFUSALS = {getattr(errno, name) for name in ["ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR"]}
+INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
+
+
 def run_cli(main: Callable[[Sequence[str]], None]) -> None:
-    """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2."""
+    """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
+
+    So does a refusal of the file system. Ctrl-C and a reader that leaves (`| head`) end with the status of their signal.
+    """
     try:
         main(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+        sys.exit(PIPE_CLOSED)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}; free space, or choose another --out", file=sys.stderr)
         sys.exit(2)

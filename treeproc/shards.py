@@ -160,14 +160,17 @@ def sidecar_path(shard: Path) -> Path:
     return shard.with_suffix(".json")
 
 
-def read_json(path: Path) -> dict:
-    """Raises UserError when the file is missing or is not JSON."""
+def read_json(path: Path, mend: str = "run workflows/preprocess.py to the end") -> dict:
+    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object."""
     try:
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; run workflows/preprocess.py to the end first") from None
+        raise UserError(f"{path} is missing; {mend}") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; run workflows/preprocess.py again") from None
+        raise UserError(f"{path} cannot be read: {error}; {mend}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {mend}")
+    return value
 
 
 def finished_shard(folder: Path, name: str, fingerprint: str) -> ShardRecord | None:
@@ -211,6 +214,18 @@ def read_index(folder: Path) -> dict:
     return index
 
 
+def check_hashes(folder: Path, split: str) -> None:
+    """Read the shards of a split, and what the index names beside them, once.
+
+    Raises UserError for the first file whose bytes are not what the index says.
+    """
+    hashes = {shard.record.name: shard.record.sha256 for shard in open_shards(folder, split)}
+    for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
+        path = folder / name
+        if not path.exists() or file_sha256(path) != sha256:
+            raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
+
+
 class Shard:
     """Memory-mapped shard with rows as zero-copy NumPy views.
 
@@ -227,9 +242,12 @@ class Shard:
             raise UserError(
                 f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
             )
-        with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        try:
+            with pa.memory_map(str(path)) as source:
+                reader = pa.ipc.open_file(source)
+                batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{path} is damaged ({error}); run workflows/preprocess.py again to restore it") from None
         self.record = record
         self.schema = reader.schema
         self.columns = [{name: _views(batch.column(name)) for name in batch.schema.names} for batch in batches]
@@ -279,9 +297,10 @@ def _slice(values, start: int, stop: int):
 
 def open_shards(folder: Path, split: str) -> list[Shard]:
     """The shards of one split, in order. Raises UserError when the split is not there."""
-    records = [ShardRecord(**shard) for shard in read_index(folder)["shards"] if shard["split"] == split]
+    index = read_index(folder)
+    records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
     if not records:
-        raise UserError(f"{folder / 'index.json'} has no split {split!r}")
+        raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
     return [Shard(folder, record) for record in records]
 
 

@@ -20,7 +20,7 @@ from treeproc.parsers import ParserConfig, StanzaParser, read_trees
 from treeproc.readers import read_pairs
 from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, PARSED_SCHEMA, SPLIT_WORD_PREFIX, TEXT_SCHEMA, shard_name
 from treeproc.settings import Settings
-from treeproc.shards import Shard, ShardRecord, atomic_write, fingerprint, finished_shard, write_shard
+from treeproc.shards import Shard, ShardRecord, atomic_write, file_sha256, fingerprint, finished_shard, write_shard
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, mark_boundaries, train_pieces
 from treeproc.trees import UNANALYSED, SpanTree, join, normalise, parents_and_subtree_ends, split_words
 
@@ -102,7 +102,7 @@ def write_vocabulary(data: Path, text: Sequence[ShardRecord], parsed: Sequence[S
     folder = data / "encoded" / "vocab"
     mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump())
     done = folder / "fingerprint.txt"
-    if done.exists() and done.read_text().strip() == mark:
+    if done.exists() and done.read_bytes() == _vocabulary_note(folder, mark):
         return mark
     folder.mkdir(parents=True, exist_ok=True)
     names = {name for record in parsed for name in record.counts}
@@ -112,8 +112,15 @@ def write_vocabulary(data: Path, text: Sequence[ShardRecord], parsed: Sequence[S
     atomic_write(folder / "pieces.model", train_pieces(_training_lines(data, text, parsed), config))
     atomic_write(folder / "pos_tags.txt", LabelVocab(tags).file_bytes())
     atomic_write(folder / "labels.txt", LabelVocab(labels + [SPLIT_WORD_PREFIX + tag for tag in tags]).file_bytes())
-    atomic_write(done, f"{mark}\n".encode())
+    atomic_write(done, _vocabulary_note(folder, mark))
     return mark
+
+
+def _vocabulary_note(folder: Path, mark: str) -> bytes:
+    """What fingerprint.txt holds: the mark, and the hash of every file, so that a damaged one is made again."""
+    paths = [folder / name for name in ("pieces.model", "labels.txt", "pos_tags.txt")]
+    hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
+    return "\n".join([mark, *hashes, ""]).encode()
 
 
 class Encoder:

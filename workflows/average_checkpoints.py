@@ -20,7 +20,7 @@ class AverageConfig(Settings):
 
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, AverageConfig).parse_intermixed_args(argv)
-    if args.out is None:
+    if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run; --sample of workflows/train_wmt.py makes one")
     config = load_settings(AverageConfig, args.config, args.overrides)
     folder = average_checkpoints(args.out, config.last)

@@ -20,7 +20,8 @@ from treenet.inference.translate import read_split
 from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treeproc.preprocess import ParallelFiles, PreprocessConfig, preprocess, sample_splits, summary
-from treeproc.settings import Settings, build_arg_parser, load_settings, run_cli
+from treeproc.schema import SPLITS
+from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 from treeproc.shards import atomic_write, read_index
 from treeproc.stages import Encoder, TreeConfig
 from treeproc.trees import draw
@@ -133,6 +134,8 @@ def plot_curves(out: Path) -> Path:
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, DemoSettings).parse_intermixed_args(argv)
     settings = load_settings(DemoSettings, args.config, args.overrides)
+    if settings.splits and set(settings.splits) != set(SPLITS):
+        raise UserError(f"splits: the demo needs {', '.join(SPLITS)}, but there are {', '.join(settings.splits)}")
     out = (args.out or Path("demo-output")).absolute()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)

@@ -26,7 +26,9 @@ class TranslateSettings(Settings):
     """What to translate and how."""
 
     input: Path = Field(Path("/dev/stdin"), description="raw text, one sentence a line, plain or .gz; unset, standard input")
-    checkpoint: str = Field(AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder")
+    checkpoint: str = Field(
+        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
     lines_at_once: PositiveInt = Field(2000, description="lines that are parsed and translated together")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 

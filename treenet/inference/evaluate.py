@@ -13,7 +13,7 @@ from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
 from treeproc.settings import Settings, UserError
-from treeproc.shards import atomic_write, json_bytes, read_index, read_json
+from treeproc.shards import atomic_write, check_hashes, json_bytes, read_index, read_json
 
 SCORES = "scores.json"
 
@@ -23,7 +23,9 @@ class EvaluateSettings(Settings):
 
     split: str = Field("test", description="split of the data set to translate")
     data: Path | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
-    checkpoint: str = Field(AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder")
+    checkpoint: str = Field(
+        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
     untrained: bool = Field(False, description="a baseline: the weights of the run's seed before the first update")
     shuffle_trees: bool = Field(
         False, description="a control: every sentence gets a random tree of another shape over its own leaves"
@@ -72,6 +74,8 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
+    check_hashes(run.data / "encoded", settings.split)
+    _read_scores(folder)  # before hours of search, not after
     references = read_references(run.data, settings.split)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
 
@@ -86,9 +90,13 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
     atomic_write(folder / f"translations.{name}.txt", "".join(f"{line}\n" for line in lines).encode())
-    everything = read_json(folder / SCORES) if (folder / SCORES).exists() else {}
-    atomic_write(folder / SCORES, json_bytes({**everything, name: scores}))
+    atomic_write(folder / SCORES, json_bytes({**_read_scores(folder), name: scores}))
     return name, scores
+
+
+def _read_scores(folder: Path) -> dict:
+    path = folder / SCORES
+    return read_json(path, "remove it and run the same command again") if path.exists() else {}
 
 
 def format_scores(everything: dict[str, dict]) -> str:

@@ -9,7 +9,7 @@ from torch import nn
 
 from treenet.config import TrainConfig
 from treenet.models import VocabSizes, build_model
-from treenet.training.checkpoint import WEIGHTS, checkpoint_folders, checkpoint_step
+from treenet.training.checkpoint import WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import read_index, read_json
@@ -38,8 +38,10 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         folder = run / "checkpoints" / f"step_{int(checkpoint):08d}"
     else:
         folder = Path(checkpoint)
-    if (folder / WEIGHTS).is_file():
+    if is_whole(folder):
         return folder
+    if (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
     raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
 
@@ -64,6 +66,11 @@ def load_run(
     config, facts = load_settings(TrainConfig, run / "config.yaml"), read_json(run / "run.json")
     folder = None if untrained else checkpoint_folder(run, checkpoint)
     data = data or config.data
+    if not data.is_dir():
+        raise UserError(
+            f"{data}, the data set of {run}, is not there; where it moved, run the workflows/train_wmt.py command of the run "
+            "with data=NEW, which records the place"
+        )
     index = read_index(data / "encoded")
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(

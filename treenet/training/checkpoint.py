@@ -89,7 +89,10 @@ def save_checkpoint(
     trainer = {"optimizer": optimizer.state_dict(), "state": state}
     writers = {WEIGHTS: lambda path: save_model(model, str(path)), TRAINER: lambda path: torch.save(trainer, path)}
     _publish(folder, writers, {"step": step, **meta})
-    for old in checkpoint_folders(run_dir)[:-keep]:
+    folders = checkpoint_folders(run_dir)
+    # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
+    done = [path for path in folders if checkpoint_step(path) <= step]
+    for old in done[:-keep] + folders[len(done) :]:
         remove_checkpoint(old)
     for stale in folder.parent.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(stale, ignore_errors=True)

@@ -10,12 +10,17 @@ from treeproc.shards import atomic_write
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """The lines of RUN/metrics.jsonl; a last line that was cut off is left out."""
+    """The lines of RUN/metrics.jsonl up to the first one that was cut off or damaged."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    lines = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:  # a power cut leaves zeros
+            break
+    return lines
 
 
 def describe_metrics(line: dict) -> str:

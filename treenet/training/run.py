@@ -1,6 +1,5 @@
 """A training run from configuration to averaged model, in one folder that the same command continues."""
 
-import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -18,13 +17,14 @@ from treenet.training.checkpoint import (
     average_checkpoints,
     checkpoint_folders,
     checkpoint_step,
+    is_whole,
     latest_checkpoint,
     load_weights,
 )
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Outcome, train
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
-from treeproc.shards import atomic_write, json_bytes, locked, read_index, read_json
+from treeproc.shards import atomic_write, check_hashes, json_bytes, locked, read_index, read_json
 
 # May change between two commands on one run folder: none of them changes what a step computes. The
 # data set may move; its fingerprint may not change.
@@ -59,6 +59,7 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
     run_dir = Path(out).resolve()
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
+    check_hashes(config.data / "encoded", "train")
     source = ExampleSource(config.data / "encoded", "train")
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
     model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"]))
@@ -102,9 +103,9 @@ def _train(config: TrainConfig, run_dir: Path) -> Outcome:
 def _average(config: TrainConfig, run_dir: Path) -> Path:
     """Average unless RUN/averaged is already of the same checkpoints."""
     steps = [checkpoint_step(folder) for folder in checkpoint_folders(run_dir)][-config.average_checkpoints :]
-    meta = run_dir / "averaged" / "meta.json"
-    if meta.exists() and json.loads(meta.read_bytes())["averaged_steps"] == steps:
-        return meta.parent
+    folder = run_dir / "averaged"
+    if is_whole(folder) and read_json(folder / "meta.json")["averaged_steps"] == steps:
+        return folder
     return average_checkpoints(run_dir, config.average_checkpoints)
 
 
@@ -131,12 +132,12 @@ def make_run_folder(run_dir: Path) -> None:
 
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping) -> None:
     """Refuse to continue a run of another configuration or other data, naming what differs."""
-    if not (run_dir / "config.yaml").exists() or not (run_dir / "run.json").exists():
-        return
+    if not checkpoint_folders(run_dir):
+        return  # nothing was trained here yet: a setting that was refused may be mended
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
     changed = [line for name in new if name not in OPERATIONAL for line in differences(old[name], new[name], name)]
-    before = read_json(run_dir / "run.json")["data_fingerprint"]
+    before = read_json(run_dir / "run.json", "restore it, or use another --out").get("data_fingerprint")
     if before != facts["data_fingerprint"]:
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
     if changed:
