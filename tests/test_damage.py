@@ -1,0 +1,95 @@
+"""Damaged files are found before they are used, and what can be mended is."""
+
+import subprocess
+import sys
+
+import pytest
+from toydata import write_toy_data
+
+from treenet.config import TrainConfig
+from treenet.inference.run import load_run
+from treenet.training.logs import read_metrics
+from treenet.training.run import run_training
+from treeproc.settings import UserError, load_settings, read_yaml, run_cli
+
+OVERRIDES = ("model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_toy_data(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def config_of(data, *overrides) -> TrainConfig:
+    return load_settings(TrainConfig, None, [f"data={data}", "workers=0", "max_steps=2", *OVERRIDES, *overrides])
+
+
+def flip(path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_byte_in_a_shard_stops_training(data, tmp_path):
+    flip(next((data / "encoded").glob("train-*.arrow")))
+    with pytest.raises(UserError, match=r"train-.*\.arrow is damaged: its hash"):
+        run_training(config_of(data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_average_is_refused_and_made_again(data, tmp_path):
+    run = tmp_path / "run"
+    run_training(config_of(data), run)
+    load_run(run)
+    flip(run / "averaged" / "model.safetensors")
+    with pytest.raises(UserError, match=r"averaged is damaged; run workflows/average_checkpoints.py"):
+        load_run(run)
+    run_training(config_of(data), run)
+    load_run(run)
+
+
+def test_zeros_after_a_power_cut_do_not_stop_reading(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"event": "train", "step": 1}\n\x00\x00\n{"event": "train", "step": 3}\n')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
+def test_a_refused_setting_can_be_mended_in_the_same_folder(data, tmp_path):
+    with pytest.raises(UserError, match=r"batch\.max_tokens"):
+        run_training(config_of(data, "batch.max_tokens=1"), tmp_path / "run")
+    assert run_training(config_of(data), tmp_path / "run").finished
+
+
+@pytest.mark.parametrize("text", ["? [a]\n: b", "a: " + "9" * 5000, "{a: nan: b}"])
+def test_odd_yaml_is_one_line(text):
+    with pytest.raises(UserError, match="x, line 1|not valid YAML") as error:
+        read_yaml(text, "x")
+    assert "\n" not in str(error.value)
+
+
+def test_not_a_number_is_no_setting(data):
+    with pytest.raises(UserError, match=r"optimizer\.learning_rate"):
+        config_of(data, "optimizer.learning_rate=.nan")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UserError("what and where"), 2, "error: what and where\n"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command continues\n"),
+        (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied; free space, or choose another --out\n"),
+    ],
+)
+def test_every_end_has_its_status_and_one_line(error, status, message, capsys):
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        run_cli(main)
+    assert end.value.code == status and capsys.readouterr().err == message
+
+
+def test_a_reader_that_leaves_is_no_traceback(repository):
+    command = f"{sys.executable} {repository / 'workflows' / 'preprocess.py'} --help | head -n 1"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+    assert run.stdout.startswith("usage:") and "Traceback" not in run.stderr
