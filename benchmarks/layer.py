@@ -16,13 +16,14 @@ trees, which all layers share, stands apart as `structure_mib`. Dropout is 0. Ra
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from layer_baselines import SlowTreeAttention, released_accumulation, slow_bytes
 from layer_trees import encoded_structure, random_structure
-from measure import MIB, Step, emit, peak_bytes, time_interleaved
+from measure import MIB, Step, emit, make_step, peak_bytes, time_interleaved
 from torch import Tensor, nn
 
 from treenet.layers.attention import padding_to_attend_mask
@@ -80,31 +81,6 @@ CASES = {
 }
 
 
-@dataclass
-class Alternatives:
-    """Steps of a case by name; `modules` share nothing but their inputs."""
-
-    inputs: list[Tensor]
-    device: torch.device
-    half: bool
-
-    def step(self, module: nn.Module, forward) -> Step:
-        """Forward and backward of `forward()`, with fresh gradients of the module's parameters and of the inputs."""
-
-        def run() -> None:
-            for tensor in (*self.inputs, *module.parameters()):
-                tensor.grad = None
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.half):
-                out = forward()
-            out.backward(self.grad.to(out.dtype))
-
-        return run
-
-    @property
-    def grad(self) -> Tensor:
-        return torch.ones(1, device=self.device).expand(self.inputs[0].shape)
-
-
 def build_structure(case: Case, options: argparse.Namespace) -> TreeStructure:
     if options.data:
         structure = encoded_structure(options.data, options.split, case.batch, case.num_leaves)
@@ -127,11 +103,14 @@ def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespac
     torch_layer = torch_layer.to(device)
     torch_mask = None if padding is None else pad_mask
     run_ours, run_plain = (torch.compile(m) if options.compile else m for m in (ours, plain))
-    alternatives = Alternatives([source], device, options.dtype == "bf16")
+
+    def step(module: nn.Module, forward: Callable[[], Tensor]) -> Step:
+        return make_step([source, *module.parameters()], forward, half=options.dtype == "bf16")
+
     steps = {
-        "tree": alternatives.step(ours, lambda: run_ours(source, None, structure)),
-        "plain": alternatives.step(plain, lambda: run_plain(source, padding)),
-        "torch": alternatives.step(torch_layer, lambda: torch_layer(source, src_key_padding_mask=torch_mask)),
+        "tree": step(ours, lambda: run_ours(source, None, structure)),
+        "plain": step(plain, lambda: run_plain(source, padding)),
+        "torch": step(torch_layer, lambda: torch_layer(source, src_key_padding_mask=torch_mask)),
     }
     if options.slow and slow_bytes(structure, config.d_model) < SLOW_LIMIT_BYTES:
         naive, released = EncoderLayer(config, tree).to(device), EncoderLayer(config, tree).to(device)
@@ -139,8 +118,8 @@ def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespac
         naive.self_attention = SlowTreeAttention(naive.self_attention, structure)
         released.self_attention = SlowTreeAttention(released.self_attention, structure, released_accumulation)
         check_agreement(ours, naive, source, structure, ~pad_mask)
-        steps["naive"] = alternatives.step(naive, lambda: naive(source, None))
-        steps["released"] = alternatives.step(released, lambda: released(source, None))
+        steps["naive"] = step(naive, lambda: naive(source, None))
+        steps["released"] = step(released, lambda: released(source, None))
     return steps
 
 
@@ -148,7 +127,7 @@ def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeS
     """A decoder layer over the memory of leaves and nodes, its keys and values projected in the step."""
     config, tree, device = LayerConfig(), TreeConfig(), source.device
     target = torch.randn(len(source), TARGET_LENGTH, config.d_model, device=device, requires_grad=True)
-    alternatives = Alternatives([target, source], device, options.dtype == "bf16")
+    half = options.dtype == "bf16"
     steps = {}
     for name, layer, trees in (("tree", DecoderLayer(config, tree), structure), ("plain", DecoderLayer(config), None)):
         layer = layer.to(device)
@@ -157,12 +136,14 @@ def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeS
             return layer(target, layer.cross_attention.project_memory(source, trees), padding)[0]
 
         run = torch.compile(forward) if options.compile else forward
-        steps[name] = alternatives.step(layer, run)
+        steps[name] = make_step([target, source, *layer.parameters()], run, half)
     torch_layer = nn.TransformerDecoderLayer(config.d_model, config.num_heads, config.d_ff, dropout=0.0, batch_first=True)
     torch_layer = torch_layer.to(device)
     causal = nn.Transformer.generate_square_subsequent_mask(TARGET_LENGTH, device=device)
-    steps["torch"] = alternatives.step(
-        torch_layer, lambda: torch_layer(target, source, tgt_mask=causal, tgt_is_causal=True)
+    steps["torch"] = make_step(
+        [target, source, *torch_layer.parameters()],
+        lambda: torch_layer(target, source, tgt_mask=causal, tgt_is_causal=True),
+        half,
     )
     return steps
 

@@ -45,7 +45,7 @@ def random_document(num_leaves: int, num_nodes: int, rng: np.random.Generator) -
         share[index] += 1
     rows, leaf = [np.array([[0, num_leaves, num_nodes]])], 0
     for length, nodes in zip(lengths, np.minimum(share, np.array(lengths) - 1), strict=True):
-        rows.append(random_tree(length, int(nodes), rng) + [leaf, leaf, sum(map(len, rows))])
+        rows.append(random_tree(length, int(nodes), rng) + np.array([leaf, leaf, sum(map(len, rows))]))
         leaf += length
     spans = np.concatenate(rows)
     spans[0, 2] = len(spans)

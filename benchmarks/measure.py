@@ -3,10 +3,11 @@
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
@@ -16,6 +17,19 @@ Step = Callable[[], None]
 def emit(benchmark: str, case: str, metric: str, value: float, **more: object) -> None:
     """One JSON line on standard output; nothing else goes there."""
     print(json.dumps({"benchmark": benchmark, "case": case, "metric": metric, "value": round(value, 4), **more}), flush=True)
+
+
+def make_step(tensors: Sequence[Tensor], forward: Callable[[], Tensor], half: bool = False) -> Step:
+    """Forward and backward of `forward()`, with fresh gradients of `tensors`; `half` is bf16 autocast."""
+
+    def step() -> None:
+        for tensor in tensors:
+            tensor.grad = None
+        with torch.autocast(tensors[0].device.type, dtype=torch.bfloat16, enabled=half):
+            out = forward()
+        out.backward(torch.ones((), dtype=out.dtype, device=out.device).expand(out.shape))
+
+    return step
 
 
 @dataclass

@@ -12,7 +12,9 @@ from strategies import Tree, batches, right_branching, tree_from_spans
 
 from treenet.config import TreeAttentionConfig
 from treenet.layers.accumulation import HierarchicalAccumulation
-from treenet.structure import TreeStructure
+from treenet.layers.path_sums import sum_along_paths, sum_padded_paths
+from treenet.layers.replace_nodes import replace_nodes
+from treenet.structure import TreeStructure, choose_sparse
 from treeproc.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden" / "golden_tree_attention.pt"
@@ -22,8 +24,8 @@ D_MODEL, HEADS = 8, 2
 FIGURE_1 = Tree(5, [[0, 5, 4], [0, 2, 2], [2, 5, 4], [3, 5, 4]], [-1, 0, 0, 2])
 
 
-def build_structure(sentences: list[Tree]) -> TreeStructure:
-    return TreeStructure.build([t.num_leaves for t in sentences], [t.span_array for t in sentences])
+def build_structure(sentences: list[Tree], **options) -> TreeStructure:
+    return TreeStructure.build([t.num_leaves for t in sentences], [t.span_array for t in sentences], **options)
 
 
 def build_accumulation(seed: int = 0, **config) -> HierarchicalAccumulation:
@@ -56,9 +58,9 @@ def real_positions(structure: TreeStructure, row: int) -> torch.Tensor:
     return (~torch.cat([structure.leaf_pad_mask[row], structure.node_pad_mask[row]])).nonzero()[:, 0]
 
 
-def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation) -> None:
+def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation, sparse: bool | None = None) -> None:
     """Values and gradients of the batched module equal the oracle's on each sentence alone."""
-    structure = build_structure(sentences)
+    structure = build_structure(sentences, sparse=sparse)
     shape = (len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL)
     states, vectors, grad = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
     states.requires_grad_(), vectors.requires_grad_()
@@ -81,18 +83,69 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches())
-@settings(deadline=None, max_examples=25)
-def test_equals_oracle(config, sentences):
-    check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config))
+@settings(deadline=None, max_examples=20)
+def test_equals_oracle(config, sparse, sentences):
+    check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config), sparse)
 
 
+@given(sentences=batches())
+@settings(deadline=None, max_examples=30)
+def test_path_sums_of_both_devices_agree(sentences):
+    """The CPU's operator, and the running sum that a GPU gets: each branch's rows, and gradients."""
+    branches = build_structure(sentences).branches
+    rows = torch.randn(len(branches.leaf), 2, dtype=torch.float64, requires_grad=True)
+    sums = [sum_along_paths(rows, branches), sum_padded_paths(rows, branches)]
+    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-12)
+    grads = [torch.autograd.grad(out.square().sum(), rows)[0] for out in sums]
+    torch.testing.assert_close(*grads, rtol=1e-12, atol=1e-12)
+
+
+def test_replaced_nodes_by_gradcheck():
+    torch.manual_seed(0)
+    for num_weights in (1, HEADS):
+        shapes = (2, 5, D_MODEL), (2, num_weights, 2, 5), (2, 2, num_weights, D_MODEL // HEADS)
+        inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+        assert torch.autograd.gradcheck(lambda *args: replace_nodes(*args, HEADS), inputs)
+
+
+@pytest.mark.parametrize("num_leaves", [50, 400])
+def test_maps_grow_with_spans_and_subtrees_alone(num_leaves):
+    """No list is longer than a chain's pairs of node and leaf, or of node and node: about n^2 / 2, not n^3 / 6."""
+    structure = build_structure([right_branching(num_leaves)], attention_path="window")
+    nodes = num_leaves - 1
+    assert len(structure.branches.leaf) == nodes * (num_leaves + 2) / 2
+    assert len(structure.branches.pair_first) == nodes * (nodes + 1) / 2
+    longest = max(x.numel() for x in vars(structure.branches).values() if isinstance(x, torch.Tensor))
+    assert longest <= len(structure.branches.leaf) + len(structure.branches.pair_first)
+
+
+def test_a_long_document_costs_what_its_sentences_cost():
+    """One sentence more adds the same entries, whatever the document's length."""
+    sizes = []
+    sentence = right_branching(20).span_array
+    for count in (2, 40, 160):
+        spans = np.concatenate([sentence + np.array([20 * k, 20 * k, 19 * k]) for k in range(count)])
+        structure = TreeStructure.build([20 * count], [spans])
+        assert structure.branches.sparse == (count > 2)
+        sizes.append(len(structure.branches.position) / count)
+    assert sizes[1] == sizes[2]
+
+
+def test_sparse_sums_are_for_sparse_trees():
+    assert not choose_sparse(300, 1000) and choose_sparse(10, 1000)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("rule", ["paper", "released"])
-def test_counts_past_the_tables_use_their_last_row(rule):
+def test_counts_past_the_tables_use_their_last_row(rule, sparse):
     chain = right_branching(26)
     assert build_structure([chain]).branches.height.max() == 25
-    check_against_reference([chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7))
+    check_against_reference(
+        [chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7), sparse
+    )
 
 
 def test_deeper_than_the_default_tables():
@@ -215,7 +268,13 @@ def test_no_nodes_and_no_leaves():
     assert not out[:, 3].any()
 
 
-@pytest.mark.parametrize("spans", [[[0, 4, 1]], [[2, 2, 1]], [[0, 3, 2]], [[0, 3, 2], [0, 2, 1]], [[-1, 3, 1]]])
+@pytest.mark.parametrize(
+    "spans",
+    [
+        *([[0, 4, 1]], [[2, 2, 1]], [[0, 3, 2]], [[0, 3, 2], [0, 2, 1]], [[-1, 3, 1]]),
+        *([[1, 3, 2], [0, 2, 2]], [[0, 2, 2], [1, 3, 2]], [[0, 3, 2], [0, 2, 3], [0, 1, 3]]),
+    ],
+)
 def test_wrong_spans_are_refused(spans):
     with pytest.raises(UserError, match="tree 1 of the batch, node"):
         TreeStructure.build([3, 3], [np.array([[0, 3, 1]]), np.array(spans)])

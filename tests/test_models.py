@@ -9,6 +9,8 @@ from strategies import Tree, batches, right_branching
 from treenet.batch import TreeBatch, collate
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.models import VocabSizes, build_model
+from treenet.structure import TreeStructure
+from treenet.structure.attention import OneCall
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError
 
@@ -59,6 +61,44 @@ def test_a_sentence_does_not_see_its_batch(name, config, sentences):
         alone = collate([example])
         expected = real_logits(model(alone), alone, 0)
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["two", "window"])
+@given(sentences=batches(max_size=3, max_leaves=12))
+@settings(deadline=None, max_examples=8)
+def test_every_path_gives_the_same_whatever_the_batch(path, sentences):
+    """Alone on the path of short sentences, and in a padded batch on another path, summed entry by entry."""
+    model = tiny_model("tree_transformer")
+    trees = [right_branching(14), *sentences]
+    together = batch_of(trees)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treenet.structure.attention.WINDOW", 4)
+        together.structure = TreeStructure.build(
+            [t.num_leaves for t in trees], [t.span_array for t in trees], attention_path=path, sparse=True
+        )
+    logits = model(together)
+    for row, tree in enumerate(trees):
+        alone = collate([example_of(tree, row)])
+        assert isinstance(alone.structure.attention, OneCall)
+        expected = real_logits(model(alone), alone, 0)
+        torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ["one", "two", "window"])
+def test_the_encoder_compiles_without_graph_breaks(path):
+    torch.manual_seed(0)
+    sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    model = build_model(ModelConfig(**sizes), VOCAB).eval()
+    trees = [right_branching(6), right_branching(3)]
+    batch = batch_of(trees)
+    batch.structure = TreeStructure.build(
+        [t.num_leaves for t in trees], [t.span_array for t in trees], attention_path=path, sparse=path == "window"
+    )
+    torch._dynamo.reset()
+    states = [encode(batch).states for encode in (model.encode, torch.compile(model.encode, fullgraph=True, backend="aot_eager"))]
+    torch.testing.assert_close(*states)
+    grads = [torch.autograd.grad(x.square().sum(), list(model.encoder_layers.parameters())) for x in states]
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """Self- and cross-attention over trees against the slow oracle and the golden vectors."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +10,8 @@ from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tr
 
 from treenet.config import TreeAttentionConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, SelfAttention, padding_to_attend_mask
-from treenet.structure import TreeStructure
+from treenet.layers.scaled_dot_product import attend_subtrees
+from treenet.structure import TreeStructure, choose_attention_path
 
 D_MODEL, HEADS = 8, 2
 
@@ -17,6 +19,14 @@ D_MODEL, HEADS = 8, 2
 def structure_masks(structure: TreeStructure, subtree_mask: bool) -> torch.Tensor | None:
     pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
     return None if subtree_mask else padding_to_attend_mask(pad_mask)
+
+
+def build_on_path(sentences: list[Tree], path: str) -> TreeStructure:
+    """With windows so small that short sentences need several, and have wide nodes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treenet.structure.attention.CHUNK", 2)
+        patch.setattr("treenet.structure.attention.WINDOW", 3)
+        return build_structure(sentences, attention_path=path)
 
 
 def randomise(module: torch.nn.Module) -> torch.nn.Module:
@@ -67,13 +77,14 @@ def check_close_with_grads(pairs, inputs) -> None:
         torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("path", ["one", "two", "window"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
-@given(sentences=batches(max_size=2, max_leaves=5))
-@settings(deadline=None, max_examples=10)
-def test_self_attention_equals_oracle(config, sentences):
+@given(sentences=batches(max_size=2, max_leaves=6))
+@settings(deadline=None, max_examples=8)
+def test_self_attention_equals_oracle(config, path, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, tree_config))
-    structure = build_structure(sentences)
+    structure = build_on_path(sentences, path)
     x = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
     fast = module(x, structure_masks(structure, tree_config.subtree_mask), structure)
     assert fast.isfinite().all()
@@ -97,7 +108,8 @@ def test_cross_attention_equals_oracle(config, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, tree_config))
     structure = build_structure(sentences)
-    memory = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
+    shape = len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL
+    memory = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x = torch.randn(len(sentences), 3, D_MODEL, dtype=torch.float64, requires_grad=True)
     fast = module(x, module.project_memory(memory, structure), structure_masks(structure, subtree_mask=False))
     pairs = []
@@ -186,6 +198,56 @@ def test_a_memory_of_padding_alone_gives_no_nan():
     out = module(torch.randn(2, 2, D_MODEL).double(), module.project_memory(memory), attend_mask)
     out.sum().backward()
     assert out.isfinite().all() and memory.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("path", ["two", "window"])
+@given(sentences=batches(max_leaves=14))
+@settings(deadline=None, max_examples=15)
+def test_fused_attention_equals_torch_operators(path, sentences):
+    """The CPU's operator and what other devices and attention dropout get: results and gradients at real positions."""
+    structure = build_on_path(sentences, path)
+    shape = len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    real = ~torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
+    outs = [attend_subtrees(*inputs, structure, HEADS, 0.0, fused=fused)[real] for fused in (True, False)]
+    check_close_with_grads([tuple(outs)], inputs)
+
+
+def test_paths_by_size():
+    assert choose_attention_path(28, 20) == choose_attention_path(128, 100) == "one"
+    assert choose_attention_path(200, 160) == "two"
+    assert choose_attention_path(512, 420) == choose_attention_path(4096, 3500) == "window"
+
+
+def test_windows_grow_with_the_document_alone():
+    """Sentences of a document under a dummy root: a fixed number of cells a sentence, and one wide node."""
+    cells = []
+    for count in (20, 80):
+        sentence, nodes = right_branching(25).span_array, 24
+        sentences = [sentence + np.array([25 * k, 25 * k, 1 + nodes * k]) for k in range(count)]
+        spans = np.concatenate([[[0, 25 * count, 1 + nodes * count]], *sentences])
+        maps = TreeStructure.build([25 * count], [spans], attention_path="window").attention
+        assert maps.wide_count.tolist() == [1] and maps.query_count.sum() == nodes * count
+        cells.append(maps.mask.numel() / count)
+    assert cells[0] == cells[1]
+
+
+@pytest.mark.parametrize("path", ["one", "two", "window"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_paths_under_bf16_autocast(path, fused):
+    """States and gradients stay within bf16's rounding of float32."""
+    module = SelfAttention(64, 4, 0.0 if fused else 1e-9, TreeAttentionConfig())
+    structure = build_on_path([right_branching(40), FIGURE_1], path)
+    x = torch.randn(2, structure.num_leaves + structure.num_nodes, 64, requires_grad=True)
+    real = ~torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
+    outs, grads = [], []
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = module(x, None, structure)[real]
+        outs.append(out.float())
+        grads.append(torch.autograd.grad(out.float().square().sum(), x)[0])
+    for expected, found in (outs, grads):
+        assert (found - expected).norm() / expected.norm() < 0.03
 
 
 def test_attention_dropout_is_active_in_training_alone():

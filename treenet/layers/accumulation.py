@@ -6,12 +6,12 @@ P branches (node i, leaf j), Q pairs (node i, node t of its subtree); see `treen
 Equations 5 to 8 are linear in the vectors of leaves and nodes. The weight of leaf j in node i is
 `a_ij = w_j / (span length of i * |C_j^i|)`; node t of i's subtree lies on the branches of its own leaves, so its weight
 in node i is the sum of a_ij over the span of t, a difference of two running sums. These P + Q scalars replace S in
-R^{(m+1) x n x d}: the nodes are one product with the vectors for all heads, by matrices [N, S] for sentences and as a sum
+R^{(m+1) x n x d}; the nodes are one product with the vectors for all heads, by matrices [N, S] for sentences and as a sum
 over the P + Q entries for documents.
 
 Equation 10 adds, for every node t of a branch, row |V_j^t| of the vertical table to the first K / 2 dimensions and row
 |H_j^t| of the horizontal table to the last K / 2. A branch (i, j) is the lower part, |V_j^i| nodes long, of the path above
-leaf j: running sums along the path hold the rows of all its branches. Vertical rows 1 to |V_j^i| are the same for every leaf.
+leaf j: running sums along the path hold the rows of all its branches, P vectors of width K for all nodes and heads.
 
 Precision. All of this runs in float32 at least, autocast or not; only inputs and outputs are rounded. Vectors are added,
 never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64. TF32, when it
@@ -27,6 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from treenet.layers.path_sums import sum_along_paths
+from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
 
 if TYPE_CHECKING:
@@ -71,18 +73,21 @@ class HierarchicalAccumulation(nn.Module):
 
     def accumulate(self, states: Tensor, vectors: Tensor, structure: TreeStructure) -> Tensor:
         """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
-        leaves, nodes = structure.num_leaves, structure.num_nodes
-        branches = structure.branches
-        dtype = torch.promote_types(vectors.dtype, torch.float32)
+        nodes, branches, given = structure.num_nodes, structure.branches, vectors.dtype
+        dtype = torch.promote_types(given, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
             weights = self._weigh_branches(states.to(dtype), branches)  # [W, P]
             entries = torch.cat([weights, sum_pairs(weights, branches)], dim=1)  # [W, P + Q]
-            multiply = multiply_sparse if branches.sparse else multiply_dense
-            node_vectors = multiply(entries, vectors.to(dtype), nodes, branches)  # [B, N, D]
-            if self.embeds:
-                node_vectors = self._add_embeddings(node_vectors, weights, branches)
-        leaf_vectors = vectors.split((leaves, nodes), dim=1)[0]
-        return torch.cat([leaf_vectors, node_vectors.to(vectors.dtype)], dim=1)
+            embedding = self._embed(weights, branches).unflatten(0, (-1, nodes)) if self.embeds else None  # [B, N, W, K]
+            vectors = vectors.to(dtype)
+            if branches.sparse:
+                out = self._multiply_sparse(entries, vectors, embedding, structure)
+            else:
+                matrix = entries.new_zeros(len(entries), len(vectors) * nodes * vectors.shape[1])
+                matrix = matrix.index_copy(1, branches.cell, entries)
+                matrix = matrix.view(len(entries), len(vectors), nodes, -1).transpose(0, 1)  # [B, W, N, S]
+                out = replace_nodes(vectors, matrix, embedding, self.num_heads)
+        return out.to(given)
 
     def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
         """a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
@@ -91,26 +96,31 @@ class HierarchicalAccumulation(nn.Module):
         count = branches.height + 1 if self.rule == "paper" else branches.height
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
 
-    def _add_embeddings(self, node_vectors: Tensor, weights: Tensor, branches: BranchMaps) -> Tensor:
-        """Adds what the embeddings E of equation 9 contribute to each node; heads share it unless they have weights of their own."""
-        rows = self.horizontal.to(weights.dtype)[clamp(branches.path_rank, self.horizontal)]
-        max_height = rows.shape[2]
-        if self.rule == "paper":
-            level = torch.arange(max_height, device=weights.device)
-            vertical = self.vertical.to(weights.dtype)[clamp(level, self.vertical)].cumsum(0)
-            vertical = sum_rows(vertical, branches.height - 1, weights, branches.first)
-            horizontal = sum_rows(rows.cumsum(2).flatten(0, 2), branches.on_path, weights, branches.first)
-            embedding = torch.cat([vertical, horizontal], dim=2)
-        else:
-            rows = torch.cat([self.vertical.to(weights.dtype)[clamp(branches.path_depth, self.vertical)], rows], dim=3)
-            embedding = sum_rows(rows.cumsum(2).flatten(0, 2), branches.on_path, weights, branches.first)
-        embedding = embedding.transpose(0, 1).unflatten(0, node_vectors.shape[:2])  # [B, N, W, K]
-        return (node_vectors.unflatten(2, (self.num_heads, -1)) + embedding).flatten(2)
+    def _embed(self, weights: Tensor, branches: BranchMaps) -> Tensor:
+        """What the embeddings E of equation 9 add to each node [B * N, W, K]; heads of the same leaf weights share it."""
+        level = branches.path_height if self.rule == "paper" else branches.path_depth
+        rows = [read_rows(self.vertical, level), read_rows(self.horizontal, branches.path_rank)]
+        rows = sum_along_paths(torch.cat(rows, dim=1).to(weights.dtype), branches)  # of all nodes on a branch
+        return sum_rows(rows, branches.on_path, weights, branches.first).transpose(0, 1)
+
+    def _multiply_sparse(self, entries: Tensor, vectors: Tensor, embedding: Tensor | None, structure: TreeStructure) -> Tensor:
+        """What `replace_nodes` computes, from entries [W, P + Q] one by one: [B, S, D]."""
+        branches, num_weights = structure.branches, len(entries)
+        rows = vectors.reshape(vectors.shape[0] * vectors.shape[1] * num_weights, -1)  # [B * S * W, D / W]
+        entries = entries.index_select(1, branches.order)
+        head = torch.arange(num_weights, device=entries.device)[:, None]
+        index = (branches.position * num_weights + head).flatten()
+        first = (branches.first_entry + entries.shape[1] * head).flatten()
+        nodes = sum_rows(rows, index, entries.reshape(1, -1), first)  # [1, W * B * N, D / W]
+        nodes = nodes.view(num_weights, len(vectors), structure.num_nodes, -1).permute(1, 2, 0, 3).flatten(2)
+        if embedding is not None:
+            nodes = (nodes.unflatten(2, (self.num_heads, -1)) + embedding).flatten(2)
+        return torch.cat([vectors.split((structure.num_leaves, structure.num_nodes), dim=1)[0], nodes], dim=1)
 
 
-def clamp(index: Tensor, table: Tensor) -> Tensor:
-    """A count past the table uses its last row."""
-    return index.clamp(max=len(table) - 1)
+def read_rows(table: Tensor, count: Tensor) -> Tensor:
+    """Rows of the counts [P] less 1 of a table: [P, K / 2]. A count past the table uses its last row."""
+    return F.embedding(count.clamp(max=len(table) - 1), table)
 
 
 def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
@@ -131,24 +141,3 @@ def sum_rows(rows: Tensor, index: Tensor, weights: Tensor, first: Tensor) -> Ten
         first = (first + num_items * torch.arange(num_weights, device=first.device)[:, None]).flatten()
     out = F.embedding_bag(index, rows, first, mode="sum", per_sample_weights=weights.flatten())
     return out.view(num_weights, -1, rows.shape[1])
-
-
-def multiply_dense(entries: Tensor, vectors: Tensor, nodes: int, branches: BranchMaps) -> Tensor:
-    """entries [W, P + Q] as matrices [B, W, N, S] times vectors [B, S, D] -> [B, N, D]."""
-    num_weights, (batch, positions, _) = len(entries), vectors.shape
-    matrix = entries.new_zeros(num_weights, batch * nodes * positions).index_copy(1, branches.cell, entries)
-    matrix = matrix.view(num_weights, batch, nodes, positions).transpose(0, 1)
-    split = vectors.unflatten(2, (num_weights, -1)).transpose(1, 2)  # [B, W, S, D / W]
-    return (matrix @ split).transpose(1, 2).flatten(2)
-
-
-def multiply_sparse(entries: Tensor, vectors: Tensor, nodes: int, branches: BranchMaps) -> Tensor:
-    """The same, entry by entry."""
-    num_weights, (batch, positions, _) = len(entries), vectors.shape
-    rows = vectors.reshape(batch * positions * num_weights, -1)  # [B * S * W, D / W]
-    entries = entries.index_select(1, branches.order)
-    head = torch.arange(num_weights, device=entries.device)[:, None]
-    index = (branches.position * num_weights + head).flatten()
-    first = (branches.first_entry + entries.shape[1] * head).flatten()
-    out = sum_rows(rows, index, entries.reshape(1, -1), first)  # [1, W * B * N, D / W]
-    return out.view(num_weights, batch, nodes, -1).permute(1, 2, 0, 3).flatten(2)

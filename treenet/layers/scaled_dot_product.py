@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treenet.layers.fused_attention import fused_attention
 from treenet.structure import TreeStructure
-from treenet.structure.attention import OneCall, TwoCalls, Windows
+from treenet.structure.attention import OneCall, TwoCalls
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -27,16 +28,29 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | 
 
 
 def attend_subtrees(
-    queries: Tensor, keys: Tensor, values: Tensor, structure: TreeStructure, num_heads: int, dropout_p: float
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    structure: TreeStructure,
+    num_heads: int,
+    dropout_p: float,
+    fused: bool | None = None,
 ) -> Tensor:
-    """Leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D]."""
+    """Leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D].
+
+    `fused` overrides the choice between the CPU's operator and PyTorch's own ones.
+    """
     maps = structure.attention
+    if fused is None:
+        fused = queries.device.type == "cpu" and not dropout_p
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
 
     if isinstance(maps, OneCall):
         return call(queries, keys, values, maps.attend_mask)
+    if fused:
+        return fused_attention(queries, keys, values, maps, num_heads)
     sizes = structure.num_leaves, structure.num_nodes
     leaf_queries, node_queries = queries.split(sizes, dim=1)
     leaf_keys, leaf_values = keys.split(sizes, dim=1)[0], values.split(sizes, dim=1)[0]

@@ -23,8 +23,8 @@ AttentionPath = Literal["one", "two", "window"]
 CHUNK = 64
 WINDOW = 64
 # Positions of a tree from which a path is fastest for forward and backward (one CPU thread, D = 512, 8 heads).
-TWO_FROM_POSITIONS = 100
-WINDOW_FROM_POSITIONS = 600
+TWO_FROM_POSITIONS = 320
+WINDOW_FROM_POSITIONS = 480
 
 
 def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
@@ -58,9 +58,11 @@ class Windows:
     num_leaves: int
     leaf_mask: Tensor | None  # [B, 1, 1, L], as in `TwoCalls`
     query: Tensor  # [C, CHUNK] flat position
+    query_count: Tensor  # [C] used queries of each chunk
     key: Tensor  # [C, 2 * WINDOW] flat position
     mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries see the first key
     wide_query: Tensor  # [B, G] flat position
+    wide_count: Tensor  # [B] used queries of each tree
     wide_mask: Tensor  # [B, 1, G, S] bool, True = may attend; unused queries see the first key
     place: Tensor  # [B, N] row of each node in the results of chunks and then wide nodes; padding takes any
 
@@ -142,7 +144,9 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
             wide_mask[b, index, leaves + i : leaves + table.subtree_end[b, i]] = True
     query = tree * positions + leaves + node
     wide_query += np.arange(batch)[:, None] * positions
-    return query, tree * positions + key, mask[:, None], wide_query, wide_mask[:, None], place
+    wide_count = np.array([len(members) for members in wide])
+    chunks = query, used.sum(axis=1), tree * positions + key, mask[:, None]
+    return *chunks, wide_query, wide_count, wide_mask[:, None], place
 
 
 def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[int, np.ndarray]]:

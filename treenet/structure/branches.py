@@ -4,6 +4,9 @@ Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of 
 largest height. A branch (i, j) is a node i and a leaf j of its span; the nodes on it are V_j^i of the paper. Branches
 and pairs are ordered by node i, then by leaf or node. Both lists are as long as the spans and subtrees together: about
 n log n for a parse of n leaves, n^2 / 2 for a chain; nothing here is longer.
+
+Path order is by height, then by leaf, those of most ancestors first: the leaves of height h + 1 are the first ones of
+height h, and sums along the paths to the root are sums of neighbouring blocks.
 """
 
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.spans import SpanTable, expand
+from treenet.structure.spans import SpanTable, check_nested, expand
 
 # A sparse sum of E entries takes as long as a dense product of about 12 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 12
@@ -32,13 +35,17 @@ class BranchMaps:
 
     leaf: Tensor  # [P] flat position of leaf j in [B, S]
     height: Tensor  # [P] |V_j^i|
-    length: Tensor  # [P] leaves of node i
+    length: Tensor  # [P] span length of node i
     first: Tensor  # [B * N] first branch of each node
-    on_path: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, H]
-    path_rank: Tensor  # [B, L, H] |H_j^t| - 1 of the nodes t above leaf j, the lowest first; 0 where there is none
-    path_depth: Tensor  # [B, L, H] proper ancestors of these nodes; 0 where there is none
+    on_path: Tensor  # [P] each branch's place in path order
+    path_height: Tensor  # [P] |V_j^i| - 1, in path order
+    path_rank: Tensor  # [P] |H_j^i| - 1, in path order
+    path_depth: Tensor  # [P] proper ancestors of node i, in path order
+    path_cell: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, H], in path order
+    level_size: Tensor  # [H] branches of each height
     pair_first: Tensor  # [Q] first branch (i, j) with j under t
     pair_last: Tensor  # [Q] one past the last of them
+    num_leaves: int  # B * L
     sparse: bool  # how entries, branches and then pairs, are laid out
     cell: Tensor  # [P + Q] dense: flat cell of each entry in [B, N, S]; sparse: empty
     order: Tensor  # [P + Q] sparse: entries ordered by node; dense: empty, as the next two
@@ -50,20 +57,27 @@ class BranchMaps:
         """`sparse` overrides the choice by size."""
         num_nodes, num_leaves = table.num_nodes, table.num_leaves
         positions = num_nodes + num_leaves
-        start, depth = table.start.ravel(), table.depth().ravel()
+        start, length, depth = table.start.ravel(), table.length.ravel(), table.depth().ravel()
+        upper, offset, _ = expand(table.subtree_size.ravel())
+        lower = upper + offset
+        check_nested(table, upper, lower)
         leaf_depth = table.leaf_depth()
-        node, rank, first = expand(table.length.ravel())
+        node, rank, first = expand(length)
+        pair_first = first[upper] + start[lower] - start[upper]
         tree, leaf = node // num_nodes, start[node] + rank
         height = leaf_depth[tree, leaf] - depth[node]
         max_height = max(1, int(leaf_depth.max()))
-        on_path = (tree * num_leaves + leaf) * max_height + height - 1
-        path_rank, path_depth = np.zeros((2, len(table.start), num_leaves, max_height), dtype=np.int64)
-        path_rank.ravel()[on_path] = rank
-        path_depth.ravel()[on_path] = depth[node]
 
-        upper, offset, _ = expand(table.subtree_size.ravel())
-        lower = upper + offset
-        pair_first = first[upper] + start[lower] - start[upper]
+        flat_leaf = tree * num_leaves + leaf
+        by_depth = np.empty(leaf_depth.size, dtype=np.int64)
+        by_depth[np.argsort(-leaf_depth, axis=None, kind="stable")] = np.arange(leaf_depth.size)
+        path_order = np.lexsort((by_depth[flat_leaf], height))
+        on_path = np.empty_like(path_order)
+        on_path[path_order] = np.arange(len(path_order))
+        path_cell = flat_leaf * max_height + height - 1
+        paths = (on_path, *(x[path_order] for x in (height - 1, rank, depth[node], path_cell)))
+        level_size = np.bincount(height, minlength=max_height + 1)[1:]
+
         entry_node = np.concatenate([node, upper])
         column = np.concatenate([leaf, num_leaves + lower % num_nodes])
         if sparse is None:
@@ -77,7 +91,7 @@ class BranchMaps:
             first_entry = np.cumsum(sizes) - sizes
         else:
             cell = entry_node * positions + column
-        arrays = (tree * positions + leaf, height, table.length.ravel()[node], first, on_path, path_rank, path_depth)
-        pairs = (pair_first, pair_first + table.length.ravel()[lower])
+        arrays = (tree * positions + leaf, height, length[node], first, *paths, level_size)
+        pairs = (pair_first, pair_first + length[lower])
         entries = (cell, order, position, first_entry)
-        return cls(*map(torch.from_numpy, (*arrays, *pairs)), sparse, *map(torch.from_numpy, entries))
+        return cls(*map(torch.from_numpy, (*arrays, *pairs)), leaf_depth.size, sparse, *map(torch.from_numpy, entries))

@@ -94,3 +94,16 @@ def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     first = np.cumsum(counts) - counts
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - first[row], first
+
+
+def check_nested(table: SpanTable, upper: np.ndarray, lower: np.ndarray) -> None:
+    """UserError when a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
+    start, end, subtree_end = table.start.ravel(), table.end.ravel(), table.subtree_end.ravel()
+    outside = (start[lower] < start[upper]) | (end[lower] > end[upper]) | (subtree_end[lower] > subtree_end[upper])
+    if outside.any():
+        first = outside.argmax()
+        b, i = divmod(int(upper[first]), table.num_nodes)
+        raise UserError(
+            f"tree {b} of the batch, node {i}: leaves and nodes of its subtree must lie within its own, but those of node "
+            f"{lower[first] % table.num_nodes} do not; encode the data again"
+        )

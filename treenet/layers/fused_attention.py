@@ -1,0 +1,187 @@
+"""Subtree attention by two calls or by windows as one operator for the CPU.
+
+Composed of PyTorch's own operators (`treenet.layers.scaled_dot_product`), autograd copies: it splits queries, keys and
+values, gathers all windows at once and keeps them, fills the gradients of parts up with zeros and adds them. This operator
+works on views, one window after the other, and adds gradients of keys and values in place: it keeps what plain attention
+keeps and costs what its products cost. It calls the kernels behind `scaled_dot_product_attention` on the CPU, which have
+no dropout of attention weights. As a registered operator it does not break the graphs of `torch.compile`.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, R trees of a call, T queries of a call.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treenet.structure.attention import TwoCalls, Windows
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+Place = Tensor | tuple[slice, slice]  # of [B, S, ...]: flat positions, or trees and positions
+
+
+def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCalls | Windows, num_heads: int) -> Tensor:
+    """Queries, keys, values [B, S, D] on the CPU -> [B, S, D]."""
+    if isinstance(maps, TwoCalls):
+        node_maps = [maps.node_mask]
+    else:
+        node_maps = [maps.query, maps.query_count, maps.key, maps.mask, maps.wide_query, maps.wide_count, maps.wide_mask]
+    return _attend(queries, keys, values, num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
+
+
+@dataclass
+class _Call:
+    """Queries that attend over keys together."""
+
+    queries: Place
+    keys: Place
+    mask: Tensor | None  # [R, 1, T, keys] bool, True = may attend
+
+    def bias(self, like: Tensor) -> Tensor | None:
+        """What the kernel adds to scores."""
+        return None if self.mask is None else like.new_zeros(self.mask.shape).masked_fill_(~self.mask, -torch.inf)
+
+
+def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor]) -> Iterator[_Call]:
+    """All nodes at once and leaves over leaves; or leaves, then chunks of nodes and then the wide nodes of each tree.
+
+    The first call is the one over most keys.
+    """
+    trees, leaves, nodes, everything = slice(None), slice(0, num_leaves), slice(num_leaves, None), slice(None)
+    on_leaves = _Call((trees, leaves), (trees, leaves), leaf_mask)
+    if len(node_maps) == 1:
+        yield _Call((trees, nodes), (trees, everything), node_maps[0])
+        yield on_leaves
+        return
+    yield on_leaves
+    query, query_count, key, mask, wide_query, wide_count, wide_mask = node_maps
+    for chunk, count in enumerate(query_count.tolist()):
+        if count:
+            yield _Call(query[chunk, :count], key[chunk], mask[chunk, None, :, :count])
+    for b, count in enumerate(wide_count.tolist()):
+        if count:
+            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), wide_mask[b, None, :, :count])
+
+
+def _read(x: Tensor, place: Place) -> Tensor:
+    """[B, S, C] -> [R, T, C], a view where possible."""
+    return x.flatten(0, 1).index_select(0, place)[None] if isinstance(place, Tensor) else x[place]
+
+
+def _write(x: Tensor, place: Place, part: Tensor) -> None:
+    if isinstance(place, Tensor):
+        x.flatten(0, 1).index_copy_(0, place, part[0])
+    else:
+        x[place] = part
+
+
+def _add(x: Tensor, place: Place, part: Tensor) -> None:
+    if isinstance(place, Tensor):
+        x.flatten(0, 1).index_add_(0, place, part[0])
+    else:
+        x[place] += part
+
+
+def _with_zero_nodes(x: Tensor, num_leaves: int) -> Tensor:
+    """Memory for a result like `x` [B, S, D]; nodes are 0, as padding and sums must be."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    out[:, num_leaves:] = 0
+    return out
+
+
+def _heads(x: Tensor, num_heads: int) -> Tensor:
+    """[R, T, D] -> [R, H, T, D / H]."""
+    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+
+
+def _merge(x: Tensor) -> Tensor:
+    """[R, H, T, K] -> [R, T, H * K]."""
+    return x.transpose(1, 2).flatten(2)
+
+
+@torch.library.custom_op("treenet::subtree_attention", mutates_args=(), device_types="cpu")
+def _attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    num_heads: int,
+    num_leaves: int,
+    leaf_mask: Tensor | None,
+    node_maps: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Attention [B, S, D], and the logarithms of its normalisers [B, S, H]."""
+    out = _with_zero_nodes(queries, num_leaves)
+    log_sums = torch.empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
+    for call in _calls(num_leaves, leaf_mask, node_maps):
+        q, k, v = (_heads(_read(*x), num_heads) for x in ((queries, call.queries), (keys, call.keys), (values, call.keys)))
+        attended, log_sum = _flash(q, k, v, 0.0, False, attn_mask=call.bias(q))
+        _write(out, call.queries, _merge(attended))
+        _write(log_sums, call.queries, log_sum.transpose(1, 2))
+    return out, log_sums
+
+
+@_attend.register_fake
+def _(queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps):
+    log_sums = queries.new_empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
+    return queries.new_empty(queries.shape), log_sums
+
+
+@torch.library.custom_op("treenet::subtree_attention_backward", mutates_args=(), device_types="cpu")
+def _attend_backward(
+    grad: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    num_heads: int,
+    num_leaves: int,
+    leaf_mask: Tensor | None,
+    node_maps: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    query_grad = _with_zero_nodes(queries, num_leaves)
+    key_grad = value_grad = None
+    for call in _calls(num_leaves, leaf_mask, node_maps):
+        grad_part, q, out_part = (_heads(_read(x, call.queries), num_heads) for x in (grad, queries, out))
+        k, v = (_heads(_read(x, call.keys), num_heads) for x in (keys, values))
+        log_sum = _read(log_sums, call.queries).transpose(1, 2)
+        parts = _flash_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias(q))
+        query_part, key_part, value_part = map(_merge, parts)
+        _write(query_grad, call.queries, query_part)
+        if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys: take its memory
+            key_grad, value_grad = key_part, value_part
+            continue
+        if key_grad is None:
+            key_grad, value_grad = _with_zero_nodes(keys, num_leaves), _with_zero_nodes(values, num_leaves)
+            _write(key_grad, call.keys, key_part)
+            _write(value_grad, call.keys, value_part)
+        else:
+            _add(key_grad, call.keys, key_part)
+            _add(value_grad, call.keys, value_part)
+    return query_grad, key_grad, value_grad
+
+
+@_attend_backward.register_fake
+def _(grad, queries, keys, values, out, log_sums, num_heads, num_leaves, leaf_mask, node_maps):
+    return tuple(x.new_empty(x.shape) for x in (queries, keys, values))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps = inputs
+    ctx.save_for_backward(queries, keys, values, *output, leaf_mask, *node_maps)
+    ctx.num_heads, ctx.num_leaves = num_heads, num_leaves
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad: Tensor, _):
+    *saved, leaf_mask = ctx.saved_tensors[:6]
+    node_maps = ctx.saved_tensors[6:]
+    grads = _attend_backward(grad, *saved, ctx.num_heads, ctx.num_leaves, leaf_mask, node_maps)
+    return *grads, None, None, None, [None] * len(node_maps)
+
+
+_attend.register_autograd(_backward, setup_context=_setup_context)
