@@ -16,6 +16,7 @@ from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
 from treeproc.shards import ShardRecord, atomic_write, file_sha256, fingerprint, locked, read_index, read_json, write_index
 from treeproc.stages import (
+    VOCABULARY_FILES,
     EncodeShard,
     ParseShard,
     TreeConfig,
@@ -168,7 +169,7 @@ class _Job:
             parser=self.parser,
             parser_settings=config.parser.model_dump(),
             tree_settings=tree,
-            files={"lengths.arrow": file_sha256(folder / "lengths.arrow")},
+            files={name: file_sha256(folder / name) for name in ("lengths.arrow", *VOCABULARY_FILES)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=_dropped(text),
@@ -211,11 +212,13 @@ def _previous_index(folder: Path) -> dict | None:
     if not path.exists():
         return None
     try:
-        read_json(path)
+        index = read_json(path)
     except UserError:
-        logger.warning("%s is damaged; it is made again", path)
-        return None
-    return read_index(folder)
+        index = {}
+    if {"schema_version", "shards", "inputs"} <= set(index):
+        return read_index(folder)
+    logger.warning("%s is damaged; it is made again", path)
+    return None
 
 
 def _remove_leftovers(folder: Path) -> None:

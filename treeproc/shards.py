@@ -211,6 +211,8 @@ def read_index(folder: Path) -> dict:
             f"{folder / 'index.json'}: schema version must be {SCHEMA_VERSION}, but is {index.get('schema_version')}; "
             "run workflows/preprocess.py into a new folder"
         )
+    if not {"shards", "totals"} <= set(index):
+        raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
     return index
 
 

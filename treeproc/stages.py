@@ -24,6 +24,9 @@ from treeproc.shards import Shard, ShardRecord, atomic_write, file_sha256, finge
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, mark_boundaries, train_pieces
 from treeproc.trees import UNANALYSED, SpanTree, join, normalise, parents_and_subtree_ends, split_words
 
+# Below DATA/encoded.
+VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
+
 
 class TreeConfig(Settings):
     """How the parsed trees become the trees that models read."""
@@ -118,7 +121,7 @@ def write_vocabulary(data: Path, text: Sequence[ShardRecord], parsed: Sequence[S
 
 def _vocabulary_note(folder: Path, mark: str) -> bytes:
     """What fingerprint.txt holds: the mark, and the hash of every file, so that a damaged one is made again."""
-    paths = [folder / name for name in ("pieces.model", "labels.txt", "pos_tags.txt")]
+    paths = [folder.parent / name for name in VOCABULARY_FILES]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
     return "\n".join([mark, *hashes, ""]).encode()
 

@@ -72,6 +72,8 @@ def load_run(
             "with data=NEW, which records the place"
         )
     index = read_index(data / "encoded")
+    if "vocab_fingerprint" not in facts:
+        raise UserError(f"{run / 'run.json'} is damaged; run the workflows/train_wmt.py command of the run in another --out")
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
