@@ -14,7 +14,7 @@ import torch
 from layer import LayerConfig, TreeConfig
 from layer_baselines import SlowTreeAttention, slow_bytes
 from layer_trees import random_structure
-from measure import emit, make_step, time_interleaved
+from measure import Step, emit, time_interleaved
 
 from treenet.layers.blocks import EncoderLayer
 
@@ -33,16 +33,16 @@ def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
     tree, plain = EncoderLayer(config, TreeConfig()), EncoderLayer(config)
     accumulation = tree.self_attention.accumulation
     steps = {
-        "tree": make_step([source, *tree.parameters()], lambda: tree(source, None, structure)),
-        "plain": make_step([source, *plain.parameters()], lambda: plain(source)),
-        "accumulation": make_step(
+        "tree": Step([source, *tree.parameters()], lambda: tree(source, None, structure)),
+        "plain": Step([source, *plain.parameters()], lambda: plain(source)),
+        "accumulation": Step(
             [source, vectors, *accumulation.parameters()], lambda: accumulation.accumulate(source, vectors, structure)
         ),
     }
     if slow_bytes(structure, config.d_model) < SLOW_LIMIT_BYTES:
         naive = EncoderLayer(config, TreeConfig())
         naive.self_attention = SlowTreeAttention(naive.self_attention, structure)
-        steps["naive"] = make_step([source, *naive.parameters()], lambda: naive(source))
+        steps["naive"] = Step([source, *naive.parameters()], lambda: naive(source))
     times = time_interleaved(steps, device, rounds, budget_s=60)
     return {name: times.best(name) for name in steps}
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 MIB = 2**20
-Step = Callable[[], None]
 
 
 def emit(benchmark: str, case: str, metric: str, value: float, **more: object) -> None:
@@ -19,17 +18,24 @@ def emit(benchmark: str, case: str, metric: str, value: float, **more: object) -
     print(json.dumps({"benchmark": benchmark, "case": case, "metric": metric, "value": round(value, 4), **more}), flush=True)
 
 
-def make_step(tensors: Sequence[Tensor], forward: Callable[[], Tensor], half: bool = False) -> Step:
+@dataclass
+class Step:
     """Forward and backward of `forward()`, with fresh gradients of `tensors`; `half` is bf16 autocast."""
 
-    def step() -> None:
-        for tensor in tensors:
-            tensor.grad = None
-        with torch.autocast(tensors[0].device.type, dtype=torch.bfloat16, enabled=half):
-            out = forward()
+    tensors: Sequence[Tensor]
+    forward: Callable[[], Tensor]
+    half: bool = False
+
+    def __call__(self) -> None:
+        self.clear()
+        with torch.autocast(self.tensors[0].device.type, dtype=torch.bfloat16, enabled=self.half):
+            out = self.forward()
         out.backward(torch.ones((), dtype=out.dtype, device=out.device).expand(out.shape))
 
-    return step
+    def clear(self) -> None:
+        """Free the gradients."""
+        for tensor in self.tensors:
+            tensor.grad = None
 
 
 @dataclass
@@ -48,7 +54,7 @@ class Times:
         return self.best(name) / self.best(base), {k: round(v, 4) for k, v in spread.items()} | {"rounds": len(rounds)}
 
 
-def time_once(step: Step, device: torch.device) -> float:
+def time_once(step: Callable[[], None], device: torch.device) -> float:
     """Seconds of one step: CPU time of this process, or time on the GPU."""
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -84,9 +90,10 @@ def time_interleaved(steps: Mapping[str, Step], device: torch.device, rounds: in
 def peak_bytes(step: Step, device: torch.device) -> int:
     """Highest memory that one step holds at once above what was held before it, temporaries inside operators included.
 
-    On the CPU from the allocator's events in PyTorch's profiler, on a GPU from its caching allocator.
+    On the CPU from the allocator's events in PyTorch's profiler, on a GPU from its caching allocator. The step must have
+    run before.
     """
-    step()
+    step.clear()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

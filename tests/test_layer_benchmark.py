@@ -52,22 +52,27 @@ def test_settings_are_the_defaults():
 
 def test_one_json_line_per_figure(capsys):
     options = SimpleNamespace(data=None, device="cpu", dtype="float32", compile=False, slow=1, rounds=2, quick=True)
-    for name, case in {"small": layer.Case(2, 9, 6, 1), "decoder": layer.Case(2, 9, 6, 1, decoder=True)}.items():
+    for name, case in {"base": layer.Case(2, 9, 6, 1), "decoder": layer.Case(2, 9, 6, 1, decoder=True)}.items():
         layer.run_case(name, case, options)
         figures = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
         assert all(line["benchmark"] == "layer" and line["case"] == name and line["value"] > 0 for line in figures.values())
         assert {"time_ratio", "memory_ratio", "plain_to_torch"} <= figures.keys()
-        assert ("naive_time_ratio" in figures) == (name == "small")
+        assert ("naive_time_ratio" in figures) == (name == "base")
 
 
 def test_peak_memory_counts_what_is_held_at_once():
-    def step() -> None:
+    """Input gradient, output of one product and the gradient of the other: not what was freed, nor the old gradient."""
+    x = torch.ones(2**20, requires_grad=True)
+
+    def forward() -> torch.Tensor:
         for _ in range(3):
             torch.ones(2**20)  # freed before the next
-        held = [torch.ones(2**20) for _ in range(2)]
-        assert len(held) == 2
+        return (x.detach() + 1) * x  # the sum is kept for backward
 
-    assert measure.peak_bytes(step, torch.device("cpu")) == pytest.approx(8 * 2**20, rel=0.01)
+    step = measure.Step([x], forward)
+    step()
+    assert measure.peak_bytes(step, torch.device("cpu")) == pytest.approx(3 * 4 * 2**20, rel=0.01)
+    assert x.grad is not None
 
 
 def test_ratios_of_rounds():

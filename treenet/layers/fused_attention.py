@@ -20,7 +20,8 @@ from treenet.structure.attention import TwoCalls, Windows
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-Place = Tensor | tuple[slice, slice]  # of [B, S, ...]: flat positions, or trees and positions
+Range = tuple[slice, slice]  # of [B, S, ...]: trees, positions
+Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side by side
 
 
 def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCalls | Windows, num_heads: int) -> Tensor:
@@ -28,7 +29,7 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
     if isinstance(maps, TwoCalls):
         node_maps = [maps.node_mask]
     else:
-        node_maps = [maps.query, maps.query_count, maps.key, maps.mask, maps.wide_query, maps.wide_count, maps.wide_mask]
+        node_maps = [maps.ranges, maps.mask, maps.wide_query, maps.wide_count, maps.wide_mask]
     return _attend(queries, keys, values, num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
 
 
@@ -36,8 +37,8 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
 class _Call:
     """Queries that attend over keys together."""
 
-    queries: Place
-    keys: Place
+    queries: Tensor | Range
+    keys: Range | list[Range]
     mask: Tensor | None  # [R, 1, T, keys] bool, True = may attend
 
     def bias(self, like: Tensor) -> Tensor | None:
@@ -57,10 +58,17 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
         yield on_leaves
         return
     yield on_leaves
-    query, query_count, key, mask, wide_query, wide_count, wide_mask = node_maps
-    for chunk, count in enumerate(query_count.tolist()):
-        if count:
-            yield _Call(query[chunk, :count], key[chunk], mask[chunk, None, :, :count])
+    ranges, masks, wide_query, wide_count, wide_mask = node_maps
+    window = masks.shape[3] // 2
+    for chunk, (b, *bounds) in enumerate(ranges.tolist()):
+        tree = slice(b, b + 1)
+        queries, leaf_keys, node_keys = (slice(*bounds[i : i + 2]) for i in (0, 2, 4))
+        if queries.stop > queries.start:
+            mask = masks[chunk, None, :, : queries.stop - queries.start]
+            in_leaves = mask[..., : leaf_keys.stop - leaf_keys.start]
+            in_nodes = mask[..., window : window + node_keys.stop - node_keys.start]
+            keys = [(tree, leaf_keys), (tree, node_keys)]
+            yield _Call((tree, queries), keys, torch.cat([in_leaves, in_nodes], dim=3))
     for b, count in enumerate(wide_count.tolist()):
         if count:
             yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), wide_mask[b, None, :, :count])
@@ -68,21 +76,23 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
 
 def _read(x: Tensor, place: Place) -> Tensor:
     """[B, S, C] -> [R, T, C], a view where possible."""
-    return x.flatten(0, 1).index_select(0, place)[None] if isinstance(place, Tensor) else x[place]
+    if isinstance(place, Tensor):
+        return x.flatten(0, 1).index_select(0, place)[None]
+    return torch.cat([x[part] for part in place], dim=1) if isinstance(place, list) else x[place]
 
 
-def _write(x: Tensor, place: Place, part: Tensor) -> None:
+def _write(x: Tensor, place: Tensor | Range, part: Tensor) -> None:
     if isinstance(place, Tensor):
         x.flatten(0, 1).index_copy_(0, place, part[0])
     else:
         x[place] = part
 
 
-def _add(x: Tensor, place: Place, part: Tensor) -> None:
-    if isinstance(place, Tensor):
-        x.flatten(0, 1).index_add_(0, place, part[0])
-    else:
-        x[place] += part
+def _add(x: Tensor, place: Range | list[Range], part: Tensor) -> None:
+    ranges = place if isinstance(place, list) else [place]
+    views = [x[trees, positions] for trees, positions in ranges]
+    for view, piece in zip(views, part.split([view.shape[1] for view in views], dim=1), strict=True):
+        view += piece
 
 
 def _with_zero_nodes(x: Tensor, num_leaves: int) -> Tensor:

@@ -58,7 +58,7 @@ class Windows:
     num_leaves: int
     leaf_mask: Tensor | None  # [B, 1, 1, L], as in `TwoCalls`
     query: Tensor  # [C, CHUNK] flat position
-    query_count: Tensor  # [C] used queries of each chunk
+    ranges: Tensor  # [C, 7] int64: tree, then first and one past the last position of queries, leaf keys and node keys
     key: Tensor  # [C, 2 * WINDOW] flat position
     mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries see the first key
     wide_query: Tensor  # [B, G] flat position
@@ -122,9 +122,14 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
     first_leaf, first_node = table.start[tree, node[:, :1]], node[:, :1]
     leaf_key, node_key = first_leaf + np.arange(WINDOW), first_node + np.arange(WINDOW)  # [C, WINDOW]
     key = np.concatenate([np.where(leaf_key < leaves, leaf_key, 0), leaves + np.where(node_key < nodes, node_key, 0)], axis=1)
-    start, end, subtree_end = (x[tree, node][..., None] for x in (table.start, table.end, table.subtree_end))
-    in_span = (start <= leaf_key[:, None]) & (leaf_key[:, None] < end)
-    in_subtree = (node[..., None] <= node_key[:, None]) & (node_key[:, None] < subtree_end)
+    start, end, subtree_end = (x[tree, node] for x in (table.start, table.end, table.subtree_end))
+    last_leaf, last_node = (np.where(used, x, 0).max(axis=1, keepdims=True) for x in (end, subtree_end))
+    last_query = first_node + used.sum(axis=1, keepdims=True)
+    ranges = np.concatenate([first_node, last_query, first_leaf, last_leaf, first_node, last_node], axis=1)
+    ranges[:, [0, 1, 4, 5]] += leaves
+    ranges = np.concatenate([tree, ranges], axis=1)
+    in_span = (start[..., None] <= leaf_key[:, None]) & (leaf_key[:, None] < end[..., None])
+    in_subtree = (node[..., None] <= node_key[:, None]) & (node_key[:, None] < subtree_end[..., None])
     mask = np.concatenate([in_span, in_subtree], axis=2) & used[..., None]
     mask[..., 0] |= ~used
 
@@ -145,12 +150,12 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
     query = tree * positions + leaves + node
     wide_query += np.arange(batch)[:, None] * positions
     wide_count = np.array([len(members) for members in wide])
-    chunks = query, used.sum(axis=1), tree * positions + key, mask[:, None]
+    chunks = query, ranges, tree * positions + key, mask[:, None]
     return *chunks, wide_query, wide_count, wide_mask[:, None], place
 
 
 def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Runs of `small` nodes of a tree, in pre-order, that have their subtrees in one window from the first node's on.
+    """Runs of `small` neighbours in pre-order that have their subtrees in one window from the first node's on.
 
     In pre-order starts do not fall, so the first node's is the window's.
     """
@@ -159,7 +164,8 @@ def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[in
         run = small[:CHUNK]
         last_leaf = np.maximum.accumulate(table.end[tree, run])
         last_node = np.maximum.accumulate(table.subtree_end[tree, run])
-        fits = (last_leaf - table.start[tree, run[0]] <= WINDOW) & (last_node - run[0] <= WINDOW)
+        fits = run - run[0] == np.arange(len(run))
+        fits &= (last_leaf - table.start[tree, run[0]] <= WINDOW) & (last_node - run[0] <= WINDOW)
         count = int(fits.argmin()) if not fits.all() else len(run)
         chunks.append((tree, run[:count]))
         small = small[count:]
