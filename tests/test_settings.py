@@ -19,7 +19,8 @@ class Outer(Settings):
 def test_yaml_is_version_1_2():
     values = read_yaml("a: 5e-4\nb: no\nc: off\nd: true\ne: 1.5\nf: 010\ng: ~\nh: 12:30\ni: 0x10\nj: -3\nk: .5\nl:", "x")
     assert values == {
-        "a": 5e-4, "b": "no", "c": "off", "d": True, "e": 1.5, "f": 10, "g": None, "h": "12:30", "i": "0x10", "j": -3, "k": 0.5, "l": None,
+        "a": 5e-4, "b": "no", "c": "off", "d": True, "e": 1.5, "f": 10, "g": None, "h": "12:30",
+        "i": "0x10", "j": -3, "k": 0.5, "l": None,
     }  # fmt: skip
 
 

@@ -113,6 +113,7 @@ class TrainConfig(Settings):
     def _check_checkpoints(self):
         if self.average_checkpoints > self.keep_checkpoints:
             raise ValueError(
-                f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, but is {self.average_checkpoints}"
+                f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, "
+                f"but is {self.average_checkpoints}"
             )
         return self
