@@ -216,12 +216,13 @@ def read_index(folder: Path) -> dict:
     return index
 
 
-def check_hashes(folder: Path, split: str) -> None:
-    """Read the shards of a split, and what the index names beside them, once.
+def check_hashes(folder: Path, *splits: str) -> None:
+    """Read the shards of these splits, and what the index names beside them, once.
 
-    Raises UserError for the first file whose bytes are not what the index says.
+    Raises UserError for the first file that is missing, cut off, or whose bytes are not what the index says.
     """
-    hashes = {shard.record.name: shard.record.sha256 for shard in open_shards(folder, split)}
+    shards = [shard for split in splits for shard in open_shards(folder, split)]
+    hashes = {shard.record.name: shard.record.sha256 for shard in shards}
     for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
         path = folder / name
         if not path.exists() or file_sha256(path) != sha256:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from treeproc.control_trees import control_tree
 from treeproc.filters import FilterConfig, drop_reason
-from treeproc.parsers import ParserConfig, StanzaParser, read_trees
+from treeproc.parsers import Parser, ParserConfig, StanzaParser, read_trees
 from treeproc.readers import read_pairs
 from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, PARSED_SCHEMA, SPLIT_WORD_PREFIX, TEXT_SCHEMA, shard_name
 from treeproc.settings import Settings
@@ -68,7 +68,7 @@ class ParseShard:
 
     def __init__(self, data: Path, config: ParserConfig):
         self._text, self._parsed = data / "text", data / "parsed"
-        self._parser = StanzaParser(config)
+        self._parser: Parser = StanzaParser(config)
 
     def __call__(self, text: ShardRecord, mark: str) -> ShardRecord:
         examples = list(Shard(self._text, text).rows())

@@ -59,9 +59,7 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
     run_dir = Path(out).resolve()
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
-    for split in ("train", "valid"):
-        if split in index["totals"]:
-            check_hashes(config.data / "encoded", split)
+    check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     source = ExampleSource(config.data / "encoded", "train")
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
     model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"]))
