@@ -11,10 +11,11 @@ from itertools import chain
 
 import pytest
 
+from treeproc.files import locked
 from treeproc.parsers import ParserConfig, StanzaParser, fallback, find_models, read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.settings import UserError
-from treeproc.shards import locked, open_shards, read_index, read_lengths
+from treeproc.shards import open_shards, read_index, read_lengths
 from treeproc.subwords import Subwords
 from treeproc.trees import SpanTree, check_tree, draw
 

@@ -29,10 +29,10 @@ from treenet.training.loop import train
 from treenet.training.losses import label_smoothed_nll
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.run import load_trained, run_training
+from treeproc.files import locked
 from treeproc.progress import Progress
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError, dump_settings, load_settings
-from treeproc.shards import locked
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {

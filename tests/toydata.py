@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
+from treeproc.files import atomic_write
 from treeproc.schema import (
     BOS_ID,
     ENCODED_SCHEMA,
@@ -17,7 +18,7 @@ from treeproc.schema import (
     UNKNOWN_LABEL,
     shard_name,
 )
-from treeproc.shards import atomic_write, fingerprint, write_index, write_shard
+from treeproc.shards import fingerprint, write_index, write_shard
 
 WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
 LABELS = [UNKNOWN_LABEL, "S", "NP", "VP", "PP"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from treeproc.parsers import Parser, ParserConfig, StanzaParser, describe_parser
 from treeproc.settings import UserError, differences
 from treeproc.shards import read_index
-from treeproc.stages import Encoder, TreeConfig
+from treeproc.stages.encode import Encoder, TreeConfig
 
 
 class LineEncoder:

@@ -15,9 +15,9 @@ from typing import Literal, Protocol
 
 from pydantic import Field, PositiveInt
 
+from treeproc.files import file_sha256
 from treeproc.schema import SCHEMA_VERSION
 from treeproc.settings import Settings, UserError
-from treeproc.shards import file_sha256
 from treeproc.trees import UNANALYSED, SpanTree, flat_tree, keep_leaves, read_brackets, write_brackets
 
 logger = logging.getLogger(__name__)

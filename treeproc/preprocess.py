@@ -8,23 +8,18 @@ from pathlib import Path
 from pydantic import Field, PositiveInt
 
 from treeproc import ray_job
+from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import check_parallel
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
-from treeproc.shards import ShardRecord, atomic_write, file_sha256, fingerprint, locked, read_index, read_json, write_index
-from treeproc.stages import (
-    VOCABULARY_FILES,
-    EncodeShard,
-    ParseShard,
-    TreeConfig,
-    split_finished,
-    write_lengths,
-    write_text,
-    write_vocabulary,
-)
+from treeproc.shards import ShardRecord, fingerprint, finished_shards, read_index, write_index
+from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
+from treeproc.stages.parse import ParseShard
+from treeproc.stages.text import write_text
+from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
 logger = logging.getLogger(__name__)
@@ -116,7 +111,7 @@ class _Job:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
             records = [ShardRecord(**shard) for shard in index["shards"]]
-            if all(split_finished(folder, [r.name for r in records], [mark] * len(records))):
+            if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))):
                 return records
         records = []
         with Progress("text", sum(count for count, _ in sizes.values()), unit="pairs") as progress:
@@ -189,7 +184,7 @@ class _Job:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
         _remove_leftovers(folder)
-        done = split_finished(folder, [record.name for record in text], marks)
+        done = finished_shards(folder, [record.name for record in text], marks)
         finished = sum(record.rows for record in done if record)
         if finished:
             logger.info("%s: %d of %d shards were finished before", label, sum(map(bool, done)), len(text))

@@ -6,25 +6,21 @@ a finished stage. A process killed at any moment leaves finished shards and temp
 never half a shard.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from treeproc.arrow import column_views, ipc_bytes, pick
+from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
 from treeproc.settings import UserError
-
-TEMPORARY_PREFIX = ".tmp-"
 
 
 @dataclass(frozen=True)
@@ -46,80 +42,6 @@ class ShardRecord:
 def fingerprint(*parts: object) -> str:
     """Short stable hash of JSON-serialisable parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
-
-
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def atomic_write(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: temporary file beside it, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; free space or choose another --out, then run the same command again"
-        ) from None
-    sync_folder(path.parent)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder against other processes; the lock goes with the process.
-
-    Raises UserError when another one has it.
-    """
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing to {folder}; wait for it, or choose another --out") from None
-        yield
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
-    """Fresh Arrow array of one column. A list of structs is given as a dict of parallel lists."""
-    values = [row[column.name] for row in rows]
-    if not pa.types.is_list(column.type):
-        return pa.array(values, column.type)
-    item = column.type.value_type
-    if pa.types.is_struct(item):
-        fields = [item.field(i) for i in range(item.num_fields)]
-        lengths = [len(value[fields[0].name]) for value in values]
-        flat = [pa.array(list(chain.from_iterable(v[f.name] for v in values)), f.type) for f in fields]
-        child = pa.StructArray.from_arrays(flat, fields=fields)
-    else:
-        lengths = [len(value) for value in values]
-        child = pa.array(list(chain.from_iterable(values)), item)
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), child, type=column.type)
-
-
-def ipc_bytes(rows: Sequence[dict], schema: pa.Schema) -> bytes:
-    """An uncompressed Arrow IPC file, whose bytes depend on `rows` and `schema` alone."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, schema) as writer:
-        for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
-            batch = rows[start : start + ROWS_PER_RECORD_BATCH]
-            writer.write_batch(pa.record_batch([_column(batch, column) for column in schema], schema=schema))
-    return sink.getvalue().to_pybytes()
 
 
 def write_shard(
@@ -152,25 +74,8 @@ def write_shard(
     return record
 
 
-def json_bytes(value: object) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
-
-
 def sidecar_path(shard: Path) -> Path:
     return shard.with_suffix(".json")
-
-
-def read_json(path: Path, mend: str = "run workflows/preprocess.py to the end") -> dict:
-    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object."""
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing; {mend}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {mend}") from None
-    if not isinstance(value, dict):
-        raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {mend}")
-    return value
 
 
 def finished_shard(folder: Path, name: str, fingerprint: str) -> ShardRecord | None:
@@ -253,7 +158,7 @@ class Shard:
             raise UserError(f"{path} is damaged ({error}); run workflows/preprocess.py again to restore it") from None
         self.record = record
         self.schema = reader.schema
-        self.columns = [{name: _views(batch.column(name)) for name in batch.schema.names} for batch in batches]
+        self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
 
     def __len__(self) -> int:
         return self.record.rows
@@ -261,41 +166,10 @@ class Shard:
     def row(self, index: int) -> dict:
         """One example: scalars, NumPy arrays (list columns) and dicts of arrays (lists of structs)."""
         batch, offset = divmod(index, ROWS_PER_RECORD_BATCH)
-        return {name: _pick(views, offset) for name, views in self.columns[batch].items()}
+        return {name: pick(views, offset) for name, views in self.columns[batch].items()}
 
     def rows(self) -> Iterator[dict]:
         return (self.row(i) for i in range(len(self)))
-
-
-def _views(array: pa.Array):
-    """(offsets, {field: flat}) for lists of structs, (offsets, flat) for lists, else the array itself."""
-    if not pa.types.is_list(array.type):
-        return _numpy(array)
-    # Record batches written by `ipc_bytes` are whole arrays, so offsets count from the first child.
-    offsets, child = array.offsets.to_numpy(), array.flatten()
-    if pa.types.is_struct(child.type):
-        return offsets, {child.type.field(i).name: _numpy(child.field(i)) for i in range(child.type.num_fields)}
-    return offsets, _numpy(child)
-
-
-def _numpy(array: pa.Array):
-    return array if pa.types.is_string(array.type) else array.to_numpy()
-
-
-def _pick(views, offset: int):
-    if not isinstance(views, tuple):
-        value = views[offset]
-        return value.as_py() if isinstance(value, pa.Scalar) else value.item()
-    offsets, flat = views
-    start, stop = offsets[offset], offsets[offset + 1]
-    if isinstance(flat, dict):
-        return {name: _slice(values, start, stop) for name, values in flat.items()}
-    return _slice(flat, start, stop)
-
-
-def _slice(values, start: int, stop: int):
-    part = values[start:stop]
-    return part.to_pylist() if isinstance(part, pa.Array) else part
 
 
 def open_shards(folder: Path, split: str) -> list[Shard]:
@@ -329,3 +203,8 @@ def tables(folder: Path, split: str) -> dict[str, pa.Table]:
                 example_id = np.repeat(views["example_id"], np.diff(offsets))
                 tables_.append(pa.table({"example_id": example_id, **flat}))
     return {name: pa.concat_tables(tables_) for name, tables_ in parts.items()}
+
+
+def finished_shards(folder: Path, names: Sequence[str], marks: Sequence[str]) -> list[ShardRecord | None]:
+    """For every shard its record where it is whole and up to date, else None."""
+    return [finished_shard(folder, name, mark) for name, mark in zip(names, marks, strict=True)]

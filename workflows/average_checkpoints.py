@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pydantic import Field, PositiveInt
 
 from treenet.training.checkpoint import average_checkpoints
+from treeproc.files import read_json
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
-from treeproc.shards import read_json
 
 
 class AverageConfig(Settings):

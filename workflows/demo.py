@@ -19,11 +19,12 @@ from treenet.inference.evaluate import SCORES, EvaluateSettings, evaluate_run
 from treenet.inference.translate import read_split
 from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
+from treeproc.files import atomic_write
 from treeproc.preprocess import ParallelFiles, PreprocessConfig, preprocess, sample_splits, summary
 from treeproc.schema import SPLITS
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
-from treeproc.shards import atomic_write, read_index
-from treeproc.stages import Encoder, TreeConfig
+from treeproc.shards import read_index
+from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.trees import draw
 
 matplotlib.use("Agg")

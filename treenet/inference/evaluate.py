@@ -12,8 +12,9 @@ from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import Settings, UserError
-from treeproc.shards import atomic_write, check_hashes, json_bytes, read_index, read_json
+from treeproc.shards import check_hashes, read_index
 
 SCORES = "scores.json"
 

@@ -11,8 +11,9 @@ from treenet.config import TrainConfig
 from treenet.models import VocabSizes, build_model
 from treenet.training.checkpoint import WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
+from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
-from treeproc.shards import read_index, read_json
+from treeproc.shards import read_index
 
 AVERAGED = "averaged"
 UNTRAINED = "untrained"

@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_file, save_model
 from torch import Tensor, nn
 
+from treeproc.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.settings import UserError
-from treeproc.shards import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 
 WEIGHTS, TRAINER, META = "model.safetensors", "trainer.pt", "meta.json"
 

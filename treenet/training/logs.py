@@ -6,7 +6,7 @@ from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
-from treeproc.shards import atomic_write
+from treeproc.files import atomic_write
 
 
 def read_metrics(run_dir: Path) -> list[dict]:

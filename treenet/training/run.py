@@ -23,8 +23,9 @@ from treenet.training.checkpoint import (
 )
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Outcome, train
+from treeproc.files import atomic_write, json_bytes, locked, read_json
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
-from treeproc.shards import atomic_write, check_hashes, json_bytes, locked, read_index, read_json
+from treeproc.shards import check_hashes, read_index
 
 # May change between two commands on one run folder: none of them changes what a step computes. The
 # data set may move; its fingerprint may not change.

@@ -1,11 +1,7 @@
-"""The stages of a data set: text, parsed, vocabulary, encoded. One call does one shard.
-
-Workers are plain classes; `ray_job` runs them in actors. A shard depends on its inputs and
-settings alone, never on who computed it or what else ran.
-"""
+"""Parsed shards to encoded shards, and the lengths of all rows."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Literal
@@ -15,17 +11,13 @@ import pyarrow as pa
 from pydantic import Field
 
 from treeproc.control_trees import control_tree
-from treeproc.filters import FilterConfig, drop_reason
-from treeproc.parsers import Parser, ParserConfig, StanzaParser, read_trees
-from treeproc.readers import read_pairs
-from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, PARSED_SCHEMA, SPLIT_WORD_PREFIX, TEXT_SCHEMA, shard_name
+from treeproc.files import atomic_write
+from treeproc.parsers import read_trees
+from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA
 from treeproc.settings import Settings
-from treeproc.shards import Shard, ShardRecord, atomic_write, file_sha256, fingerprint, finished_shard, write_shard
-from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, mark_boundaries, train_pieces
-from treeproc.trees import UNANALYSED, SpanTree, join, normalise, parents_and_subtree_ends, split_words
-
-# Below DATA/encoded.
-VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
+from treeproc.shards import Shard, ShardRecord, write_shard
+from treeproc.subwords import LabelVocab, Subwords
+from treeproc.trees import SpanTree, join, normalise, parents_and_subtree_ends, split_words
 
 
 class TreeConfig(Settings):
@@ -36,94 +28,6 @@ class TreeConfig(Settings):
     )
     collapse_unary: bool = Field(True, description="a chain of nodes over the same words keeps its lowest label")
     seed: int = Field(1, description="seed of the random control trees")
-
-
-def write_text(
-    folder: Path,
-    split: str,
-    source: Sequence[Path],
-    target: Sequence[Path],
-    num_pairs: int,
-    rows_per_shard: int,
-    filters: FilterConfig,
-    mark: str,
-) -> Iterator[ShardRecord]:
-    """Filter the pairs of one split into text shards. A shard covers a fixed range of input lines."""
-    num_shards = -(-num_pairs // rows_per_shard)
-    pairs = enumerate(read_pairs(source, target))
-    for index in range(num_shards):
-        rows, counts = [], Counter()
-        for example_id, (src, tgt) in (next(pairs) for _ in range(min(rows_per_shard, num_pairs - index * rows_per_shard))):
-            reason = drop_reason(src, tgt, split, filters)
-            if reason:
-                counts[f"dropped.{reason}"] += 1
-            else:
-                rows.append({"example_id": example_id, "source": src, "target": tgt})
-        name = shard_name(split, index, num_shards)
-        yield write_shard(folder, name, rows, TEXT_SCHEMA, split=split, index=index, fingerprint=mark, counts=counts)
-
-
-class ParseShard:
-    """Text shard to parsed shard. Holds the parser, so it is built once per actor."""
-
-    def __init__(self, data: Path, config: ParserConfig):
-        self._text, self._parsed = data / "text", data / "parsed"
-        self._parser: Parser = StanzaParser(config)
-
-    def __call__(self, text: ShardRecord, mark: str) -> ShardRecord:
-        examples = list(Shard(self._text, text).rows())
-        rows, counts, longest = [], Counter(), 0
-        for example, parsed in zip(examples, self._parser.parse([e["source"] for e in examples]), strict=True):
-            row = {"example_id": example["example_id"], **vars(parsed)}
-            rows.append(row)
-            counts[f"status.{parsed.parse_status}"] += 1
-            counts["words"] += len(parsed.words["text"])
-            longest = max(longest, len(parsed.words["text"]))
-            for tags, tree in read_trees(row):
-                counts.update(f"tag.{tag}" for tag in tags)
-                counts.update(f"label.{label}" for label in normalise(tree, collapse_unary=False).labels)
-        return write_shard(
-            self._parsed, text.name, rows, PARSED_SCHEMA,
-            split=text.split, index=text.index, fingerprint=mark, counts=counts, longest={"words": longest},
-        )  # fmt: skip
-
-
-def _training_lines(data: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord]) -> Iterator[str]:
-    for text_record, parsed_record in zip(text, parsed, strict=True):
-        for example, row in zip(
-            Shard(data / "text", text_record).rows(), Shard(data / "parsed", parsed_record).rows(), strict=True
-        ):
-            yield mark_boundaries(example["source"], row["words"]["start_char"], row["words"]["end_char"])
-            yield example["target"]
-
-
-def write_vocabulary(data: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig) -> str:
-    """Pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
-
-    A vocabulary that is there already and came from the same shards and settings is kept.
-    """
-    folder = data / "encoded" / "vocab"
-    mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump())
-    done = folder / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == _vocabulary_note(folder, mark):
-        return mark
-    folder.mkdir(parents=True, exist_ok=True)
-    names = {name for record in parsed for name in record.counts}
-    # Fallback and control trees may come later, so their label and tag are always there.
-    tags = [UNANALYSED, *(name.removeprefix("tag.") for name in names if name.startswith("tag."))]
-    labels = [UNANALYSED, *(name.removeprefix("label.") for name in names if name.startswith("label."))]
-    atomic_write(folder / "pieces.model", train_pieces(_training_lines(data, text, parsed), config))
-    atomic_write(folder / "pos_tags.txt", LabelVocab(tags).file_bytes())
-    atomic_write(folder / "labels.txt", LabelVocab(labels + [SPLIT_WORD_PREFIX + tag for tag in tags]).file_bytes())
-    atomic_write(done, _vocabulary_note(folder, mark))
-    return mark
-
-
-def _vocabulary_note(folder: Path, mark: str) -> bytes:
-    """What fingerprint.txt holds: the mark, and the hash of every file, so that a damaged one is made again."""
-    paths = [folder.parent / name for name in VOCABULARY_FILES]
-    hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
-    return "\n".join([mark, *hashes, ""]).encode()
 
 
 class Encoder:
@@ -224,8 +128,3 @@ def write_lengths(folder: Path, records: Sequence[ShardRecord]) -> None:
             arrays = [split if f.name == "split" else pa.array(flat[f.name], f.type) for f in LENGTHS_SCHEMA]
             writer.write_batch(pa.record_batch(arrays, schema=LENGTHS_SCHEMA))
     atomic_write(folder / "lengths.arrow", sink.getvalue().to_pybytes())
-
-
-def split_finished(folder: Path, names: Sequence[str], marks: Sequence[str]) -> list[ShardRecord | None]:
-    """For every shard its record where it is whole and up to date, else None."""
-    return [finished_shard(folder, name, mark) for name, mark in zip(names, marks, strict=True)]
