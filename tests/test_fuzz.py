@@ -13,7 +13,7 @@ import fuzz_inputs
 
 @pytest.mark.parametrize("kind", fuzz_inputs.KINDS)
 def test_readers_on_garbage(kind):
-    report = fuzz_inputs.fuzz(kind, 1000, seed_=2)
+    report = fuzz_inputs.fuzz(kind, 1000, first_seed=2)
     assert report["examples"] >= 1000 and report["refused"] > 0 and report["rows"] > 0
 
 
