@@ -10,14 +10,14 @@ from pydantic import Field, PositiveInt
 from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
-from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import check_parallel
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
-from treeproc.shards import ShardRecord, fingerprint, finished_shards, read_index, write_index
+from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
-from treeproc.stages.parse import ParseShard
+from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import write_text
 from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
@@ -39,6 +39,7 @@ class PreprocessConfig(Settings):
 
     splits: dict[str, ParallelFiles] = Field(description="files of train, valid and test")
     parser: ParserConfig = ParserConfig()
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
@@ -60,11 +61,12 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
+    target_parser = describe_parser(config.target_parser) if config.target_parser else None
     sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        job = _Job(config, out, parser)
+        job = _Job(config, out, parser, target_parser)
         return job.encode(*job.parse(job.text(sizes)))
 
 
@@ -98,6 +100,7 @@ class _Job:
     config: PreprocessConfig
     out: Path
     parser: dict
+    target_parser: dict | None
 
     def text(self, sizes: dict[str, tuple[int, str]]) -> list[ShardRecord]:
         """Filtered lines as shards. Another text under the same folder is refused."""
@@ -133,11 +136,16 @@ class _Job:
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard, in Ray actors."""
-        logger.info("parser: %s, %s models", self.parser["library"], self.parser["models"]["origin"])
-        marks = [fingerprint(record.sha256, self.parser) for record in text]
+        logger.info("parser: %s", describe_in_words(self.parser))
+        config = self.config
+        check_columns(config.parser, config.target_parser, Shard(self.out / "text", text[0]).schema.names)
+        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
-        records = self._run("parsed", "parse", ParseShard, {"data": self.out, "config": self.config.parser}, text, marks, jobs)
-        write_index(self.out / "parsed", records, fingerprint=fingerprint(marks), parser=self.parser)
+        arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
+        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs)
+        columns = parsed_columns(config.parser, config.target_parser)
+        facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+        write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
         return text, records
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:

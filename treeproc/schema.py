@@ -11,6 +11,8 @@ One row is one example. Section 4.1 of the paper names the three tables of an en
 every nonterminal, written as half-open intervals).
 """
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -41,17 +43,32 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
 
 
+def select(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """`example_id` and the named columns of a full schema, in its order: the schema of one data set."""
+    return pa.schema([field for field in schema if field.name == "example_id" or field.name in names])
+
+
 # `example_id` is the 0-based line number over the concatenated inputs of a split.
 TEXT_SCHEMA = _schema(example_id=pa.int64(), source=pa.string(), target=pa.string())
 
 # `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
 # the example; `parse_status` is "parsed" or the name of the fallback that was used instead.
-PARSED_SCHEMA = _schema(
+# `arcs` (one per word, governor 0-based, -1 a root) are there where the parser gives dependencies, the
+# target columns where the target side has a parser too.
+_PARSED_WORDS = _list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string())
+_TREES = pa.list_(pa.field("item", pa.string(), nullable=False))
+FULL_PARSED_SCHEMA = _schema(
     example_id=pa.int64(),
-    words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string()),
-    trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
+    words=_PARSED_WORDS,
+    trees=_TREES,
     parse_status=pa.string(),
+    arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
+    target_words=_PARSED_WORDS,
+    target_trees=_TREES,
+    target_parse_status=pa.string(),
+    target_arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
 )
+PARSED_SCHEMA = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status"))
 
 # `nodes` are in pre-order over all trees of the example, `parent` is row-local, -1 for a root.
 # Node i's subtree is nodes [i, subtree_end) and leaves [start, end).
