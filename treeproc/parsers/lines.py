@@ -51,6 +51,12 @@ class Line:
         return {name: list(values) for name, values in columns}
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's, the GPU's, and the words of PyTorch's CPU allocators."""
+    signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
 class LineParser(ABC):
     """A parser that takes lines apart into sentences. A line is one sentence unless `split_sentences`."""
 
@@ -76,7 +82,7 @@ class LineParser(ABC):
         try:
             return self._analyse(lines)
         except Exception as error:
-            if isinstance(error, MemoryError) or "out of memory" in str(error):
+            if _is_out_of_memory(error):
                 # Less memory must mean a smaller batch, and where that cannot help a failed job, but never another tree.
                 if self._batch_words <= _SMALLEST_BATCH:
                     raise
