@@ -106,6 +106,14 @@ def test_documents_are_split_as_stanza_splits_them():
     assert len(sentences) == 1 and len(pipeline(REVIEW).sentences) > 40
 
 
+def test_windows_of_long_lines_stand_beside_whole_lines(parser):
+    """The last window of a long line has every length that a whole line beside it may have."""
+    lines = [REVIEW, *(REVIEW[:size] for size in range(405, 480))]
+    tokenizer = parser._tokenizer
+    together = tokenizer.tokenize(lines, 50_000)
+    assert together[0] == tokenizer.tokenize(lines[:1], 50_000)[0] and together[60] == tokenizer.tokenize([lines[60]], 50_000)[0]
+
+
 def test_long_sentences_of_a_document_are_flat_alone():
     config = SHIPPED.model_copy(update={"split_sentences": True, "max_words": 6})
     row = build_parser(config).parse(["It is good. I saw it twice in a town with my friends."])[0]
@@ -406,6 +414,9 @@ def test_given_trees_need_a_format_that_has_them(tmp_path):
     )
     with pytest.raises(UserError, match="parser.name: is given, but this format gives no trees"):
         preprocess(config, tmp_path / "data")
+    german = config.model_copy(update={"parser": SHIPPED, "target_parser": ParserConfig(name="shipped", language="de")})
+    with pytest.raises(UserError, match="^target_parser.language: no parser model for 'de'"):
+        preprocess(german, tmp_path / "other")
 
 
 ANSWER = {

@@ -61,13 +61,22 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
-    target_parser = describe_parser(config.target_parser) if config.target_parser else None
+    target_parser = _describe_target_parser(config)
     sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
         job = _Job(config, out, parser, target_parser)
         return job.encode(*job.parse(job.text(sizes)))
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.

@@ -85,10 +85,10 @@ class Tokenizer:
         out: list[list[np.ndarray]] = [[] for _ in texts]
         todo = [(i, 0) for i, text in enumerate(texts) if text]
         while todo:
-            todo.sort(key=lambda job: -len(rows[job[0]][job[1] : job[1] + _WINDOW]))
+            todo.sort(key=lambda job: -_size(rows[job[0]], job[1]))
             again, start = [], 0
             while start < len(todo):
-                longest = min(len(rows[todo[start][0]]) - todo[start][1], _WINDOW) + 1
+                longest = _size(rows[todo[start][0]], todo[start][1])
                 batch = todo[start : start + max(1, batch_chars // longest)]
                 start += len(batch)
                 for (i, begin), labels in zip(batch, self._batch(batch, rows, units, features), strict=True):
@@ -104,8 +104,7 @@ class Tokenizer:
     def _batch(self, batch: list[tuple[int, int]], rows: list, units: np.ndarray, features: np.ndarray) -> list[np.ndarray]:
         """Labels of the characters [begin, begin + window) of the given lines, longest first."""
         parts = [rows[i][begin : begin + _WINDOW] for i, begin in batch]
-        # As Stanza: a padding character ends a line that is read at once, windows have none.
-        sizes = [len(p) + (len(rows[i]) < _WINDOW) for p, (i, _) in zip(parts, batch, strict=True)]
+        sizes = [_size(rows[i], begin) for i, begin in batch]
         width = features.shape[1]
         chars = np.full((len(parts), max(sizes)), self._pad)
         seen = np.zeros((*chars.shape, width + len(self._ends)), np.float32)
@@ -142,3 +141,11 @@ class Tokenizer:
                     sentences.append([])
             begin = last + 1
         return [sentence for sentence in sentences if sentence]
+
+
+def _size(row: np.ndarray, begin: int) -> int:
+    """Characters that the model reads from `begin` on.
+
+    As Stanza: a padding character ends a line that is read at once, windows have none.
+    """
+    return len(row) + 1 if len(row) < _WINDOW else min(len(row) - begin, _WINDOW)
