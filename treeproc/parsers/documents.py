@@ -3,8 +3,6 @@
 import bisect
 from collections.abc import Iterator, Sequence
 
-from torch import nn
-
 from treeproc.parsers.lines import Token
 from treeproc.trees import SpanTree
 
@@ -84,7 +82,7 @@ class DocumentTagger:
 class ObjectParser:
     """`parse_tagged_words` of a constituency model."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model):
         self._model = model
 
     def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
