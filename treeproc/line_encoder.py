@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.parsers import Parser, ParserConfig, StanzaParser, describe_parser
+from treeproc.parsers import Parser, ParserConfig, build_parser, describe_parser
 from treeproc.settings import UserError, differences
 from treeproc.shards import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
@@ -21,7 +21,7 @@ class LineEncoder:
         changed = differences(index["parser"], describe_parser(config))
         if changed:
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
-        self._parser: Parser = StanzaParser(config)
+        self._parser: Parser = build_parser(config)
         self._encoder = Encoder(data / "encoded" / "vocab", TreeConfig.model_validate(index["tree_settings"]))
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:

@@ -11,14 +11,14 @@ from pydantic import Field, PositiveInt, model_validator
 from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
-from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
-from treeproc.shards import ShardRecord, fingerprint, finished_shards, read_index, write_index
+from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
-from treeproc.stages.parse import ParseShard
+from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
 from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
@@ -40,6 +40,7 @@ class PreprocessConfig(Settings):
         None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
     )
     parser: ParserConfig = ParserConfig()
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
@@ -84,12 +85,22 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
+    target_parser = _describe_target_parser(config)
     scans = scan(config.inputs(), config.filters)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        job = _Job(config, out, parser)
+        job = _Job(config, out, parser, target_parser)
         return job.encode(*job.parse(job.text(scans)))
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
@@ -126,6 +137,7 @@ class _Job:
     config: PreprocessConfig
     out: Path
     parser: dict
+    target_parser: dict | None
 
     def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
         """Filtered examples as shards. Another text under the same folder is refused."""
@@ -162,11 +174,16 @@ class _Job:
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard, in Ray actors."""
-        logger.info("parser: %s, %s models", self.parser["library"], self.parser["models"]["origin"])
-        marks = [fingerprint(record.sha256, self.parser) for record in text]
+        logger.info("parser: %s", describe_in_words(self.parser))
+        config = self.config
+        check_columns(config.parser, config.target_parser, Shard(self.out / "text", text[0]).schema.names)
+        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
-        records = self._run("parsed", "parse", ParseShard, {"data": self.out, "config": self.config.parser}, text, marks, jobs)
-        write_index(self.out / "parsed", records, fingerprint=fingerprint(marks), parser=self.parser)
+        arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
+        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs)
+        columns = parsed_columns(config.parser, config.target_parser)
+        facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+        write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
         return text, records
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
