@@ -8,6 +8,7 @@ never half a shard.
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from treeproc.arrow import column_views, ipc_bytes, pick
+from treeproc.arrow import Batches, column_views, ipc_bytes, pick
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
 from treeproc.settings import UserError
@@ -47,7 +48,7 @@ def fingerprint(*parts: object) -> str:
 def write_shard(
     folder: Path,
     name: str,
-    rows: Sequence[dict],
+    rows: Sequence[dict] | Batches,
     schema: pa.Schema,
     *,
     split: str,
@@ -119,6 +120,17 @@ def read_index(folder: Path) -> dict:
     if not {"shards", "totals"} <= set(index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
     return index
+
+
+def stage_folder(data: Path, stage: str) -> Path:
+    """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
+
+    Text and parsed stage may be those of another data set, which the index of the encoded stage names.
+    """
+    if stage == "encoded":
+        return data / stage
+    # Relative places count from `data`.
+    return Path(os.path.normpath(data / read_index(data / "encoded").get("stages", {}).get(stage, stage)))
 
 
 def check_hashes(folder: Path, *splits: str) -> None:
