@@ -133,8 +133,8 @@ def print_figure(count: int, metric: str, value: object, **more: object) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=Path, help="tab-separated pairs, source first, .gz or plain (default: the shipped sample)")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[250_000, 1_000_000], help="numbers of pairs (default: %(default)s)")
+    parser.add_argument("--pairs", type=Path, help="tab-separated pairs, plain or .gz (default: the shipped sample)")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[250_000, 1_000_000], help="numbers of pairs")
     parser.add_argument("--scratch", type=Path, help="folder for the data sets, about 0.5 GB for a million pairs")
     parser.add_argument("--quick", action="store_true", help="5,000 and 20,000 pairs, in less than 50 seconds")
     args = parser.parse_args()

@@ -53,9 +53,7 @@ def binarise(tree: SpanTree, num_leaves: int, side: str) -> SpanTree:
                 added = (children[1][0], end) if side == "right" else (start, children[-2][1])
                 name = label if label.startswith("@") else "@" + label
                 # Before the nodes that it holds, behind those that hold it.
-                place = next(
-                    (i for i, (s, e, _) in enumerate(nodes) if (s, -e) > (added[0], -added[1])), len(nodes)
-                )
+                place = next((i for i, (s, e, _) in enumerate(nodes) if (s, -e) > (added[0], -added[1])), len(nodes))
                 nodes.insert(place, (*added, name))
                 break
         else:

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from reference_encoding import binarise as reference_binarise
 from reference_encoding import encode_example
+
 from treeproc.arrow import Batches, batch_views, ipc_bytes, pick, record_batches
 from treeproc.forest import Forest, binarise, normal_form, read_forest
 from treeproc.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
@@ -46,9 +46,7 @@ def nested(draw, num_leaves: int) -> SpanTree:
             tree.ends.append(end)
         cuts = sorted(draw(st.sets(st.integers(start + 1, end - 1), max_size=4))) if end - start > 1 else []
         edges = [start, *cuts, end]
-        stack += [
-            (a, b) for a, b in zip(edges, edges[1:], strict=False) if (a, b) != (start, end) and draw(st.booleans())
-        ][::-1]
+        stack += [(a, b) for a, b in zip(edges, edges[1:], strict=False) if (a, b) != (start, end) and draw(st.booleans())][::-1]
     return tree
 
 
@@ -111,9 +109,7 @@ def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     encoder = Encoder(vocab, config)
     batch = encoder.encode(*views_of(text, parsed))
     encode = encoder.subwords._encoder.encode  # one string at a time
-    expected = [
-        encode_example(t, p, encode, config, encoder.labels, encoder.tags) for t, p in zip(text, parsed, strict=True)
-    ]
+    expected = [encode_example(t, p, encode, config, encoder.labels, encoder.tags) for t, p in zip(text, parsed, strict=True)]
     assert rows_of(batch) == expected
     for row in expected:
         leaves = len(row["leaves"]["piece"])

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from reference_encoding import join, split_words
+
 from treeproc.control_trees import CONTROL_TREES, control_tree
 from treeproc.trees import (
     SpanTree,

@@ -6,7 +6,6 @@ tree; because subtrees are nested, starts never fall, and a node's subtree ends 
 Shapes: T trees, W leaves, N nodes.
 """
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np

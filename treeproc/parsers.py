@@ -29,7 +29,7 @@ PARSED = "parsed"
 class ParserConfig(Settings):
     """The parser of the source side."""
 
-    name: Literal["stanza", "shipped", "words"] = Field(
+    name: Literal["stanza", "shipped"] = Field(
         "stanza",
         description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes",
     )
@@ -96,8 +96,6 @@ def describe_parser(config: ParserConfig) -> dict:
     """Everything that decides what the parser returns; part of `tree_fingerprint`."""
     from importlib.metadata import version
 
-    if config.name == "words":
-        return {"library": "words", "language": config.language, "models": {"origin": "no"}, "schema_version": SCHEMA_VERSION}
     return {
         "library": f"stanza {version('stanza')}",
         "language": config.language,
@@ -251,17 +249,6 @@ def fallback(line: str, status: str) -> ParsedLine:
         "pos_tag": [UNANALYSED] * len(matches),
     }
     return ParsedLine(words, [write_brackets(flat_tree(len(matches)), words["text"], words["pos_tag"])], status)
-
-
-class BlankWords:
-    """Parses nothing: blank-separated words under one node, for control trees."""
-
-    def parse(self, lines: Sequence[str]) -> list[ParsedLine]:
-        return [fallback(line, "unparsed") for line in lines]
-
-
-def build_parser(config: ParserConfig) -> Parser:
-    return BlankWords() if config.name == "words" else StanzaParser(config)
 
 
 def read_trees(parsed: dict) -> list[tuple[list[str], SpanTree]]:

@@ -15,7 +15,7 @@ from treeproc.progress import Progress
 from treeproc.readers import check_parallel
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
-from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, write_index
+from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard
@@ -82,6 +82,8 @@ def _encode_again(config: PreprocessConfig, out: Path) -> dict:
     base = config.parsed.absolute()
     if base == out:
         raise UserError(f"parsed: {config.parsed} must be another folder than --out")
+    if not (base / "text").exists() and (base / "encoded").exists():
+        base = stage_folder(base, "text").parent
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
@@ -200,6 +202,7 @@ class _Job:
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=_dropped(text),
+            parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 
@@ -243,9 +246,9 @@ class _Job:
 
 
 def _stage_places(out: Path, base: Path) -> dict[str, str]:
-    """Where text and parsed stage of `out` are: relative, so that a folder of both can move, where they are neighbours."""
-    place = Path("..") / base.name if base.parent == out.parent else base
-    return {stage: str(place / stage) for stage in ("text", "parsed")}
+    """Where text and parsed stage of `out` are: relative where they are neighbours, so that a folder of both can move."""
+    place = f"../{base.name}" if base.parent == out.parent else str(base)
+    return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 
 
 def _previous_index(folder: Path) -> dict | None:

@@ -8,7 +8,6 @@ never half a shard.
 
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -127,10 +126,9 @@ def stage_folder(data: Path, stage: str) -> Path:
 
     Text and parsed stage may be those of another data set, which the index of the encoded stage names.
     """
-    if stage == "encoded":
-        return data / stage
-    # Relative places count from `data`.
-    return Path(os.path.normpath(data / read_index(data / "encoded").get("stages", {}).get(stage, stage)))
+    place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
+    # A neighbour's place begins with ../ and is found without it: object stores have no such step.
+    return data.parent / place.removeprefix("../") if place.startswith("../") else data / place
 
 
 def check_hashes(folder: Path, *splits: str) -> None:

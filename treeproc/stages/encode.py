@@ -50,14 +50,20 @@ class TreeConfig(Settings):
         """Words and trees of the leaves' side in a parsed shard."""
         return ("words", "trees") if self.side == "source" else ("target_words", "target_trees")
 
+    @property
+    def arcs_column(self) -> str:
+        """Dependencies of the leaves' side in a parsed shard that has them."""
+        return "arcs" if self.side == "source" else "target_arcs"
+
 
 def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeConfig) -> pa.Schema:
     """Columns of an encoded shard, from those of its text and parsed shard."""
     names = {"leaves", "nodes", "spans"}
     names |= {"tgt_pieces"} if tree.other_side in text else set()
+    names |= {"arcs"} if tree.arcs_column in parsed else set()
+    names |= {"label"} & set(text)
     if tree.side == "source":
-        names |= {"label", "leaf_labels"} & set(text)
-        names |= {"arcs"} & set(parsed)
+        names |= {"leaf_labels"} & set(text)
         names |= {"node_labels"} & set(text) if tree.tree_source == "parsed" else set()
     return select(FULL_ENCODED_SCHEMA, names)
 
@@ -124,10 +130,10 @@ class Encoder:
         if "node_labels" in schema.names:
             columns["node_labels"] = Lists(columns["nodes"].lengths, forest.classes)
         if "leaf_labels" in schema.names:
-            # A piece has the label of its word.
+            # A piece has the label of its word; arcs stay between words.
             columns["leaf_labels"] = Lists(np.diff(leaf_edges), np.repeat(text["leaf_labels"][1], piece_counts))
         if "arcs" in schema.names:
-            edges, arcs = parsed["arcs"]
+            edges, arcs = parsed[config.arcs_column]
             coded = arcs["deprel"].dictionary_encode()
             ids_of = np.array([self._deprels[name] for name in coded.dictionary.to_pylist()], dtype=np.int64)
             deprels = ids_of[coded.indices.to_numpy()]

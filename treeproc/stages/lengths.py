@@ -10,7 +10,6 @@ from treeproc.files import atomic_write
 from treeproc.schema import LENGTHS_SCHEMA
 from treeproc.shards import Shard, ShardRecord
 
-
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 
 

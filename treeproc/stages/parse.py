@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from treeproc.parsers import Parser, ParserConfig, build_parser, read_trees
+from treeproc.parsers import Parser, ParserConfig, StanzaParser, read_trees
 from treeproc.schema import PARSED_SCHEMA
 from treeproc.shards import Shard, ShardRecord, write_shard
 from treeproc.trees import normalise
@@ -14,7 +14,7 @@ class ParseShard:
 
     def __init__(self, data: Path, config: ParserConfig):
         self._text, self._parsed = data / "text", data / "parsed"
-        self._parser: Parser = build_parser(config)
+        self._parser: Parser = StanzaParser(config)
 
     def __call__(self, text: ShardRecord, mark: str) -> ShardRecord:
         examples = list(Shard(self._text, text).rows())

@@ -43,8 +43,8 @@ class VocabularyCounts:
         forest = normal_form(brackets, collapse_unary=False)
         self.labels.update(forest.names[i] for i in np.unique(forest.labels))
         self.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
-        if "arcs" in parsed:
-            self.deprels.update(pc.unique(parsed["arcs"][1]["deprel"]).to_pylist())
+        if self._tree.arcs_column in parsed:
+            self.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
         self._count_words(text, *parsed[words_column])
 
     def _count_words(self, text: dict, edges: np.ndarray, words: dict) -> None:
