@@ -80,8 +80,10 @@ def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> di
         tree = join(normal, [len(t) for t, _ in trees])
         if config.documents == "dummy_root" and len(trees) > 1:
             tree = SpanTree(["DOC", *tree.labels], [0, *tree.starts], [len(word_tags), *tree.ends])
-    else:
+    elif word_tags:
         tree = control_tree(config.tree_source, len(word_tags), config.seed * 1_000_003 + text["example_id"])
+    else:
+        tree = SpanTree([], [], [])
     pieces = word_pieces(text["source"], parsed["words"]["end_char"], encode)
     counts = [len(ids) for ids in pieces]
     tree = split_words(tree, word_tags, counts)

@@ -16,7 +16,7 @@ from treeproc.readers import check_parallel
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
-from treeproc.stages.encode import EncodeShard, TreeConfig
+from treeproc.stages.encode import EncodeShard, TreeConfig, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard
 from treeproc.stages.text import write_text
@@ -171,7 +171,8 @@ class _Job:
         """Vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         train = [i for i, record in enumerate(text) if record.split == "train"]
-        self._check_sides(Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names)
+        stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
+        self._check_sides(*stages)
         with Progress("vocabulary", None, unit="pieces") as progress:
             vocab_mark = write_vocabulary(
                 self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
@@ -189,6 +190,7 @@ class _Job:
         return write_index(
             folder,
             records,
+            columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint(marks),
             text_fingerprint=fingerprint([record.sha256 for record in text]),
             tree_fingerprint=fingerprint(self.parser, tree),
