@@ -17,12 +17,12 @@ from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.files import locked
-from treeproc.parsers import ParserConfig, StanzaParser, fallback, find_models, read_trees
+from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
-from treeproc.trees import SpanTree, check_tree, draw
+from treeproc.trees import SpanTree, check_tree
 
 NUM_TRAIN = 60
 
@@ -111,40 +111,11 @@ def test_encoded_rows_are_trees_over_pieces(data):
             assert split_words == marked if split == "train" else marked <= split_words <= set(spans)
 
 
-def test_a_real_parse(data):
-    row = StanzaParser(ParserConfig(name="shipped")).parse(["The old man saw a dog."])[0]
-    ((tags, tree),) = read_trees({"trees": row.trees})
-    assert tags == ["DT", "JJ", "NN", "VBD", "DT", "NN", "."]
-    assert draw(tree, row.words["text"]).split("\n")[:3] == ["ROOT", "└─ S", "   ├─ NP"]
-
-
 def test_too_long_sentences_get_a_named_flat_tree(data):
     row = rows(data, "parsed", "test")[0]
     assert row["parse_status"] == "flat_too_long" and len(row["words"]["text"]) == 500
     assert len(read_trees(row)[0][1]) == 1
     assert read_index(data / "parsed")["totals"]["test"]["status.flat_too_long"] == 1
-
-
-def test_one_bad_sentence_does_not_harm_its_batch(monkeypatch):
-    parser = StanzaParser(ParserConfig(name="shipped"))
-    lines = ["I see a cat.", "bad", "You see two dogs."]
-    analyse = parser._analyse[1]
-
-    def fails_on_bad(document):
-        if any(word.text == "bad" for sentence in document.sentences for word in sentence.words):
-            raise ValueError("Went infinite!")
-        return analyse(document)
-
-    expected = [parser.parse([line])[0] for line in lines]
-    parser._analyse[1] = fails_on_bad
-    assert parser.parse(lines) == [expected[0], fallback("bad", "flat_parser_failed"), expected[2]]
-
-    def out_of_memory(document):
-        raise RuntimeError("DefaultCPUAllocator: out of memory")
-
-    parser._analyse[1] = out_of_memory
-    with pytest.raises(RuntimeError, match="out of memory"):
-        parser.parse(lines)
 
 
 def test_lengths_agree_with_rows(data):
@@ -322,17 +293,6 @@ def test_a_folder_in_use_is_refused(data, text):
         preprocess(config_of(text), data)
 
 
-def test_installed_stanza_models_are_preferred(tmp_path, monkeypatch):
-    monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
-    assert find_models(ParserConfig()).origin == "shipped"
-    for name in ("tokenize", "pos", "constituency"):
-        (tmp_path / "en" / name).mkdir(parents=True)
-        (tmp_path / "en" / name / "combined.pt").write_bytes(b"x")
-    (tmp_path / "resources.json").write_text("{}")
-    assert find_models(ParserConfig()).origin == "installed"
-    assert find_models(ParserConfig(name="shipped")).origin == "shipped"
-
-
 def test_sample_splits_share_no_sentence():
     import re
 
@@ -347,45 +307,3 @@ def test_sample_splits_share_no_sentence():
         min(len(key.split()) for key in keys("train.en.gz")) >= 4
         or min(len(line.split()) for line in lines_of("train.en.gz", 20_000)) >= 4
     )
-
-
-def test_tokens_that_their_words_do_not_spell_are_one_leaf():
-    """im = in + dem is one leaf, won't = wo + n't are two: with Stanza's own documents and trees."""
-    from stanza.models.common.doc import Document
-    from stanza.models.constituency.tree_reader import read_trees as read_stanza_trees
-
-    from treeproc.parsers import _parsed_line
-
-    def parsed(line, words, tree):
-        document = Document([words], text=line)
-        document.sentences[0].constituency = read_stanza_trees(tree)[0]
-        return _parsed_line(line, 0, document.sentences)
-
-    def word(number, text, tag, start=None):
-        place = {} if start is None else {"start_char": start, "end_char": start + len(text)}
-        return {"id": number, "text": text, "xpos": tag, **place}
-
-    german = parsed(
-        "im Haus",
-        [
-            {"id": (1, 2), "text": "im", "start_char": 0, "end_char": 2},
-            word(1, "in", "APPR"),
-            word(2, "dem", "ART"),
-            word(3, "Haus", "NN", 3),
-        ],
-        "(ROOT (PP (APPR in) (NP (DP (ART dem)) (NN Haus))))",
-    )
-    assert german.words == {"text": ["im", "Haus"], "start_char": [0, 3], "end_char": [2, 7], "pos_tag": ["APPR", "NN"]}
-    assert german.trees == ["(ROOT (PP (APPR im) (NP (NN Haus))))"]
-    english = parsed(
-        "I won't",
-        [
-            word(1, "I", "PRP", 0),
-            {"id": (2, 3), "text": "won't", "start_char": 2, "end_char": 7},
-            word(2, "wo", "MD"),
-            word(3, "n't", "RB"),
-        ],
-        "(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))",
-    )
-    assert english.words["text"] == ["I", "wo", "n't"] and english.words["end_char"] == [1, 4, 7]
-    assert english.trees == ["(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))"]

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.arrow import batch_views, pick, record_batches
-from treeproc.parsers import PARSED, Parser, ParserConfig, StanzaParser, describe_parser
+from treeproc.parsers import PARSED, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.schema import PARSED_SCHEMA
 from treeproc.settings import UserError, differences
 from treeproc.shards import read_index
@@ -26,7 +26,7 @@ class LineEncoder:
         changed = differences(index["parser"], describe_parser(config))
         if changed:
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
-        self._parser: Parser = StanzaParser(config)
+        self._parser: Parser = build_parser(config)
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
         tree = TreeConfig.model_validate({**index["tree_settings"], "side": "source"})
         self._encoder = Encoder(data / "encoded" / "vocab", tree)

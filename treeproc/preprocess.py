@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
-from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.schema import SCHEMA_VERSION, SPLITS
@@ -19,7 +19,7 @@ from treeproc.settings import Settings, UserError, differences, dump_settings, l
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, encoded_columns
 from treeproc.stages.lengths import write_lengths
-from treeproc.stages.parse import ParseShard
+from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
 from treeproc.stages.vocabulary import vocabulary_files, write_vocabulary
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
@@ -44,6 +44,7 @@ class PreprocessConfig(Settings):
         None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
     )
     parser: ParserConfig = ParserConfig()
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
@@ -90,19 +91,19 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
+    target_parser = describe_parser(config.target_parser) if config.target_parser else None
     scans = scan(config.inputs(), config.filters)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        job = _Job(config, out, parser)
+        job = _Job(config, out, parser, target_parser)
         return job.encode(*job.parse(job.text(scans)))
 
 
 def _encode_again(config: PreprocessConfig, out: Path) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    same_as = {"splits", "parser", "filters", "rows_per_shard"} & config.model_fields_set
-    if same_as:
-        raise UserError(f"{', '.join(sorted(same_as))}: cannot be set together with parsed, whose data set has its own")
+    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree"}:
+        raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
     base = config.parsed.absolute()
     if base == out:
         raise UserError(f"parsed: {config.parsed} must be another folder than --out")
@@ -114,8 +115,8 @@ def _encode_again(config: PreprocessConfig, out: Path) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        whole = config.model_copy(update={"parser": old.parser})
-        return _Job(whole, out, stages[1]["parser"], base).encode(text, parsed)
+        whole = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
+        return _Job(whole, out, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
@@ -152,6 +153,7 @@ class _Job:
     config: PreprocessConfig
     out: Path
     parser: dict
+    target_parser: dict | None
     base: Path | None = None  # holds text and parsed stage, if not `out`
 
     def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
@@ -189,11 +191,16 @@ class _Job:
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard, in Ray actors."""
-        logger.info("parser: %s, %s models", self.parser["library"], self.parser["models"]["origin"])
-        marks = [fingerprint(record.sha256, self.parser) for record in text]
+        logger.info("parser: %s", describe_in_words(self.parser))
+        config = self.config
+        check_columns(config.parser, config.target_parser, Shard(self.out / "text", text[0]).schema.names)
+        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
-        records = self._run("parsed", "parse", ParseShard, {"data": self.out, "config": self.config.parser}, text, marks, jobs)
-        write_index(self.out / "parsed", records, fingerprint=fingerprint(marks), parser=self.parser)
+        arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
+        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs)
+        columns = parsed_columns(config.parser, config.target_parser)
+        facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+        write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
         return text, records
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
@@ -209,6 +216,9 @@ class _Job:
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.model_dump()
+        # Those of the leaves' side: lines that are translated later are parsed as they were.
+        of_source = config.tree.side == "source"
+        parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
@@ -222,11 +232,11 @@ class _Job:
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint(marks),
             text_fingerprint=fingerprint([record.sha256 for record in text]),
-            tree_fingerprint=fingerprint(self.parser, tree),
+            tree_fingerprint=fingerprint(parser, tree),
             vocab_fingerprint=fingerprint(vocab_mark, *pieces),
             tree_source=config.tree.tree_source,
-            parser=self.parser,
-            parser_settings=config.parser.model_dump(),
+            parser=parser,
+            parser_settings=settings.model_dump(),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},

@@ -69,12 +69,22 @@ TEXT_SCHEMA = select(FULL_TEXT_SCHEMA, ("source", "target"))
 
 # `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
 # the example; `parse_status` is "parsed" or the name of the fallback that was used instead.
-PARSED_SCHEMA = _schema(
+# `arcs` (one per word, governor 0-based, -1 a root) are there where the parser gives dependencies, the
+# target columns where the target side has a parser too.
+_PARSED_WORDS = _list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string())
+_TREES = pa.list_(pa.field("item", pa.string(), nullable=False))
+FULL_PARSED_SCHEMA = _schema(
     example_id=pa.int64(),
-    words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string()),
-    trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
+    words=_PARSED_WORDS,
+    trees=_TREES,
     parse_status=pa.string(),
+    arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
+    target_words=_PARSED_WORDS,
+    target_trees=_TREES,
+    target_parse_status=pa.string(),
+    target_arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
 )
+PARSED_SCHEMA = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status"))
 
 # `nodes` are in pre-order over all trees of the example, `parent` is row-local, -1 for a root.
 # Node i's subtree is nodes [i, subtree_end) and leaves [start, end).
