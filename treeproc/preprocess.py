@@ -76,9 +76,8 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
 
 def _encode_again(config: PreprocessConfig, out: Path) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    same_as = {"splits", "parser", "filters", "rows_per_shard"} & config.model_fields_set
-    if same_as:
-        raise UserError(f"{', '.join(sorted(same_as))}: cannot be set together with parsed, whose data set has its own")
+    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree"}:
+        raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
     base = config.parsed.absolute()
     if base == out:
         raise UserError(f"parsed: {config.parsed} must be another folder than --out")
