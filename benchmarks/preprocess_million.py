@@ -69,10 +69,11 @@ def memory(pid: int) -> Iterator[tuple[str, int]]:
 
 
 class Watch:
-    """Peaks of the memory of single processes, sampled until the job ends."""
+    """Memory peaks of single processes, by what they are, and CPU time of all; sampled until the job ends."""
 
     def __init__(self, root: int):
-        self.root, self.peaks = root, {}
+        self.root = root
+        self.peaks: dict[str, int] = {}
         self.cpu: dict[int, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -86,20 +87,21 @@ class Watch:
         self._thread.join()
 
     def _sample(self) -> None:
-        tick = os.sysconf("SC_CLK_TCK")
         while not self._stop.wait(0.5):
             for pid in descendants(self.root):
                 try:
-                    title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
-                    title = "driver" if pid == self.root else title.split("/")[-1][:40]
-                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                    self.cpu[pid] = (int(fields[11]) + int(fields[12])) / tick
-                    for name, value in memory(pid):
-                        self.peaks[name] = max(self.peaks.get(name, (0, "")), (value, title))
-                        if pid == self.root:
-                            self.peaks[f"driver {name}"] = max(self.peaks.get(f"driver {name}", (0, "")), (value, title))
+                    self._look_at(pid)
                 except (OSError, ValueError, IndexError):  # the process has just gone
                     continue
+
+    def _look_at(self, pid: int) -> None:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        self.cpu[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        is_worker = Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
+        kind = "driver" if pid == self.root else "worker" if is_worker else "ray"
+        for name, value in memory(pid):
+            metric = f"{kind}_peak_{name.lower()}_mib"
+            self.peaks[metric] = max(self.peaks.get(metric, 0), value)
 
 
 def measure(count: int, pairs: list[tuple[str, str]], scratch: Path | None) -> None:
@@ -110,7 +112,10 @@ def measure(count: int, pairs: list[tuple[str, str]], scratch: Path | None) -> N
         command = [sys.executable, str(REPOSITORY / "workflows" / "preprocess.py"), "--config", str(folder / "data.yaml")]
         started = time.monotonic()
         with open(folder / "log", "w") as log:
-            job = subprocess.Popen([*command, "--out", str(folder / "data")], stdout=log, stderr=log, start_new_session=True)
+            # An embedded Ray, also where a cluster runs: what it does must be below this process.
+            job = subprocess.Popen(
+                [*command, "--out", str(folder / "data")], stdout=log, stderr=log, env=os.environ | {"RAY_ADDRESS": "local"}
+            )
             with Watch(job.pid) as watch:
                 status = job.wait()
         seconds = time.monotonic() - started
@@ -121,13 +126,13 @@ def measure(count: int, pairs: list[tuple[str, str]], scratch: Path | None) -> N
     figures["cpu_microseconds_per_pair"] = sum(watch.cpu.values()) / rows * 1e6
     for metric, value in figures.items():
         print_figure(count, metric, value)
-    for metric, (value, process) in sorted(watch.peaks.items()):
-        print_figure(count, f"peak {metric} MiB".lower().replace(" ", "_"), value / MIB, process=process)
+    for metric, value in sorted(watch.peaks.items()):
+        print_figure(count, metric, value / MIB)
 
 
-def print_figure(count: int, metric: str, value: object, **more: object) -> None:
+def print_figure(count: int, metric: str, value: object) -> None:
     value = round(value, 1) if isinstance(value, float) else value
-    figure = {"benchmark": "preprocess_million", "case": f"{count}_pairs", "metric": metric, "value": value, **more}
+    figure = {"benchmark": "preprocess_million", "case": f"{count}_pairs", "metric": metric, "value": value}
     print(json.dumps(figure), flush=True)
 
 

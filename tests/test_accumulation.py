@@ -271,13 +271,14 @@ def test_structure_used_in_inference_mode_serves_training():
     assert module.leaf_weight.grad.any() and module.vertical.grad.any() and module.horizontal.grad.any()
 
 
-def test_accumulates_in_float32_under_autocast():
-    """Only inputs and output are rounded to bf16, whatever the depth of the sums."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_accumulates_in_float32_under_autocast(dtype):
+    """Only inputs and output are rounded, whatever the depth of the sums."""
     chain = right_branching(80)
     structure, module = build_structure([chain]), build_accumulation().float()
-    states, vectors = torch.randn(1, 159, D_MODEL), torch.randn(1, 159, D_MODEL).bfloat16()
+    states, vectors = torch.randn(1, 159, D_MODEL), torch.randn(1, 159, D_MODEL).to(dtype)
     expected = module.accumulate(states, vectors.float(), structure)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         out = module.accumulate(states, vectors, structure)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, expected.bfloat16(), rtol=0, atol=0)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, expected.to(dtype), rtol=0, atol=0)

@@ -45,15 +45,17 @@ class ExampleSource:
             batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
             columns = self._shards[shard].columns[batch]
             edges, leaves = columns["leaves"]
-            out.pieces.append(leaves["piece"][edges[row] : edges[row + 1]])
+            start, stop = edges[row : row + 2].tolist()
+            out.pieces.append(leaves["piece"][start:stop])
             edges, spans = columns["spans"]
-            start, stop = edges[row], edges[row + 1]
+            start, stop = edges[row : row + 2].tolist()
             out.labels.append(columns["nodes"][1]["label"][start:stop])
             out.starts.append(spans["start"][start:stop])
             out.ends.append(spans["end"][start:stop])
             out.subtree_ends.append(spans["subtree_end"][start:stop])
             edges, targets = columns["tgt_pieces"]
-            out.targets.append(targets[edges[row] : edges[row + 1]])
+            start, stop = edges[row : row + 2].tolist()
+            out.targets.append(targets[start:stop])
             out.example_ids.append(columns["example_id"][row])
         return collate_rows(out)
 

@@ -136,4 +136,3 @@ def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
     running = F.pad(weights.double().cumsum(1), (1, 0))
     difference = running.index_select(1, branches.pair_last) - running.index_select(1, branches.pair_first)
     return difference.to(weights.dtype)
-

@@ -9,10 +9,11 @@ E entries; see `treenet.structure.branches`.
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from treenet.structure.branches import Entries, EntryOrder
+
+_SUM = 0  # a mode of embedding bags
 
 
 def replace_nodes(vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
@@ -67,7 +68,10 @@ def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
     weights = weights.index_select(1, order.entry).flatten()
     first = _per_weight(order.first, num_weights, num_entries).flatten()
     index = _row_of_weight(order.source, num_weights).flatten()
-    sums = F.embedding_bag(index, _rows(rows, num_weights), first, mode="sum", per_sample_weights=weights)
+    # F.embedding_bag would first copy rows that are a part of fused projections.
+    sums = torch.ops.aten._embedding_bag_forward_only(
+        _rows(rows, num_weights), index, first, per_sample_weights=weights, mode=_SUM
+    )[0]
     return sums if num_weights == 1 else sums.unflatten(0, (num_weights, -1)).transpose(0, 1).flatten(1)
 
 
@@ -76,7 +80,7 @@ def _multiply_rows(left: Tensor, right: Tensor, entries: Entries, num_weights: i
     node, position = (_row_of_weight(x, num_weights).flatten() for x in (entries.node, entries.position))
     # The gradient of weights in a weighted sum of rows; it reads the sum of each item from `node`, not from offsets.
     products = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        _rows(left, num_weights), _rows(right, num_weights), position, node[:0], node, 0
+        _rows(left, num_weights), _rows(right, num_weights), position, node[:0], node, _SUM
     )
     return products.view(num_weights, -1)
 
