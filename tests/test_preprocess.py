@@ -7,15 +7,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 
+from treenet.config import TrainConfig
+from treenet.inference.translate import read_references
+from treenet.training.run import run_training
 from treeproc.files import locked
 from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index, read_lengths
+from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
 from treeproc.trees import SpanTree, check_tree
 
@@ -62,7 +67,7 @@ def test_index_counts_what_was_dropped(data):
     assert index["totals"]["train"]["rows"] == NUM_TRAIN - 3 and index["totals"]["test"]["rows"] == 2
     assert index["parser"]["models"]["origin"] == "shipped" and index["tree_source"] == "parsed"
     assert {key for key in index if key.endswith("fingerprint")} == {
-        "fingerprint", "text_fingerprint", "tree_fingerprint", "vocab_fingerprint",
+        "fingerprint", "text_fingerprint", "parsed_fingerprint", "tree_fingerprint", "vocab_fingerprint",
     }  # fmt: skip
 
 
@@ -210,6 +215,77 @@ def test_wrong_command_lines(arguments, message, run_workflow, tmp_path):
     run = run_workflow("preprocess.py", *arguments, cwd=tmp_path)
     assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def encoded_again(data, out, **changes) -> dict:
+    return preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 400}} | changes), out)
+
+
+def test_another_encoding_of_the_same_trees(data, text):
+    """`parsed: DIR` writes an encoded stage alone, the same as a whole job with these settings would."""
+    before = snapshot(data)
+    out = data.parent / "again"
+    same = encoded_again(data, out)
+    assert not (out / "text").exists() and not (out / "parsed").exists()
+    original = read_index(data / "encoded")
+    assert same == original | {"stages": {"text": "../slice/text", "parsed": "../slice/parsed"}}
+    for path in (data / "encoded").rglob("*"):
+        if path.is_file() and path.name != "index.json":
+            assert path.read_bytes() == (out / "encoded" / path.relative_to(data / "encoded")).read_bytes()
+    assert stage_folder(out, "text") == data / "text" and stage_folder(data, "text") == data / "text"
+    assert read_references(out, "test") == ["a", "Nein."]
+    with pytest.raises(UserError, match="belongs to other settings .*vocab_size: 400 -> 410"):
+        encoded_again(data, out, subwords={"vocab_size": 410})
+    # A set that has no trees of its own stands for the one that has.
+    control = encoded_again(out, data.parent / "control", tree={"tree_source": "left", "binarize": "right"})
+    assert control["stages"] == same["stages"]
+    assert control["text_fingerprint"] == original["text_fingerprint"]
+    assert control["tree_fingerprint"] != original["tree_fingerprint"]
+    for i, row in rows(data.parent / "control", "encoded").items():
+        assert (np.bincount(row["nodes"]["parent"] + 1)[1:] <= 2).all(), i
+    assert snapshot(data) == before
+
+
+def test_settings_of_another_data_set_are_refused(data, tmp_path):
+    for changes, message in (
+        ({"rows_per_shard": 7, "filters": {}}, "filters, rows_per_shard: cannot be set together with parsed"),
+        ({"tree": {"side": "target"}}, "tree.side: target cannot be the leaves' side, the data set has no target_words"),
+    ):
+        with pytest.raises(UserError, match=message):
+            encoded_again(data, tmp_path / "out", **changes)
+    with pytest.raises(UserError, match="must be another folder"):
+        encoded_again(data, data)
+
+
+def test_separate_vocabularies_and_lower_case(data):
+    out = data.parent / "separate"
+    index = encoded_again(data, out, subwords={"vocab_size": 350, "joint": False, "lowercase": True})
+    source, target = (Subwords(out / "encoded" / "vocab" / name) for name in ("pieces.model", "pieces.tgt.model"))
+    assert len(source) == len(target) == index["num_pieces"] == 350
+    lines, encoded = rows(data, "text"), rows(out, "encoded")
+    for i, row in encoded.items():
+        assert source.decode([row["leaves"]["piece"]]) == [lines[i]["source"].lower()]
+        assert target.decode([row["tgt_pieces"]]) == [lines[i]["target"].lower()]
+    with pytest.raises(UserError, match="has a vocabulary for each side"):
+        run_training(TrainConfig(data=out), data.parent / "run")
+
+
+def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
+    """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
+    from treeproc.shards import ShardRecord
+    from treeproc.stages.encode import TreeConfig
+    from treeproc.stages.vocabulary import count_vocabulary
+    from treeproc.subwords import SubwordConfig
+
+    text, parsed = (
+        [ShardRecord(**shard) for shard in read_index(data / stage)["shards"] if shard["split"] == "train"]
+        for stage in ("text", "parsed")
+    )
+    counts = count_vocabulary(data, text, parsed, SubwordConfig(max_training_lines=20), TreeConfig())
+    lines = list(rows(data, "text").values())
+    kept = [line for k, line in enumerate(lines) if (k + 1) * 10 // len(lines) > k * 10 // len(lines)]
+    words = Counter(word for line in kept for side in ("source", "target") for word in line[side].split(" "))
+    assert len(kept) == 10 and Counter({w.replace("\x01", ""): n for w, n in counts.words["source"].items()}) == words
 
 
 def test_a_folder_in_use_is_refused(data, text):

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from treeproc.arrow import column_views, ipc_bytes, pick
+from treeproc.arrow import Batches, column_views, ipc_bytes, pick
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
 from treeproc.settings import UserError
@@ -47,7 +47,7 @@ def fingerprint(*parts: object) -> str:
 def write_shard(
     folder: Path,
     name: str,
-    rows: Sequence[dict],
+    rows: Sequence[dict] | Batches,
     schema: pa.Schema,
     *,
     split: str,
@@ -119,6 +119,16 @@ def read_index(folder: Path) -> dict:
     if not {"shards", "totals"} <= set(index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
     return index
+
+
+def stage_folder(data: Path, stage: str) -> Path:
+    """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
+
+    Text and parsed stage may be those of another data set, which the index of the encoded stage names.
+    """
+    place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
+    # A neighbour's place begins with ../ and is found without it: object stores have no such step.
+    return data.parent / place.removeprefix("../") if place.startswith("../") else data / place
 
 
 def check_hashes(folder: Path, *splits: str) -> None:
