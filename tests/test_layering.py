@@ -9,7 +9,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
 # What `treenet` may use of `treeproc`: the shard contract and what every command shares.
-SHARED = {"errors", "files", "schema", "shards", "settings", "progress", "ray_session"}
+SHARED = {"errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session"}
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 ROOMS = ("config", "structure", "batch", "plan", "data", "layers", "models", "training", "inference")
 

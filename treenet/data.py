@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy as np
 from treenet.batch import TreeBatch, collate
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_lengths
+from treeproc.storage import AnyPath
 
 Item = TypeVar("Item")
 
@@ -23,7 +23,7 @@ class ExampleSource:
     shards and lengths do not belong together.
     """
 
-    def __init__(self, folder: Path, split: str):
+    def __init__(self, folder: AnyPath, split: str):
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
         rows = sum(len(shard) for shard in self._shards.values())

@@ -20,6 +20,7 @@ from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
 from treeproc.stages.parse import ParseShard
 from treeproc.stages.text import write_text
 from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
+from treeproc.storage import AnyPath, DataPath
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
 logger = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ SAMPLE = Path(__file__).parent / "sample"
 class ParallelFiles(Settings):
     """One split of parallel text: files of a side are read one after the other."""
 
-    source: list[Path] = Field(min_length=1, description="files of the source side, plain or .gz")
-    target: list[Path] = Field(min_length=1, description="files of the target side, plain or .gz")
+    source: list[DataPath] = Field(min_length=1, description="files of the source side, plain or .gz")
+    target: list[DataPath] = Field(min_length=1, description="files of the target side, plain or .gz")
 
 
 class PreprocessConfig(Settings):
@@ -50,7 +51,7 @@ def sample_splits() -> dict:
     return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
 
 
-def preprocess(config: PreprocessConfig, out: Path) -> dict:
+def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
 
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
@@ -72,7 +73,7 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
 _OPEN_UNTIL = {"filters": "text", "subwords": "encoded", "tree": "encoded"}
 
 
-def _claim(config: PreprocessConfig, out: Path) -> None:
+def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
 
     A vocabulary size that does not suit the text can be changed without parsing again.
@@ -96,7 +97,7 @@ def _claim(config: PreprocessConfig, out: Path) -> None:
 @dataclass
 class _Job:
     config: PreprocessConfig
-    out: Path
+    out: AnyPath
     parser: dict
 
     def text(self, sizes: dict[str, tuple[int, str]]) -> list[ShardRecord]:
@@ -192,16 +193,18 @@ class _Job:
         by_name = {record.name: record for record in done if record}
         if len(by_name) == len(text):
             return [by_name[record.name] for record in text]
+        failed = sum(_fallbacks(record.counts) for record in by_name.values())
         with Progress(label, total, unit="sentences", initial=finished) as progress:
             for record in ray_job.run_shards(
-                worker, arguments, [job for job, old in zip(jobs, done, strict=True) if old is None]
+                worker, arguments, [job for job, old in zip(jobs, done, strict=True) if old is None], folder=folder
             ):
                 by_name[record.name] = record
-                progress.update(record.rows)
+                failed += _fallbacks(record.counts)
+                progress.update(record.rows, f"{failed:,} without a parse" if failed else None)
         return [by_name[record.name] for record in text]
 
 
-def _previous_index(folder: Path) -> dict | None:
+def _previous_index(folder: AnyPath) -> dict | None:
     """The index of a finished stage, None where there is none or it is damaged: the stage is then redone by its shards."""
     path = folder / "index.json"
     if not path.exists():
@@ -216,7 +219,7 @@ def _previous_index(folder: Path) -> dict | None:
     return None
 
 
-def _remove_leftovers(folder: Path) -> None:
+def _remove_leftovers(folder: AnyPath) -> None:
     """Temporary files of a job that was killed; the lock says that no other one is at work."""
     for path in folder.glob(".tmp-*"):
         path.unlink(missing_ok=True)
@@ -234,11 +237,16 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
+def _fallbacks(counts: dict[str, int]) -> int:
+    """Sentences that got a flat tree because no parser could analyse them."""
+    return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
+
+
 def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
-def summary(index: dict, out: Path) -> str:
+def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
     for split, total in index["totals"].items():

@@ -14,9 +14,9 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+        return gzip.open(path.open("rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, PreprocessConfig).parse_intermixed_args(argv)
+    args = build_arg_parser(__doc__, PreprocessConfig, remote_out=True).parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
         raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
     if args.out is None:
