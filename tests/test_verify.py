@@ -164,7 +164,9 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
     for stage in ("text", "parsed", "encoded"):
         flipped, cut, missing, sidecar = sorted((data / stage).glob("train-*.arrow"))[:4]
         content = flipped.read_bytes()
-        flipped.write_bytes(content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 4]) + content[len(content) // 2 + 1 :])
+        flipped.write_bytes(
+            content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 4]) + content[len(content) // 2 + 1 :]
+        )
         cut.write_bytes(cut.read_bytes()[:-100])
         missing.unlink()
         sidecar.with_suffix(".json").unlink()

@@ -51,22 +51,49 @@ def sample_splits() -> dict:
     return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
 
 
+class NothingLeft(UserError):
+    """The filters dropped every example of a split."""
+
+
 def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
 
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
+    parser, sizes = check_inputs(config)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
+    first_text = not (out / "text").exists()
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        _claim(config, out)
+        job = Job(config, out, parser)
+        try:
+            text = job.text(sizes)
+        except NothingLeft:
+            if first_text:
+                _forget(out, made)
+            raise
+        return job.encode(*job.parse(text))
+
+
+def check_inputs(config: PreprocessConfig) -> tuple[dict, dict]:
+    """The description of the parser, and what the text stage knows of every split before it writes. Reads all inputs."""
     unknown = sorted(set(config.splits) - set(SPLITS))
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
     sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
-        _claim(config, out)
-        job = _Job(config, out, parser)
-        return job.encode(*job.parse(job.text(sizes)))
+    return parser, sizes
+
+
+def _forget(out: AnyPath, made: Sequence[Path]) -> None:
+    """Take back what a job wrote that found nothing to keep, and the folders that it made."""
+    for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
+        path.unlink(missing_ok=True)
+    if isinstance(out, Path):
+        for folder in (out / "text", *made):
+            folder.rmdir()
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
@@ -81,6 +108,8 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     path = out / "config.yaml"
     text = dump_settings(config)
     if path.exists():
+        if not path.read_bytes().strip():
+            raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
         old, new = (c.model_dump(mode="json", exclude={"splits"}) for c in (load_settings(PreprocessConfig, path), config))
         if old == new:
             return
@@ -95,7 +124,9 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
 
 
 @dataclass
-class _Job:
+class Job:
+    """The stages of one data set, one after the other; each does what is missing."""
+
     config: PreprocessConfig
     out: AnyPath
     parser: dict
@@ -125,11 +156,11 @@ class _Job:
                     progress.update(record.rows + sum(record.counts.values()))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
-                reasons = _reasons(_dropped(records)[split])
-                raise UserError(
+                reasons = reasons_line(dropped_rows(records)[split])
+                raise NothingLeft(
                     f"splits.{split}: no pair is left after the filters (dropped: {reasons}); change filters or files"
                 )
-        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=_dropped(records))
+        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=dropped_rows(records))
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
@@ -168,7 +199,7 @@ class _Job:
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *VOCABULARY_FILES)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
-            dropped=_dropped(text),
+            dropped=dropped_rows(text),
         )
 
     def _run(
@@ -225,7 +256,7 @@ def _remove_leftovers(folder: AnyPath) -> None:
         path.unlink(missing_ok=True)
 
 
-def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
+def dropped_rows(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     """Dropped rows by split and reason."""
     out: dict[str, dict[str, int]] = {}
     for record in records:
@@ -237,12 +268,20 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
+def parse_statuses(parsed: AnyPath, split: str) -> dict[str, int]:
+    """Sentences by parse_status; empty where the parsed stage is not there: training does not need it."""
+    if not (parsed / "index.json").exists():
+        return {}
+    totals = read_index(parsed)["totals"].get(split, {})
+    return {name.removeprefix("status."): count for name, count in totals.items() if name.startswith("status.")}
+
+
 def _fallbacks(counts: dict[str, int]) -> int:
     """Sentences that got a flat tree because no parser could analyse them."""
     return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
 
 
-def _reasons(counts: dict[str, int]) -> str:
+def reasons_line(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
@@ -252,6 +291,8 @@ def summary(index: dict, out: AnyPath) -> str:
     for split, total in index["totals"].items():
         lines.append(
             f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
-            f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
+            f"{total['tgt_pieces']:,} target pieces; dropped: {reasons_line(index['dropped'].get(split, {}))}"
         )
+        if statuses := parse_statuses(out / "parsed", split):
+            lines.append(f"    parse_status: {reasons_line(statuses)}")
     return "\n".join(lines)

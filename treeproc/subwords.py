@@ -114,6 +114,10 @@ class Subwords:
         """Text of sequences of piece ids."""
         return self._decoder.decode([list(map(int, row)) for row in pieces])
 
+    def names(self, pieces: Sequence[int]) -> list[str]:
+        """The pieces as they stand in the vocabulary."""
+        return [self._decoder.id_to_piece(int(piece)) for piece in pieces]
+
 
 class LabelVocab:
     """Names to ids by line of a text file; unknown names get `UNKNOWN_LABEL_ID`."""

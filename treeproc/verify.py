@@ -229,7 +229,11 @@ def _check_lengths(folder: AnyPath, records: Sequence[ShardRecord]) -> Iterator[
             continue
         expected: dict[str, list[np.ndarray]] = {}
         for shard in shards:
-            columns = {"shard": np.full(len(shard), shard.record.index), "row": np.arange(len(shard)), "example_id": shard_ids(shard)}
+            columns = {
+                "shard": np.full(len(shard), shard.record.index),
+                "row": np.arange(len(shard)),
+                "example_id": shard_ids(shard),
+            }
             for name in ("leaves", "nodes", "tgt_pieces"):
                 parts = [np.diff(views[name][0]) for views in shard.columns if name in views]
                 columns[name] = np.concatenate(parts) if parts else np.zeros(len(shard), int)

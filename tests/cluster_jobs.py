@@ -1,0 +1,117 @@
+"""Jobs on Ray clusters of several nodes, for test_ray_job.py: `python cluster_jobs.py JOB FOLDER`, result as JSON.
+
+A process of its own, so that no other test's Ray is in the way.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import ray
+from ray.cluster_utils import Cluster
+
+from treeproc import ray_job
+from treeproc.settings import UserError
+from treeproc.shards import ShardRecord
+
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+
+
+class Worker:
+    """Leaves a note of every start, and dies once where it is told to."""
+
+    def __init__(self, notes: Path, dies: bool = False, seconds: float = 0.2):
+        self._notes, self._dies, self._seconds = notes, dies, seconds
+        (notes / f"started-{os.getpid()}").touch()
+
+    def __call__(self, number: int) -> ShardRecord:
+        died = self._notes / "died"
+        if self._dies and number == 3 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self._seconds)
+        node = ray.get_runtime_context().get_node_id()
+        return ShardRecord(str(number), "train", number, 1, 0, node, f"{os.getpid()}")
+
+
+def run(folder: Path, **arguments) -> dict:
+    """What came of eight shards: their numbers, the nodes and processes that did them, and the error if there was one."""
+    notes = folder.parent / "notes"
+    notes.mkdir(exist_ok=True)
+    try:
+        jobs = [{"number": number} for number in range(8)]
+        records = list(ray_job.run_shards(Worker, {"notes": notes, **arguments}, jobs, folder=folder))
+    except UserError as error:
+        return {"error": str(error), "started": len(list(notes.glob("started-*")))}
+    return {
+        "numbers": sorted(record.index for record in records),
+        "nodes": len({record.sha256 for record in records}),
+        "died": (notes / "died").exists(),
+        "left": [path.name for path in folder.iterdir()],
+    }
+
+
+def hide_from_this_thread(folder: Path) -> bool:
+    """Lay an empty file system over `folder`, for this thread and the processes that it starts. False without rights."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    return not (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+        or libc.mount(b"none", os.fsencode(folder), b"tmpfs", 0, None)
+    )
+
+
+def nodes(folder: Path) -> dict:
+    """One job into a folder that both nodes see, and one into a folder that the second does not see."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    shared, hidden = folder / "shared", folder / "hidden"
+    shared.mkdir()
+    hidden.mkdir()
+    # Ray starts nodes from the main thread alone, so the driver is another one, which keeps its view.
+    with ThreadPoolExecutor(1) as driver:
+        driver.submit(os.getpid).result()
+        try:
+            if not hide_from_this_thread(hidden):
+                return {"skip": "no rights"}
+            cluster.add_node(num_cpus=1)
+            os.environ["RAY_ADDRESS"] = cluster.address
+            seen = driver.submit(run, shared).result()
+            for note in (folder / "notes").iterdir():
+                note.unlink()
+            return {"seen": seen, "blind": driver.submit(run, hidden).result()}
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def growing(folder: Path) -> dict:
+    """A cluster without a core at the start, and two nodes that come one after the other."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    (folder / "out").mkdir()
+    os.environ["RAY_ADDRESS"] = cluster.address
+    with ThreadPoolExecutor(1) as driver:
+        try:
+            job = driver.submit(run, folder / "out", seconds=2.0)
+            time.sleep(5)
+            started = job.done() or (folder / "notes").exists() and len(list((folder / "notes").iterdir()))
+            cluster.add_node(num_cpus=1)
+            cluster.add_node(num_cpus=1)
+            return {"before": int(started), **job.result()}
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def dying(folder: Path) -> dict:
+    """The actor at work on one shard is killed."""
+    (folder / "out").mkdir()
+    return run(folder / "out", dies=True)
+
+
+if __name__ == "__main__":
+    print(json.dumps({"nodes": nodes, "growing": growing, "dying": dying}[sys.argv[1]](Path(sys.argv[2]))))
