@@ -10,8 +10,8 @@ R^{(m+1) x n x d}; the nodes are one product with the vectors for all heads, by 
 over the P + Q entries for documents.
 
 Equation 10 adds, for every node t of a branch, row |V_j^t| of the vertical table to the first K / 2 dimensions and row
-|H_j^t| of the horizontal table to the last K / 2. A branch (i, j) is the lower part, |V_j^i| nodes long, of the path above
-leaf j: running sums along the path hold the rows of all its branches, P vectors of width K for all nodes and heads.
+|H_j^t| of the horizontal table to the last K / 2. How often each node takes each row, weighted, are scalars too, added up
+in a matrix [B * N, rows] whose product with the table serves all heads that share leaf weights.
 
 Precision. All of this runs in float32 at least, autocast or not; only inputs and outputs are rounded. Vectors are added,
 never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64. TF32, when it
@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.path_sums import sum_along_paths
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
+from treenet.structure.branches import PathMaps
 
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
@@ -73,21 +73,14 @@ class HierarchicalAccumulation(nn.Module):
 
     def accumulate(self, states: Tensor, vectors: Tensor, structure: TreeStructure) -> Tensor:
         """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
-        nodes, branches, given = structure.num_nodes, structure.branches, vectors.dtype
+        branches, given = structure.branches, vectors.dtype
         dtype = torch.promote_types(given, torch.float32)
         with torch.autocast(vectors.device.type, enabled=False):
             weights = self._weigh_branches(states.to(dtype), branches)  # [W, P]
-            entries = torch.cat([weights, sum_pairs(weights, branches)], dim=1)  # [W, P + Q]
-            embedding = self._embed(weights, branches).unflatten(0, (-1, nodes)) if self.embeds else None  # [B, N, W, K]
-            vectors = vectors.to(dtype)
-            if branches.sparse:
-                out = self._multiply_sparse(entries, vectors, embedding, structure)
-            else:
-                matrix = entries.new_zeros(len(entries), len(vectors) * nodes * vectors.shape[1])
-                matrix = matrix.index_copy(1, branches.cell, entries)
-                matrix = matrix.view(len(entries), len(vectors), nodes, -1).transpose(0, 1)  # [B, W, N, S]
-                out = replace_nodes(vectors, matrix, embedding, self.num_heads)
-        return out.to(given)
+            pair_weights = sum_pairs(weights, branches)  # [W, Q]
+            embedding = self._embed(weights, pair_weights, structure) if self.embeds else None
+            entries = torch.cat([weights, pair_weights], dim=1)
+            return replace_nodes(vectors.to(dtype), entries, embedding, branches.entries, self.num_heads).to(given)
 
     def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
         """a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
@@ -96,31 +89,46 @@ class HierarchicalAccumulation(nn.Module):
         count = branches.height + 1 if self.rule == "paper" else branches.height
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
 
-    def _embed(self, weights: Tensor, branches: BranchMaps) -> Tensor:
-        """What the embeddings E of equation 9 add to each node [B * N, W, K]; heads of the same leaf weights share it."""
-        level = branches.path_height if self.rule == "paper" else branches.path_depth
-        rows = [read_rows(self.vertical, level), read_rows(self.horizontal, branches.path_rank)]
-        rows = sum_along_paths(torch.cat(rows, dim=1).to(weights.dtype), branches)  # of all nodes on a branch
-        return sum_rows(rows, branches.on_path, weights, branches.first).transpose(0, 1)
-
-    def _multiply_sparse(self, entries: Tensor, vectors: Tensor, embedding: Tensor | None, structure: TreeStructure) -> Tensor:
-        """What `replace_nodes` computes, from entries [W, P + Q] one by one: [B, S, D]."""
-        branches, num_weights = structure.branches, len(entries)
-        rows = vectors.reshape(vectors.shape[0] * vectors.shape[1] * num_weights, -1)  # [B * S * W, D / W]
-        entries = entries.index_select(1, branches.order)
-        head = torch.arange(num_weights, device=entries.device)[:, None]
-        index = (branches.position * num_weights + head).flatten()
-        first = (branches.first_entry + entries.shape[1] * head).flatten()
-        nodes = sum_rows(rows, index, entries.reshape(1, -1), first)  # [1, W * B * N, D / W]
-        nodes = nodes.view(num_weights, len(vectors), structure.num_nodes, -1).permute(1, 2, 0, 3).flatten(2)
-        if embedding is not None:
-            nodes = (nodes.unflatten(2, (self.num_heads, -1)) + embedding).flatten(2)
-        return torch.cat([vectors.split((structure.num_leaves, structure.num_nodes), dim=1)[0], nodes], dim=1)
+    def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:
+        """What the embeddings E of equation 9 add to each node [B, N, W, K]; heads of the same leaf weights share it."""
+        branches, num_nodes = structure.branches, structure.node_pad_mask.numel()
+        rows = read_rows(self.vertical.to(weights.dtype), torch.arange(branches.max_height, device=weights.device))
+        if self.rule == "paper":  # by the height of t above j: the nodes of a branch take the rows up to its own height
+            vertical = add_up(weights, branches.height_cell, num_nodes, branches.max_height) @ rows.cumsum(0)
+        else:  # by the depth of t, the same for all leaves
+            vertical = add_up(pair_weights, branches.depth_cell, num_nodes, branches.max_height) @ rows
+        table = self.horizontal.to(weights.dtype)
+        if branches.paths is None:
+            num_rows = min(branches.max_length, len(table))
+            cell = branches.rank_node * num_rows + branches.rank.clamp(max=num_rows - 1)
+            use = add_up(weights.index_select(1, branches.rank_branch), cell, num_nodes, num_rows)
+            horizontal = use @ table[:num_rows]
+        else:
+            horizontal = sum_paths(weights, table, branches.paths, branches.max_height)
+        embedding = torch.cat([vertical, horizontal], dim=1).view(len(weights), *structure.node_pad_mask.shape, -1)
+        return embedding.permute(1, 2, 0, 3)
 
 
 def read_rows(table: Tensor, count: Tensor) -> Tensor:
-    """Rows of the counts [P] less 1 of a table: [P, K / 2]. A count past the table uses its last row."""
+    """Rows of the counts [C] less 1 of a table: [C, K / 2]. A count past the table uses its last row."""
     return F.embedding(count.clamp(max=len(table) - 1), table)
+
+
+def add_up(weights: Tensor, cell: Tensor, num_nodes: int, num_rows: int) -> Tensor:
+    """Sums of weights [W, E] by cells [E] of [B * N, rows]: [W * B * N, rows]."""
+    cells = weights.new_zeros(len(weights), num_nodes * num_rows)
+    return cells.scatter_add(1, cell.expand(len(weights), -1), weights).view(-1, num_rows)
+
+
+def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) -> Tensor:
+    """Weights of branches [W, P] times the sums of the horizontal rows of their nodes: [W * B * N, K / 2]."""
+    num_weights, num_branches = weights.shape
+    rows = read_rows(table, paths.rank)
+    padded = rows.new_zeros(paths.num_leaves * max_height, rows.shape[1]).index_copy(0, paths.cell, rows)
+    sums = padded.unflatten(0, (-1, max_height)).cumsum(1).flatten(0, 1)
+    first = paths.first + num_branches * torch.arange(num_weights, device=weights.device)[:, None]
+    index = paths.cell.repeat(num_weights)
+    return F.embedding_bag(index, sums, first.flatten(), mode="sum", per_sample_weights=weights.flatten())
 
 
 def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
@@ -128,16 +136,3 @@ def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
     running = F.pad(weights.double().cumsum(1), (1, 0))
     difference = running.index_select(1, branches.pair_last) - running.index_select(1, branches.pair_first)
     return difference.to(weights.dtype)
-
-
-def sum_rows(rows: Tensor, index: Tensor, weights: Tensor, first: Tensor) -> Tensor:
-    """For each of M bags, items first[m] up to the next bag's: sum of weights[w, e] * rows[index[e]].
-
-    rows [R, K], index [E], weights [W, E], first [M] -> [W, M, K].
-    """
-    num_weights, num_items = weights.shape
-    if num_weights > 1:
-        index = index.repeat(num_weights)
-        first = (first + num_items * torch.arange(num_weights, device=first.device)[:, None]).flatten()
-    out = F.embedding_bag(index, rows, first, mode="sum", per_sample_weights=weights.flatten())
-    return out.view(num_weights, -1, rows.shape[1])

@@ -29,7 +29,7 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
     if isinstance(maps, TwoCalls):
         node_maps = [maps.node_mask]
     else:
-        node_maps = [maps.ranges, maps.mask, maps.wide_query, maps.wide_count, maps.wide_mask]
+        node_maps = [maps.ranges, maps.bias, maps.wide_query, maps.wide_count, maps.wide_mask]
     return _attend(queries, keys, values, num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
 
 
@@ -39,39 +39,39 @@ class _Call:
 
     queries: Tensor | Range
     keys: Range | list[Range]
-    mask: Tensor | None  # [R, 1, T, keys] bool, True = may attend
-
-    def bias(self, like: Tensor) -> Tensor | None:
-        """What the kernel adds to scores."""
-        return None if self.mask is None else like.new_zeros(self.mask.shape).masked_fill_(~self.mask, -torch.inf)
+    bias: Tensor | None  # [R, 1, T, keys], added to scores
 
 
-def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor]) -> Iterator[_Call]:
+def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """What is added to scores for a bool mask, True = may attend."""
+    return None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Call]:
     """All nodes at once and leaves over leaves; or leaves, then chunks of nodes and then the wide nodes of each tree.
 
     The first call is the one over most keys.
     """
     trees, leaves, nodes, everything = slice(None), slice(0, num_leaves), slice(num_leaves, None), slice(None)
-    on_leaves = _Call((trees, leaves), (trees, leaves), leaf_mask)
+    on_leaves = _Call((trees, leaves), (trees, leaves), _bias(leaf_mask, dtype))
     if len(node_maps) == 1:
-        yield _Call((trees, nodes), (trees, everything), node_maps[0])
+        yield _Call((trees, nodes), (trees, everything), _bias(node_maps[0], dtype))
         yield on_leaves
         return
     yield on_leaves
-    ranges, masks, wide_query, wide_count, wide_mask = node_maps
-    window = masks.shape[3] // 2
-    for chunk, (b, *bounds) in enumerate(ranges.tolist()):
-        tree = slice(b, b + 1)
-        queries, leaf_keys, node_keys = (slice(*bounds[i : i + 2]) for i in (0, 2, 4))
-        if queries.stop > queries.start:
-            mask = masks[chunk, None, :, : queries.stop - queries.start]
-            in_leaves = mask[..., : leaf_keys.stop - leaf_keys.start]
-            in_nodes = mask[..., window : window + node_keys.stop - node_keys.start]
-            keys = [(tree, leaf_keys), (tree, node_keys)]
-            yield _Call((tree, queries), keys, torch.cat([in_leaves, in_nodes], dim=3))
+    ranges, bias, wide_query, wide_count, wide_mask = node_maps
+    ranges = ranges.tolist()
+    shapes = [(1, 1, last - first, sum(keys[1::2]) - sum(keys[::2])) for _, first, last, *keys in ranges]
+    parts = bias.to(dtype).split([queries * keys for *_, queries, keys in shapes])
+    for (b, *bounds), shape, part in zip(ranges, shapes, parts, strict=True):
+        if len(part):
+            tree = slice(b, b + 1)
+            queries, leaf_keys, node_keys = (slice(*bounds[i : i + 2]) for i in (0, 2, 4))
+            yield _Call((tree, queries), [(tree, leaf_keys), (tree, node_keys)], part.view(shape))
     for b, count in enumerate(wide_count.tolist()):
         if count:
-            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), wide_mask[b, None, :, :count])
+            mask = wide_mask[b, None, :, :count]
+            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), _bias(mask, dtype))
 
 
 def _read(x: Tensor, place: Place) -> Tensor:
@@ -125,9 +125,9 @@ def _attend(
     """Attention [B, S, D], and the logarithms of its normalisers [B, S, H]."""
     out = _with_zero_nodes(queries, num_leaves)
     log_sums = torch.empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
-    for call in _calls(num_leaves, leaf_mask, node_maps):
+    for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
         q, k, v = (_heads(_read(*x), num_heads) for x in ((queries, call.queries), (keys, call.keys), (values, call.keys)))
-        attended, log_sum = _flash(q, k, v, 0.0, False, attn_mask=call.bias(q))
+        attended, log_sum = _flash(q, k, v, 0.0, False, attn_mask=call.bias)
         _write(out, call.queries, _merge(attended))
         _write(log_sums, call.queries, log_sum.transpose(1, 2))
     return out, log_sums
@@ -155,11 +155,11 @@ def _attend_backward(
     """Gradients of queries, keys and values."""
     query_grad = _with_zero_nodes(queries, num_leaves)
     key_grad = value_grad = None
-    for call in _calls(num_leaves, leaf_mask, node_maps):
+    for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
         grad_part, q, out_part = (_heads(_read(x, call.queries), num_heads) for x in (grad, queries, out))
         k, v = (_heads(_read(x, call.keys), num_heads) for x in (keys, values))
         log_sum = _read(log_sums, call.queries).transpose(1, 2)
-        parts = _flash_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias(q))
+        parts = _flash_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias)
         query_part, key_part, value_part = map(_merge, parts)
         _write(query_grad, call.queries, query_part)
         if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys: take its memory

@@ -1,45 +1,106 @@
-"""The matrix product of hierarchical accumulation with a backward pass of its own.
+"""The product of hierarchical accumulation with a backward pass of its own.
 
-Left to autograd, `torch.cat([leaves, matrix @ vectors + embedding])` fills gradients of parts up with zeros and adds them:
-three more passes over the gradient. PyTorch's own operators on every device; `torch.compile` traces through it.
+Left to autograd, `torch.cat([leaves, matrix @ vectors + embedding])` fills gradients of parts up with zeros and adds them,
+and computes the gradient of all cells of the matrix where few are used. PyTorch's own operators on every device;
+`torch.compile` traces through it.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H).
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
+E entries; see `treenet.structure.branches`.
 """
 
 import torch
 from torch import Tensor
 
+from treenet.structure.branches import Entries, EntryOrder
 
-def replace_nodes(vectors: Tensor, matrix: Tensor, embedding: Tensor | None, num_heads: int) -> Tensor:
-    """Vectors [B, S, D] with `matrix` [B, W, N, S] times vectors, plus `embedding` [B, N, W, K], in place of the nodes'."""
-    return _ReplaceNodes.apply(vectors, matrix, embedding, num_heads)
+_SUM = 0  # a mode of embedding bags
+
+
+def replace_nodes(vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
+    """Sums of vectors [B, S, D] by `weights` [W, E], plus `embedding` [B, N, W, K], in place of the nodes'."""
+    return _ReplaceNodes.apply(vectors, weights, embedding, entries, num_heads)
 
 
 class _ReplaceNodes(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vectors: Tensor, matrix: Tensor, embedding: Tensor | None, num_heads: int) -> Tensor:
-        leaves = vectors.shape[1] - matrix.shape[2]
-        nodes = _merge(matrix @ _split(vectors, matrix.shape[1]))
+    def forward(ctx, vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
+        leaves = vectors.shape[1] - entries.num_nodes
+        if entries.to_nodes:
+            matrix = None
+            nodes = _sum_groups(vectors, weights, entries.to_nodes).unflatten(0, (-1, entries.num_nodes))
+        else:
+            matrix = _fill_matrix(weights, entries, vectors.shape)
+            nodes = _merge(matrix @ _split(vectors, len(weights)))
         if embedding is not None:
-            nodes = (nodes.unflatten(2, (num_heads, -1)) + embedding).flatten(2)
-        ctx.save_for_backward(vectors, matrix)
-        ctx.num_heads, ctx.embeds = num_heads, embedding is not None
+            nodes.unflatten(2, (num_heads, -1)).add_(embedding)
+        ctx.save_for_backward(vectors, weights, matrix)
+        ctx.entries, ctx.num_heads, ctx.embeds = entries, num_heads, embedding is not None
         return torch.cat([vectors[:, :leaves], nodes], dim=1)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        vectors, matrix = ctx.saved_tensors
-        num_weights, leaves = matrix.shape[1], vectors.shape[1] - matrix.shape[2]
+        vectors, weights, matrix = ctx.saved_tensors
+        entries, num_weights = ctx.entries, len(weights)
+        leaves = vectors.shape[1] - entries.num_nodes
         node_grad = grad[:, leaves:]
-        split_grad = _split(node_grad, num_weights)
-        vector_grad = _merge(matrix.transpose(2, 3) @ split_grad)
+        if matrix is None:
+            vector_grad = _sum_groups(grad, weights, entries.to_positions).view(vectors.shape)
+        else:
+            vector_grad = _merge(matrix.transpose(2, 3) @ _split(node_grad, num_weights))
         vector_grad[:, :leaves] += grad[:, :leaves]
-        matrix_grad = split_grad @ _split(vectors, num_weights).transpose(2, 3)
+        weight_grad = _multiply_rows(grad, vectors, entries, num_weights)
         embedding_grad = None
         if ctx.embeds:
             embedding_grad = node_grad.unflatten(2, (ctx.num_heads, -1))
             embedding_grad = embedding_grad.sum(2, keepdim=True) if num_weights == 1 else embedding_grad
-        return vector_grad, matrix_grad, embedding_grad, None
+        return vector_grad, weight_grad, embedding_grad, None, None
+
+
+def _fill_matrix(weights: Tensor, entries: Entries, shape: torch.Size) -> Tensor:
+    """Weights [W, E] -> [B, W, N, S]."""
+    matrix = weights.new_zeros(len(weights), shape[0] * entries.num_nodes * shape[1]).index_copy_(1, entries.cell, weights)
+    return matrix.view(len(weights), shape[0], entries.num_nodes, shape[1]).transpose(0, 1)
+
+
+def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
+    """Sums of rows [B, S, D], one a group, by weights [W, E]: [groups, D]."""
+    num_weights, num_entries = weights.shape
+    weights = weights.index_select(1, order.entry).flatten()
+    first = _per_weight(order.first, num_weights, num_entries).flatten()
+    index = _row_of_weight(order.source, num_weights).flatten()
+    # F.embedding_bag would first copy rows that are a part of fused projections.
+    sums = torch.ops.aten._embedding_bag_forward_only(
+        _rows(rows, num_weights), index, first, per_sample_weights=weights, mode=_SUM
+    )[0]
+    return sums if num_weights == 1 else sums.unflatten(0, (num_weights, -1)).transpose(0, 1).flatten(1)
+
+
+def _multiply_rows(left: Tensor, right: Tensor, entries: Entries, num_weights: int) -> Tensor:
+    """Products of rows of [B, S, D], left the node's and right the position's of each entry: [W, E]."""
+    node, position = (_row_of_weight(x, num_weights).flatten() for x in (entries.node, entries.position))
+    # The gradient of weights in a weighted sum of rows; it reads the sum of each item from `node`, not from offsets.
+    products = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+        _rows(left, num_weights), _rows(right, num_weights), position, node[:0], node, _SUM
+    )
+    return products.view(num_weights, -1)
+
+
+def _row_of_weight(position: Tensor, num_weights: int) -> Tensor:
+    """Flat positions [E] -> [W, E] among the rows of `_rows`."""
+    return position if num_weights == 1 else position * num_weights + _count(num_weights, position)
+
+
+def _per_weight(first: Tensor, num_weights: int, num_entries: int) -> Tensor:
+    return first if num_weights == 1 else first + num_entries * _count(num_weights, first)
+
+
+def _count(num_weights: int, like: Tensor) -> Tensor:
+    return torch.arange(num_weights, device=like.device)[:, None]
+
+
+def _rows(x: Tensor, num_weights: int) -> Tensor:
+    """[B, S, D] -> [B * S * W, D / W]."""
+    return x.flatten(0, 1) if num_weights == 1 else x.reshape(-1, x.shape[2] // num_weights)
 
 
 def _split(x: Tensor, num_weights: int) -> Tensor:

@@ -48,7 +48,7 @@ def attend_subtrees(
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
 
     if isinstance(maps, OneCall):
-        return call(queries, keys, values, maps.attend_mask)
+        return call(queries, keys, values, maps.bias.to(queries.dtype))
     if fused:
         return fused_attention(queries, keys, values, maps, num_heads)
     sizes = structure.num_leaves, structure.num_nodes

@@ -39,7 +39,7 @@ def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
 class OneCall:
     """Path "one"."""
 
-    attend_mask: Tensor  # [B, 1, S, S] bool, True = may attend; a padding query sees itself alone
+    bias: Tensor  # [B, 1, S, S] float32 to add to scores: 0 = may attend, else -inf; a padding query sees itself alone
 
 
 @dataclass
@@ -61,6 +61,7 @@ class Windows:
     ranges: Tensor  # [C, 7] int64: tree, then first and one past the last position of queries, leaf keys and node keys
     key: Tensor  # [C, 2 * WINDOW] flat position
     mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries see the first key
+    bias: Tensor  # [cells] float32, one after the other for each of `ranges`: its queries times its keys, as in `OneCall`
     wide_query: Tensor  # [B, G] flat position
     wide_count: Tensor  # [B] used queries of each tree
     wide_mask: Tensor  # [B, 1, G, S] bool, True = may attend; unused queries see the first key
@@ -73,7 +74,7 @@ AttentionMaps = OneCall | TwoCalls | Windows
 def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps:
     """The maps of one path."""
     if path == "one":
-        return OneCall(torch.from_numpy(build_attend_mask(table)[:, None]))
+        return OneCall(torch.from_numpy(_bias(build_attend_mask(table)[:, None])))
     leaf_mask = None
     if table.leaf_pad_mask.any():
         leaf_mask = ~table.leaf_pad_mask
@@ -93,6 +94,11 @@ def build_attend_mask(table: SpanTable) -> np.ndarray:
     tree, leaf = np.nonzero(table.leaf_pad_mask)
     attend[tree, leaf, leaf] = True
     return attend
+
+
+def _bias(attend: np.ndarray) -> np.ndarray:
+    """What attention adds to scores; made once per batch, while PyTorch makes it of a bool mask at every call."""
+    return np.where(attend, np.float32(0), np.float32(-np.inf))
 
 
 def _node_rows(table: SpanTable) -> np.ndarray:
@@ -132,6 +138,9 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
     in_subtree = (node[..., None] <= node_key[:, None]) & (node_key[:, None] < subtree_end[..., None])
     mask = np.concatenate([in_span, in_subtree], axis=2) & used[..., None]
     mask[..., 0] |= ~used
+    cells = zip(mask, *(ranges[:, i + 1] - ranges[:, i] for i in (1, 3, 5)), strict=True)
+    cells = [np.concatenate([m[:q, :leaf], m[:q, WINDOW : WINDOW + node]], axis=1).ravel() for m, q, leaf, node in cells]
+    bias = _bias(np.concatenate(cells))
 
     wide = [np.flatnonzero(row) for row in real & ~small]
     wide_query = np.zeros((batch, max(1, *map(len, wide))), dtype=np.int64)
@@ -150,7 +159,7 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
     query = tree * positions + leaves + node
     wide_query += np.arange(batch)[:, None] * positions
     wide_count = np.array([len(members) for members in wide])
-    chunks = query, ranges, tree * positions + key, mask[:, None]
+    chunks = query, ranges, tree * positions + key, mask[:, None], bias
     return *chunks, wide_query, wide_count, wide_mask[:, None], place
 
 

@@ -1,12 +1,9 @@
 """What hierarchical accumulation needs of the trees: their branches and subtrees as lists.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree, H the
-largest height. A branch (i, j) is a node i and a leaf j of its span; the nodes on it are V_j^i of the paper. Branches
+Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree, E = P + Q
+entries, R ranks. A branch (i, j) is a node i and a leaf j of its span; the nodes on it are V_j^i of the paper. Branches
 and pairs are ordered by node i, then by leaf or node. Both lists are as long as the spans and subtrees together: about
-n log n for a parse of n leaves, n^2 / 2 for a chain; nothing here is longer.
-
-Path order is by height, then by leaf, those of most ancestors first: the leaves of height h + 1 are the first ones of
-height h, and sums along the paths to the root are sums of neighbouring blocks.
+n log n for a parse of n leaves, n^2 / 2 for a chain.
 """
 
 from dataclasses import dataclass
@@ -17,16 +14,71 @@ from torch import Tensor
 
 from treenet.structure.spans import SpanTable, check_nested, expand
 
-# A sparse sum of E entries takes as long as a dense product of about 12 E cells (one CPU thread, D = 512).
-SPARSE_BELOW_DENSITY = 1 / 12
+# Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
+SPARSE_BELOW_DENSITY = 1 / 8
+# Mean branch length from which horizontal rows are summed along paths, not listed one by one: in chains of 50 and more.
+PATHS_FROM_HEIGHT = 16
 
 
 def choose_sparse(num_entries: int, num_cells: int) -> bool:
-    """Whether to sum P + Q = `num_entries` rows one by one instead of multiplying by matrices [B, N, S] of `num_cells`.
+    """Whether to sum `num_entries` = P + Q rows one by one instead of multiplying by matrices [B, N, S] of `num_cells`.
 
-    Sentences fill a fifth of their matrices, documents a hundredth.
+    Sentences of 50 positions fill a quarter of their matrices, of 200 a twelfth, documents a hundredth.
     """
     return num_entries < SPARSE_BELOW_DENSITY * num_cells
+
+
+@dataclass
+class EntryOrder:
+    """Entries in the order of the sums they go to."""
+
+    entry: Tensor  # [E] which entry
+    source: Tensor  # [E] flat position that the ordered entry reads
+    first: Tensor  # [groups] first ordered entry of each sum
+
+    @classmethod
+    def build(cls, group: np.ndarray, source: np.ndarray, num_groups: int) -> "EntryOrder":
+        """`group` and `source` [E]: which sum an entry belongs to, and which position it reads."""
+        entry = np.argsort(group, kind="stable")
+        sizes = np.bincount(group, minlength=num_groups)
+        return cls(*map(torch.from_numpy, (entry, source[entry], np.cumsum(sizes) - sizes)))
+
+
+@dataclass
+class Entries:
+    """Branches and then pairs as the entries of a matrix from positions to nodes, summed by matrices or one by one."""
+
+    num_nodes: int  # N
+    node: Tensor  # [E] flat position in [B, S] of node i
+    position: Tensor  # [E] flat position in [B, S] of leaf j or node t
+    cell: Tensor | None  # [E] flat cell in [B, N, S]; None when summed one by one
+    to_nodes: EntryOrder | None  # one sum a node of [B, N]; None when summed by matrices, as the next
+    to_positions: EntryOrder | None  # one sum a position of [B, S], for gradients
+
+    @classmethod
+    def build(cls, table: SpanTable, node: np.ndarray, column: np.ndarray, sparse: bool | None) -> "Entries":
+        """`node` [E] flat in [B, N], `column` [E] in [S]; `sparse` overrides the choice by size."""
+        batch, num_nodes = table.start.shape
+        positions = table.num_leaves + num_nodes
+        first = node // num_nodes * positions
+        node_position, position = first + table.num_leaves + node % num_nodes, first + column
+        flat = num_nodes, torch.from_numpy(node_position), torch.from_numpy(position)
+        if sparse is None:
+            sparse = choose_sparse(len(node), batch * num_nodes * positions)
+        if not sparse:
+            return cls(*flat, torch.from_numpy(node * positions + column), None, None)
+        to_nodes = EntryOrder.build(node, position, batch * num_nodes)
+        return cls(*flat, None, to_nodes, EntryOrder.build(position, node_position, batch * positions))
+
+
+@dataclass
+class PathMaps:
+    """Branches in the order of the paths from leaves to the root: (i, j) is the lower part of the path above leaf j."""
+
+    cell: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, max_height]
+    rank: Tensor  # [P] |H_j^i| - 1
+    first: Tensor  # [B * N] first branch of each node
+    num_leaves: int  # B * L
 
 
 @dataclass
@@ -36,21 +88,17 @@ class BranchMaps:
     leaf: Tensor  # [P] flat position of leaf j in [B, S]
     height: Tensor  # [P] |V_j^i|
     length: Tensor  # [P] span length of node i
-    first: Tensor  # [B * N] first branch of each node
-    on_path: Tensor  # [P] each branch's place in path order
-    path_height: Tensor  # [P] |V_j^i| - 1, in path order
-    path_rank: Tensor  # [P] |H_j^i| - 1, in path order
-    path_depth: Tensor  # [P] proper ancestors of node i, in path order
-    path_cell: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, H], in path order
-    level_size: Tensor  # [H] branches of each height
     pair_first: Tensor  # [Q] first branch (i, j) with j under t
     pair_last: Tensor  # [Q] one past the last of them
-    num_leaves: int  # B * L
-    sparse: bool  # how entries, branches and then pairs, are laid out
-    cell: Tensor  # [P + Q] dense: flat cell of each entry in [B, N, S]; sparse: empty
-    order: Tensor  # [P + Q] sparse: entries ordered by node; dense: empty, as the next two
-    position: Tensor  # [P + Q] flat position in [B, S] of the ordered entries
-    first_entry: Tensor  # [B * N] first ordered entry of each node
+    height_cell: Tensor  # [P] flat (i, |V_j^i| - 1) in [B * N, max_height]
+    depth_cell: Tensor  # [Q] flat (i, proper ancestors of t) in [B * N, max_height]
+    max_height: int
+    rank_branch: Tensor  # [R] branch (i, j) of each node t on it; empty where there are `paths`
+    rank_node: Tensor  # [R] flat node i
+    rank: Tensor  # [R] |H_j^t| - 1
+    max_length: int  # leaves of the longest span
+    paths: PathMaps | None
+    entries: Entries
 
     @classmethod
     def build(cls, table: SpanTable, sparse: bool | None = None) -> "BranchMaps":
@@ -63,35 +111,23 @@ class BranchMaps:
         check_nested(table, upper, lower)
         leaf_depth = table.leaf_depth()
         node, rank, first = expand(length)
-        pair_first = first[upper] + start[lower] - start[upper]
         tree, leaf = node // num_nodes, start[node] + rank
         height = leaf_depth[tree, leaf] - depth[node]
-        max_height = max(1, int(leaf_depth.max()))
+        max_height, max_length = max(1, int(leaf_depth.max())), max(1, int(length.max()))
+        pair_first = first[upper] + start[lower] - start[upper]
+        pair_length = length[lower]
 
-        flat_leaf = tree * num_leaves + leaf
-        by_depth = np.empty(leaf_depth.size, dtype=np.int64)
-        by_depth[np.argsort(-leaf_depth, axis=None, kind="stable")] = np.arange(leaf_depth.size)
-        path_order = np.lexsort((by_depth[flat_leaf], height))
-        on_path = np.empty_like(path_order)
-        on_path[path_order] = np.arange(len(path_order))
-        path_cell = flat_leaf * max_height + height - 1
-        paths = (on_path, *(x[path_order] for x in (height - 1, rank, depth[node], path_cell)))
-        level_size = np.bincount(height, minlength=max_height + 1)[1:]
-
-        entry_node = np.concatenate([node, upper])
-        column = np.concatenate([leaf, num_leaves + lower % num_nodes])
-        if sparse is None:
-            sparse = choose_sparse(len(entry_node), len(start) * positions)
-        empty = np.zeros(0, dtype=np.int64)
-        cell = order = position = first_entry = empty
-        if sparse:
-            order = np.argsort(entry_node, kind="stable")
-            position = (entry_node // num_nodes * positions + column)[order]
-            sizes = np.bincount(entry_node, minlength=len(start))
-            first_entry = np.cumsum(sizes) - sizes
+        paths, ranks = None, (np.zeros(0, dtype=np.int64),) * 3
+        if height.sum() <= PATHS_FROM_HEIGHT * len(height):
+            pair, rank_in_pair, _ = expand(pair_length)
+            ranks = pair_first[pair] + rank_in_pair, upper[pair], rank_in_pair
         else:
-            cell = entry_node * positions + column
-        arrays = (tree * positions + leaf, height, length[node], first, *paths, level_size)
-        pairs = (pair_first, pair_first + length[lower])
-        entries = (cell, order, position, first_entry)
-        return cls(*map(torch.from_numpy, (*arrays, *pairs)), leaf_depth.size, sparse, *map(torch.from_numpy, entries))
+            path_cell = (tree * num_leaves + leaf) * max_height + height - 1
+            paths = PathMaps(*map(torch.from_numpy, (path_cell, rank, first)), num_leaves=leaf_depth.size)
+
+        columns = np.concatenate([leaf, num_leaves + lower % num_nodes])
+        entries = Entries.build(table, np.concatenate([node, upper]), columns, sparse)
+        branches = tree * positions + leaf, height, length[node]
+        height_cell, depth_cell = node * max_height + height - 1, upper * max_height + depth[lower]
+        arrays = (*branches, pair_first, pair_first + pair_length, height_cell, depth_cell)
+        return cls(*map(torch.from_numpy, arrays), max_height, *map(torch.from_numpy, ranks), max_length, paths, entries)
