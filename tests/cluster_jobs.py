@@ -98,7 +98,7 @@ def growing(folder: Path) -> dict:
         try:
             job = driver.submit(run, folder / "out", seconds=2.0)
             time.sleep(5)
-            started = job.done() or (folder / "notes").exists() and len(list((folder / "notes").iterdir()))
+            started = job.done() or ((folder / "notes").exists() and len(list((folder / "notes").iterdir())))
             cluster.add_node(num_cpus=1)
             cluster.add_node(num_cpus=1)
             return {"before": int(started), **job.result()}

@@ -68,7 +68,7 @@ def test_objects_behave_like_files(bucket):
         (folder / "a.txt").unlink()
     (folder / "a.txt").unlink(missing_ok=True)
     content = os.urandom(12 << 20)  # large enough for an upload in parts
-    for name, value in {"b.bin": content, "a.txt": "eins\nzwei\n".encode(), ".tmp-x": b""}.items():
+    for name, value in {"b.bin": content, "a.txt": b"eins\nzwei\n", ".tmp-x": b""}.items():
         atomic_write(folder / name, value)
     assert [path.name for path in folder.glob("*")] == [".tmp-x", "a.txt", "b.bin"]
     assert [path.name for path in folder.glob(".tmp-*")] == [".tmp-x"]

@@ -33,7 +33,7 @@ def test_sound_trees_have_no_problem_and_their_depths(batch):
 def test_any_change_of_a_tree_is_found_in_its_row(first, second):
     """Against the slow oracle: whatever `check_tree` and a rebuilt tree refuse is found, and only there."""
     for node in range(len(second.spans)):
-        for column, name in enumerate(("start", "end", "subtree_end", "parent")):
+        for name in ("start", "end", "subtree_end", "parent"):
             for step in (-1, 1, 3):
                 offsets, spans, parents, leaves = flat([first, second, first])
                 changed = parents if name == "parent" else spans[name]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
