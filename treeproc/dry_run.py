@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.preprocess import Job, PreprocessConfig, check_inputs, dropped_rows, reasons_line
+from treeproc.preprocess import PreprocessConfig, count_lines, text_alone
 from treeproc.ray_job import actor_pool
 from treeproc.ray_session import start_ray
 from treeproc.shards import Shard, ShardRecord, write_shard
@@ -16,11 +16,9 @@ _PROBE_ROWS = 500
 
 def dry_run(config: PreprocessConfig) -> str:
     """Filter all input into a temporary folder, parse a sample of it, and report. Raises UserError as the job would."""
-    parser, sizes = check_inputs(config)
     with tempfile.TemporaryDirectory(prefix="tree-attention-") as name:
         folder = Path(name)
-        job = Job(config, folder, parser)
-        records = job.text(sizes)
+        parser, records = text_alone(config, folder)
         probe = write_probe(folder, records)
         started = time.monotonic()
         worker = ParseShard(folder, config.parser)
@@ -33,12 +31,9 @@ def dry_run(config: PreprocessConfig) -> str:
     rate = probe.rows / seconds
     total = sum(record.rows for record in records)
     failures = sum(n for status, n in parsed.counts.items() if status.startswith("status.") and status != "status.parsed")
-    dropped = dropped_rows(records)
-    lines = ["dry run, nothing is written to --out"]
-    for split in dict.fromkeys(record.split for record in records):
-        rows = sum(record.rows for record in records if record.split == split)
-        lines.append(f"  {split}: {rows:,} examples; dropped: {reasons_line(dropped.get(split, {}))}")
-    lines += [
+    lines = [
+        "dry run, nothing is written to --out",
+        *count_lines(records),
         f"  parser: {parser['library']}, {parser['models']['origin']} models",
         f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} actors",
         f"  probe: {probe.rows:,} sentences in {seconds:.1f} s, {rate:,.1f} sentences/s by one actor, {failures} without a parse",

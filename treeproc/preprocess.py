@@ -67,7 +67,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        job = Job(config, out, parser)
+        job = _Job(config, out, parser)
         try:
             text = job.text(sizes)
         except NothingLeft:
@@ -85,6 +85,21 @@ def check_inputs(config: PreprocessConfig) -> tuple[dict, dict]:
     parser = describe_parser(config.parser)
     sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
     return parser, sizes
+
+
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
+    """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
+    parser, sizes = check_inputs(config)
+    return parser, _Job(config, folder, parser).text(sizes)
+
+
+def count_lines(records: Sequence[ShardRecord]) -> list[str]:
+    """Examples that stay, and those dropped by reason, one line a split."""
+    rows: dict[str, int] = {}
+    for record in records:
+        rows[record.split] = rows.get(record.split, 0) + record.rows
+    dropped = _dropped(records)
+    return [f"  {split}: {count:,} examples; dropped: {_reasons(dropped[split])}" for split, count in rows.items()]
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
@@ -124,7 +139,7 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
 
 
 @dataclass
-class Job:
+class _Job:
     """The stages of one data set, one after the other; each does what is missing."""
 
     config: PreprocessConfig
@@ -156,11 +171,11 @@ class Job:
                     progress.update(record.rows + sum(record.counts.values()))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
-                reasons = reasons_line(dropped_rows(records)[split])
+                reasons = _reasons(_dropped(records)[split])
                 raise NothingLeft(
                     f"splits.{split}: no pair is left after the filters (dropped: {reasons}); change filters or files"
                 )
-        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=dropped_rows(records))
+        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=_dropped(records))
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
@@ -199,7 +214,7 @@ class Job:
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *VOCABULARY_FILES)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
-            dropped=dropped_rows(text),
+            dropped=_dropped(text),
         )
 
     def _run(
@@ -256,7 +271,7 @@ def _remove_leftovers(folder: AnyPath) -> None:
         path.unlink(missing_ok=True)
 
 
-def dropped_rows(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
+def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     """Dropped rows by split and reason."""
     out: dict[str, dict[str, int]] = {}
     for record in records:
@@ -281,7 +296,7 @@ def _fallbacks(counts: dict[str, int]) -> int:
     return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
 
 
-def reasons_line(counts: dict[str, int]) -> str:
+def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
@@ -291,8 +306,8 @@ def summary(index: dict, out: AnyPath) -> str:
     for split, total in index["totals"].items():
         lines.append(
             f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
-            f"{total['tgt_pieces']:,} target pieces; dropped: {reasons_line(index['dropped'].get(split, {}))}"
+            f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
         )
         if statuses := parse_statuses(out / "parsed", split):
-            lines.append(f"    parse_status: {reasons_line(statuses)}")
+            lines.append(f"    parse_status: {_reasons(statuses)}")
     return "\n".join(lines)

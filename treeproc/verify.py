@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
-from treeproc.files import file_sha256, file_size
+from treeproc.files import file_sha256, file_size, read_json
 from treeproc.progress import Progress
 from treeproc.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH, TEXT_SCHEMA
-from treeproc.settings import ArgumentParser, UserError, read_yaml, run_cli
+from treeproc.settings import ArgumentParser, UserError, run_cli
 from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path
 from treeproc.storage import AnyPath, as_path
 from treeproc.subwords import LabelVocab, Subwords
@@ -56,12 +56,20 @@ class Report:
 
 
 def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
-    """Where the stages of a data set lie: those before `encoded` may be another data set's (`parsed:` in config.yaml)."""
-    path = data / "config.yaml"
-    config = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else {}
-    origin = config.get("parsed") if isinstance(config, dict) else None
-    before = as_path(origin) if origin else data
-    return {stage: (data if stage == "encoded" else before) / stage for stage in STAGES}
+    """Where the stages lie: text and parsed may be another data set's, which the index of the encoded stage names."""
+    try:
+        places = read_json(data / "encoded" / "index.json").get("stages", {})
+    except UserError:
+        places = {}
+    return {stage: _place(data, places.get(stage, stage)) for stage in STAGES}
+
+
+def _place(data: AnyPath, place: str) -> AnyPath:
+    """A neighbour (`../name/text`), a folder below `data`, or a path or URI of its own."""
+    if place.startswith("../"):
+        return data.parent / place.removeprefix("../")
+    path = as_path(place)
+    return path if path.is_absolute() else data / place
 
 
 def verify(data: AnyPath) -> Report:
