@@ -1,64 +1,404 @@
-"""Files to pairs: line ends, encodings, mismatches, and the filters' reasons."""
+"""Files of every format to rows: hand-written inputs with the rows they must give, and the one line that bad input gives."""
 
 import gzip
+import io
+import os
+import tarfile
+import time
+from pathlib import Path
 
 import pytest
 
-from treeproc.filters import FilterConfig, drop_reason
-from treeproc.readers import check_parallel, read_lines, read_pairs
-from treeproc.settings import UserError
+from treeproc.preprocess import PreprocessConfig
+from treeproc.readers import read_lines, read_rows
+from treeproc.readers.conllu import read_sentences
+from treeproc.settings import UserError, build_settings
+from treeproc.trees import check_tree, read_brackets
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+with_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the data folder beside the repository is not there")
+
+
+def write(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") and not name.endswith(".tar.gz") else content)
+    return path
+
+
+def rows_of(folder: Path, form: str, source: str, target: str | None = None, name: str = "a") -> list[dict]:
+    """The rows that a format's reader gives for these contents of its files."""
+    sides = [[write(folder, f"source/{name}", source)], [write(folder, f"target/{name}", target)] if target is not None else []]
+    return list(read_rows(form, *sides))
+
+
+def words_of(row: dict) -> list[str]:
+    """The words, which must stand in the source where they say."""
+    words = row["words"]
+    found = [row["source"][a:b] for a, b in zip(words["start_char"], words["end_char"], strict=True)]
+    assert found == words["text"]
+    return found
+
+
+def archive(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+# Lines
 
 
 def test_only_newline_ends_a_line(tmp_path):
     text = "one\u2028still one\n two\x0b\x1c\u0085two \r\n\nfour\u2029"
-    (tmp_path / "a").write_bytes(text.encode())
-    assert list(read_lines([tmp_path / "a"])) == ["one\u2028still one", "two\x0b\x1c\u0085two", "", "four"]
+    assert list(read_lines([write(tmp_path, "a", text)])) == ["one\u2028still one", "two\x0b\x1c\u0085two", "", "four"]
+
+
+@pytest.mark.parametrize("name", ["long", "long.gz"])
+def test_lines_do_not_depend_on_where_blocks_end(name, tmp_path):
+    lines = [chr(0x20AC) * (i * 37 % 4001) + str(i) for i in range(300)] + ["x" * 200_000, "", "end"]
+    assert list(read_lines([write(tmp_path, name, "\n".join(lines))])) == lines
 
 
 def test_gzip_several_files_and_byte_order_mark(tmp_path):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"eins\nzwei\n"))
-    (tmp_path / "b").write_bytes(b"\xef\xbb\xbfdrei")
-    paths = [tmp_path / "a.gz", tmp_path / "b"]
+    paths = [write(tmp_path, "a.gz", "eins\nzwei\n"), write(tmp_path, "b", b"\xef\xbb\xbfdrei")]
     assert list(read_lines(paths)) == ["eins", "zwei", "drei"]
-    assert check_parallel(paths, paths)[0] == 3
-    assert list(read_pairs(paths, paths))[2] == ("drei", "drei")
+    assert list(read_rows("parallel", paths, paths))[2] == {"source": "drei", "target": "drei"}
 
 
-def test_other_length_names_both_files_and_counts(tmp_path):
-    (tmp_path / "a").write_text("1\n2\n3\n")
-    (tmp_path / "b").write_text("1\n2\n")
-    with pytest.raises(UserError, match=r"a has 3 lines, but .*b has 2"):
-        check_parallel([tmp_path / "a"], [tmp_path / "b"])
+@pytest.mark.parametrize(("left", "right", "counts"), [("1\n2\n3\n", "1\n2\n", (3, 2)), ("1\n", "1\n2\n3\n4\n", (1, 4))])
+def test_other_length_names_both_files_and_counts(left, right, counts, tmp_path):
+    with pytest.raises(UserError, match=rf"source/a has {counts[0]} lines, but .*target/a has {counts[1]};"):
+        rows_of(tmp_path, "parallel", left, right)
 
 
-def test_bad_utf8_names_file_and_line(tmp_path):
-    (tmp_path / "a").write_bytes(b"fine\nbad \xff byte\n")
-    with pytest.raises(UserError, match=r"a, line 2: not valid UTF-8 \(byte 0xff at column 5\)"):
-        check_parallel([tmp_path / "a"], [tmp_path / "a"])
+def test_bad_utf8_names_file_line_and_column(tmp_path):
+    path = write(tmp_path, "a", b"fine\n" * 20_000 + b"bad \xff byte\n")
+    with pytest.raises(UserError, match=r"a, line 20001: not valid UTF-8 \(byte 0xff at column 5\)"):
+        list(read_lines([path]))
 
 
-def test_empty_missing_and_broken_files(tmp_path):
-    (tmp_path / "empty").write_text("")
+def test_missing_and_broken_files_and_pipes(tmp_path):
+    write(tmp_path, "plain", b"")
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
     (tmp_path / "plain.gz").write_bytes(b"not compressed\n")
-    with pytest.raises(UserError, match="empty"):
-        check_parallel([tmp_path / "empty"], [tmp_path / "empty"])
-    for name in ("missing", "broken.gz", "plain.gz"):
+    (tmp_path / "broken.tar.gz").write_bytes(b"no archive")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("missing", "broken.gz", "plain.gz", "broken.tar.gz"):
+        form = "brackets" if "tar" in name else "parallel"
         with pytest.raises(UserError, match=f"cannot read .*{name}"):
-            check_parallel([tmp_path / name], [tmp_path / name])
+            list(read_rows(form, [tmp_path / name], [tmp_path / name] if form == "parallel" else []))
+    with pytest.raises(UserError, match="is a pipe or device"):
+        list(read_lines([tmp_path / "pipe"]))
+
+
+# Segments
+
+SGM = """<srcset setid="newstest" srclang="any">
+<DOC docid="{doc}" genre='news'>
+<p>
+<seg id="1">AT&amp;T said &quot;no&#33;&quot;</seg> <seg id="2"> two
+ lines </seg>
+</p>
+</DOC>
+<doc docid="b"><seg id="1">{last}</seg></doc>
+"""
+
+
+def test_sgm(tmp_path):
+    rows = rows_of(tmp_path, "sgm", SGM.format(doc="a", last="&copy; stays"), SGM.format(doc="a", last=""))
+    assert [row["source"] for row in rows] == ['AT&T said "no!"', "two lines", "&copy; stays"]
+    assert rows[2]["target"] == ""
+
+
+def test_sgm_sides_must_match(tmp_path):
+    with pytest.raises(UserError, match=r"source/a, line 4, is segment 1 of document 'a', but .*target/a, line 4, .*'z'"):
+        rows_of(tmp_path, "sgm", SGM.format(doc="a", last=""), SGM.format(doc="z", last=""))
+    with pytest.raises(UserError, match="has 1 segments, but .* has 3"):
+        rows_of(tmp_path, "sgm", '<doc docid="a"><seg id=1>x</seg>', SGM.format(doc="a", last=""))
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "split", "reason"),
+    ("text", "message"),
     [
-        ("a b", "c", "train", None),
-        ("", "c", "test", "empty_source"),
-        ("a", "", "train", "empty_target"),
-        ("a b c d", "e", "train", "source_too_long"),
-        ("a", "b c d e", "train", "target_too_long"),
-        ("a" * 11, "b", "train", "source_word_too_long"),
-        ("a b c d", "b" * 11, "test", None),
+        ("<seg>x</seg>", "line 1: a segment without an id"),
+        ("\n</seg>", "line 2: </seg> without <seg>"),
+        ('<seg id="7">x\n<seg id="8">y</seg>', "line 1: segment 7 has no </seg> before line 2"),
+        ('\n<seg id="7">x', "line 2: segment 7 has no </seg>"),
     ],
 )
-def test_drop_reasons(source, target, split, reason):
-    assert drop_reason(source, target, split, FilterConfig(max_words=3, max_word_chars=10)) == reason
+def test_bad_segments(text, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        rows_of(tmp_path, "sgm", text, text)
+
+
+def test_iwslt_training_files_lose_their_metadata(tmp_path):
+    source = (
+        '<doc docid="1" genre="lectures">\n<url>http://x</url>\n<keywords>a, b</keywords>\n<speaker>S</speaker>\n'
+        "<talkid>1</talkid>\n"
+        "<title>A title</title>\n<description>What &amp; why</description>\nFirst < line.\n Second.\n"
+        '<reviewer href="x">R</reviewer>\n<translator href="x">T</translator>\n</doc>\n'
+    )
+    target = "<url>u</url>\n<title>Ein Titel</title>\n<description>Was</description>\nErste.\nZweite.\n"
+    rows = rows_of(tmp_path, "iwslt_xml", source, target, name="train.tags.en-de.en")
+    assert [row["source"] for row in rows] == ["A title", "What & why", "First < line.", "Second."]
+    assert rows[-1]["target"] == "Zweite."
+
+
+def test_iwslt_test_files(tmp_path):
+    text = '<?xml version="1.0"?>\n<mteval>\n<doc docid="1">\n<title>T</title>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
+    assert rows_of(tmp_path, "iwslt_xml", text, text, name="a.xml") == [{"source": "One & two.", "target": "One & two."}]
+
+
+# Brackets
+
+TREES = r"""
+( (S (NP-SBJ-1 (DT The) (NN dog))
+     (VP (VBZ -LRB-barks-RRB-)
+         (NP (-NONE- *T*-1)) (CC and\/or))
+     (. .)) )
+(NN Alone) (NP (NN 8~1))
+""".replace("~", "\u00a0")
+
+
+def test_brackets_over_lines_with_escapes_and_empty_nodes(tmp_path):
+    rows = rows_of(tmp_path, "brackets", TREES, name="wsj.mrg.gz")
+    assert [row["source"] for row in rows] == ["The dog (barks) and/or .", "Alone", "8\u00a01"]
+    assert words_of(rows[2]) == ["8\u00a01"]
+    words, tags, tree = read_brackets(rows[0]["trees"][0])
+    assert words_of(rows[0]) == ["The", "dog", "(barks)", "and/or", "."] and tags == ["DT", "NN", "VBZ", "CC", "."]
+    assert tree.labels == ["", "S", "NP-SBJ-1", "VP"]  # the phrase of the empty node alone is gone
+    check_tree(tree, len(words))
+
+
+def test_brackets_beside_lines_of_the_other_side(tmp_path):
+    rows = rows_of(tmp_path, "brackets", "(NN a)\n(NN b)\n", "eins\nzwei\n")
+    assert [(row["source"], row["target"]) for row in rows] == [("a", "eins"), ("b", "zwei")]
+    with pytest.raises(UserError, match="has 2 sentences, but .* has 1"):
+        rows_of(tmp_path, "brackets", "(NN a)\n(NN b)\n", "eins\n")
+
+
+def test_a_tree_of_empty_nodes_alone_is_an_empty_example(tmp_path):
+    assert rows_of(tmp_path, "brackets", "(S (-NONE- *))") == [
+        {"source": "", "words": {"text": [], "start_char": [], "end_char": []}, "trees": []}
+    ]
+
+
+def test_folders_and_archives_come_in_order_of_names(tmp_path):
+    files = {"ptb/wsj/02/b.mrg": b"(NN b)", "ptb/wsj/02/a.mrg.gz": gzip.compress(b"(NN a)"), "ptb/wsj/23/c.mrg": b"(NN c)"}
+    hidden = {"ptb/wsj/02/.DS_Store": b"\xff"}
+    for name, content in (files | hidden).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    tar = archive(tmp_path / "x.tar.gz", files | hidden)
+
+    def sources(path):
+        return [row["source"] for row in read_rows("brackets", [path], [])]
+
+    assert sources(tmp_path / "ptb") == sources(tar) == ["a", "b", "c"]
+    assert sources(tar / "ptb/wsj/02") == ["a", "b"] and sources(tar / "ptb/wsj/23/c.mrg") == ["c"]
+    with pytest.raises(UserError, match=r"x.tar.gz holds no files below wsj"):
+        sources(tar / "wsj")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(S (NN a))\n(S (NN b)", "line 2: 1 bracket.* not closed"),
+        ("\n(S (NN a)))", r"line 2: unbalanced '\)' at character 11"),
+        ("(NN a)\nword (NN b)", "line 2: text outside of brackets: 'word'"),
+        ("(S (NN a) b)", "line 1: a word beside brackets"),
+        ("(S\n(NP))", "line 1: empty bracket"),
+    ],
+)
+def test_bad_brackets(text, message, tmp_path):
+    with pytest.raises(UserError, match=f"source/a, {message}"):
+        rows_of(tmp_path, "brackets", text)
+
+
+@pytest.mark.parametrize("form", ["brackets", "sst"])
+def test_deep_nesting_is_read_in_linear_time(form, tmp_path):
+    def seconds(depth):
+        began = time.process_time()
+        (row,) = rows_of(tmp_path, form, "(1 " * depth + "(2 a)" + ")" * depth)
+        assert len(read_brackets(row["trees"][0])[2]) == depth
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(10_000) < 1 and seconds(40_000) < 4
+
+
+def test_sentiment_trees(tmp_path):
+    good, one = rows_of(tmp_path, "sst", "(3 (2 It) (4 (3 's) (1 -LRB-)))\n(4 Great)\n")
+    assert (good["source"], good["label"]) == ("It 's (", 3)
+    assert good["node_labels"] == [3, 4] and good["leaf_labels"] == [2, 3, 1]
+    words, tags, tree = read_brackets(good["trees"][0])
+    assert words == ["It", "'s", "("] and {*tags, *tree.labels} == {"X"} and tree.starts == [0, 1]
+    assert (one["label"], one["node_labels"], one["leaf_labels"], one["trees"]) == (4, [4], [4], ["(X (X Great))"])
+    with pytest.raises(UserError, match="source/a, line 2: every bracket must have a class from 0 to 4, but one has '5'"):
+        rows_of(tmp_path, "sst", "(1 a)\n(1 (5 a) (1 b))")
+
+
+# Labelled text
+
+
+def test_imdb_folder_and_archive(tmp_path):
+    files = {
+        "aclImdb/train/pos/2_9.txt": b"Good.<br /><br />Very!",
+        "aclImdb/train/neg/10_1.txt": b"Bad.\n",
+        "aclImdb/train/neg/1_2.txt": b"Worse<BR>yet",
+        "aclImdb/train/unsup/0_0.txt": b"?",
+        "aclImdb/train/urls_pos.txt": b"http",
+        "aclImdb/test/pos/0_8.txt": b"Fine.",
+    }
+    for name, content in files.items():
+        write(tmp_path, name, content)
+    tar = archive(tmp_path / "aclImdb_v1.tar.gz", files)
+    expected = [("Bad.", 0), ("Worse yet", 0), ("Good. Very!", 1)]
+    for path in (tmp_path / "aclImdb/train", tar / "aclImdb/train"):
+        assert [(row["source"], row["label"]) for row in read_rows("imdb", [path], [])] == expected
+    with pytest.raises(UserError, match="no review found"):
+        list(read_rows("imdb", [tar / "aclImdb/train/unsup"], []))
+
+
+def test_agreement(tmp_path):
+    rows = rows_of(tmp_path, "agreement", "VBZ\tthe man that\nVBP\tmen\nVBP\t\n")
+    assert [(row["source"], row["label"]) for row in rows] == [("the man that", 0), ("men", 1), ("", 1)]
+    assert words_of(rows[0]) == ["the", "man", "that"]
+    with pytest.raises(UserError, match="source/a, line 2: expected VBZ or VBP"):
+        rows_of(tmp_path, "agreement", "VBZ\ta\nthe\tb\n")
+
+
+TABLE = "sentence\torig_sentence\tverb_pos\tsubj_index\tverb_index\tn_intervening\tall_nouns\n"
+
+
+def test_linzen_table(tmp_path):
+    rows = rows_of(tmp_path, "linzen", TABLE + 'the NN of """ men""" is\tx\tVBZ\t2\t6\t1\tn\nmen run\tx\tVBP\t1\t2\t0\t\n')
+    assert [(row["source"], row["label"]) for row in rows] == [('the NN of """ men"""', 0), ("men", 1)]
+    for line, message in (("a b\tx\tVBD\t1\t2\t0\tn", "verb_pos"), ("a b\tx\tVBZ\t1\t3\t0\tn", "2 words"), ("a b", "7 fields")):
+        with pytest.raises(UserError, match=f"source/a, line 2: .*{message}"):
+            rows_of(tmp_path, "linzen", TABLE + line)
+    with pytest.raises(UserError, match="line 1: the header has no column 'sentence'"):
+        rows_of(tmp_path, "linzen", "a\tb\n")
+
+
+# CoNLL-U
+
+
+def sentence(*words: str, text: str | None = None) -> str:
+    """`number form governor [misc]` a word, columns of no interest filled in."""
+    rows = [f"# text = {text}"] if text is not None else []
+    for word in words:
+        number, form, governor, misc = [*word.split("|"), "_"][:4]
+        rows.append(f"{number}\t{form}\t_\tX\tT{number}\t_\t{governor}\tdep{number}\t_\t{misc}")
+    return "\n".join(rows) + "\n\n"
+
+
+def test_conllu_places_and_arcs(tmp_path):
+    text = sentence("1|He|2", "2|left|0|SpaceAfter=No", "3|.|2", text="He  left.") + sentence(
+        "1|a|0|SpaceAfter=No", "2|b|1", "3|c|1"
+    )
+    first, second = rows_of(tmp_path, "conllu", text, name="a.conllu.gz")
+    assert first["source"] == "He  left." and words_of(first) == ["He", "left", "."]
+    assert first["arcs"] == {"governor": [1, -1, 1], "deprel": ["dep1", "dep2", "dep3"]}
+    assert first["trees"] == ["(X (T1 He) (T2 left) (T3 .))"]
+    assert second["source"] == "ab c" and words_of(second) == ["a", "b", "c"]
+
+
+def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
+    """don't = do + n't is two leaves; zum = zu + dem is one, with zu's tag, the topmost word's arc, and the arcs to both."""
+    (row,) = rows_of(
+        tmp_path,
+        "conllu",
+        sentence(
+            "1-2|don't|_", "1|do|3", "2|n't|3", "3|go|0", "3.1|empty|_", "4-5|zum|_", "4|zu|6", "5|dem|3", "6|Ende|3", "7|x|4"
+        ),
+    )
+    assert words_of(row) == ["do", "n't", "go", "zum", "Ende", "x"] and row["source"] == "don't go zum Ende x"
+    assert row["arcs"]["governor"] == [2, 2, -1, 2, 2, 3] and row["arcs"]["deprel"][3] == "dep5"
+    assert "(T4 zum)" in row["trees"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (sentence("1|a|2", "2|b|1"), "line 2: the arcs form a circle"),
+        (sentence("1|a|0", "2|b|9"), "line 2: governor 9, but there are 2 words"),
+        (sentence("1|a|0", "3|b|1"), "line 2: word 2 must come next, but 3 does"),
+        (sentence("1|a|_"), "line 1: column 7 must be the number of the governor, but is '_'"),
+        (sentence("1|a|0", "2-3|bc|_", "2|b|1"), "line 3: the sentence ends inside the range up to word 3"),
+        (sentence("1|a|0", text="b"), "line 1: '# text' does not go on with token 1, 'a', at character 1"),
+        (sentence("1|a|0", text="a b"), "line 1: '# text' has more than the tokens, from character 2"),
+        ("1\ta\n", "line 1: expected 10 columns after a number, but found 2"),
+        ("# a comment\n", "line 1: a sentence without words"),
+        (sentence("1||0"), "line 1: the word is empty"),
+    ],
+)
+def test_bad_conllu(text, message, tmp_path):
+    with pytest.raises(UserError, match=f"source/a, {message}"):
+        rows_of(tmp_path, "conllu", text)
+
+
+def test_a_sentence_of_10000_chained_words():
+    lines = (f"{i}\tw\t_\tX\tX\t_\t{i - 1}\tdep\t_\t_" for i in range(1, 10_001))
+    began = time.process_time()
+    (row,) = read_sentences(lines, "a")
+    assert row["arcs"]["governor"] == list(range(-1, 9_999)) and time.process_time() - began < 5
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"splits": {"train": {"source": ["a"]}}}, "splits.train: format parallel needs target files"),
+        ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "format": "sst"}, "format sst takes no target files"),
+        (
+            {"splits": {"train": {"source": ["a"]}, "valid": {"source": ["a"], "target": ["b"]}}, "format": "conllu"},
+            "in all splits",
+        ),
+        (
+            {"splits": {"train": {"source": ["a"]}}, "format": "sst", "tokenized": "moses"},
+            "tokenized: must be none for format sst",
+        ),
+        ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "labels": {0: 1}}, "labels: format parallel has no labels"),
+        ({"splits": {"train": {"hold_out": 5}}, "format": "sst"}, "hold_out makes the valid split, no other"),
+        ({"splits": {"train": {}}, "format": "sst"}, "must have either source files or hold_out"),
+    ],
+)
+def test_splits_that_do_not_fit_the_format(values, message):
+    with pytest.raises(UserError, match=message):
+        build_settings(PreprocessConfig, values, "settings")
+
+
+# Real data
+
+
+@with_shared
+@pytest.mark.parametrize(
+    ("form", "path", "count"),
+    [
+        ("sst", "sst/dev.txt", 1101),
+        ("sst", "sst/train.txt", 8544),
+        ("brackets", "gum/dev.mrg.gz", 438),
+        ("conllu", "ud_ewt/en_ewt-ud-dev.conllu.gz", 2001),
+        ("conllu", "ud_pud/de_pud-ud-test.conllu", 1000),
+        ("conllu", "ud_pud/fr_pud-ud-test.conllu", 1000),
+        ("agreement", "linzen/numpred.val.gz", 15772),
+    ],
+)
+def test_real_files(form, path, count):
+    rows = list(read_rows(form, [SHARED / path], []))
+    assert len(rows) == count
+    for row in rows:
+        size = len(words_of(row))
+        for text in row.get("trees", ()):
+            _, tags, tree = read_brackets(text)
+            assert len(tags) == size
+            if len(tree):
+                check_tree(tree, size)

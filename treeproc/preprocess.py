@@ -4,23 +4,24 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.progress import Progress
-from treeproc.readers import check_parallel
+from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
 from treeproc.shards import ShardRecord, fingerprint, finished_shards, read_index, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
 from treeproc.stages.parse import ParseShard
-from treeproc.stages.text import write_text
+from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
 from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
-from treeproc.storage import AnyPath, DataPath
+from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
 logger = logging.getLogger(__name__)
@@ -28,22 +29,45 @@ logger = logging.getLogger(__name__)
 SAMPLE = Path(__file__).parent / "sample"
 
 
-class ParallelFiles(Settings):
-    """One split of parallel text: files of a side are read one after the other."""
-
-    source: list[DataPath] = Field(min_length=1, description="files of the source side, plain or .gz")
-    target: list[DataPath] = Field(min_length=1, description="files of the target side, plain or .gz")
-
-
 class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
-    splits: dict[str, ParallelFiles] = Field(description="files of train, valid and test")
+    splits: dict[str, SplitFiles] = Field(description="files of train, valid and test")
+    format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
+    tokenized: Literal["none", "moses"] = Field(
+        "none", description="'moses': the Moses tokeniser's escapes are undone, and the parser takes its tokens as words"
+    )
+    labels: dict[int, int] | None = Field(
+        None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
+    )
     parser: ParserConfig = ParserConfig()
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
-    rows_per_shard: PositiveInt = Field(2000, description="input lines of one shard, the unit of work and of resume")
+    rows_per_shard: PositiveInt = Field(2000, description="input examples of one shard, the unit of work and of resume")
+
+    @model_validator(mode="after")
+    def _inputs_fit_the_format(self):
+        form = FORMATS[self.format]
+        for split, files in self.splits.items():
+            if files.hold_out is not None and split != "valid":
+                raise ValueError(f"splits.{split}: hold_out makes the valid split, no other")
+            if files.source and bool(files.target) != _has_target(form, self.splits):
+                needs = "takes no target files" if files.target else "needs target files"
+                raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
+        if self.tokenized == "moses" and form.columns:
+            raise ValueError(f"tokenized: must be none for format {self.format}, which has words of its own or a label")
+        if self.labels is not None and "label" not in form.columns:
+            raise ValueError(f"labels: format {self.format} has no labels")
+        return self
+
+    def inputs(self) -> Inputs:
+        """What the text stage reads."""
+        return Inputs(self.splits, self.format, self.tokenized, self.labels)
+
+
+def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
+    return form.target == "required" or (form.target == "optional" and any(files.target for files in splits.values()))
 
 
 def sample_splits() -> dict:
@@ -61,7 +85,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
-    parser, sizes = check_inputs(config)
+    parser, scans = check_inputs(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
@@ -69,7 +93,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         _claim(config, out)
         job = _Job(config, out, parser)
         try:
-            text = job.text(sizes)
+            text = job.text(scans)
         except NothingLeft:
             if first_text:
                 _forget(out, made)
@@ -77,20 +101,19 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return job.encode(*job.parse(text))
 
 
-def check_inputs(config: PreprocessConfig) -> tuple[dict, dict]:
+def check_inputs(config: PreprocessConfig) -> tuple[dict, dict[str, Scan]]:
     """The description of the parser, and what the text stage knows of every split before it writes. Reads all inputs."""
     unknown = sorted(set(config.splits) - set(SPLITS))
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
     parser = describe_parser(config.parser)
-    sizes = {split: check_parallel(files.source, files.target) for split, files in config.splits.items()}
-    return parser, sizes
+    return parser, scan(config.inputs(), config.filters)
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
     """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
-    parser, sizes = check_inputs(config)
-    return parser, _Job(config, folder, parser).text(sizes)
+    parser, scans = check_inputs(config)
+    return parser, _Job(config, folder, parser).text(scans)
 
 
 def count_lines(records: Sequence[ShardRecord]) -> list[str]:
@@ -112,7 +135,11 @@ def _forget(out: AnyPath, made: Sequence[Path]) -> None:
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
-_OPEN_UNTIL = {"filters": "text", "subwords": "encoded", "tree": "encoded"}
+_OPEN_UNTIL = {
+    **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
+    "subwords": "encoded",
+    "tree": "encoded",
+}
 
 
 def _claim(config: PreprocessConfig, out: AnyPath) -> None:
@@ -146,12 +173,14 @@ class _Job:
     out: AnyPath
     parser: dict
 
-    def text(self, sizes: dict[str, tuple[int, str]]) -> list[ShardRecord]:
-        """Filtered lines as shards. Another text under the same folder is refused."""
-        folder, config = self.out / "text", self.config
+    def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
+        """Filtered examples as shards. Another text under the same folder is refused."""
+        folder, config, inputs = self.out / "text", self.config, self.config.inputs()
         folder.mkdir(exist_ok=True)
-        lines = {split: digest for split, (_, digest) in sizes.items()}
-        mark = fingerprint(SCHEMA_VERSION, lines, config.filters.model_dump(), config.rows_per_shard)
+        _remove_leftovers(folder)
+        lines = {split: scan.digest for split, scan in scans.items()}
+        reading = (config.format, config.tokenized, config.labels, config.filters.model_dump(), config.rows_per_shard)
+        mark = fingerprint(SCHEMA_VERSION, lines, *reading)
         if index := _previous_index(folder):
             changed = differences(index["inputs"], lines)
             if changed:
@@ -161,21 +190,20 @@ class _Job:
             if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))):
                 return records
         records = []
-        with Progress("text", sum(count for count, _ in sizes.values()), unit="pairs") as progress:
+        writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark)
+        with Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress:
             for split in (split for split in SPLITS if split in config.splits):
-                files, count = config.splits[split], sizes[split][0]
-                for record in write_text(
-                    folder, split, files.source, files.target, count, config.rows_per_shard, config.filters, mark
-                ):
+                for record in writer.write(split):
                     records.append(record)
-                    progress.update(record.rows + sum(record.counts.values()))
+                    progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 reasons = _reasons(_dropped(records)[split])
                 raise NothingLeft(
-                    f"splits.{split}: no pair is left after the filters (dropped: {reasons}); change filters or files"
+                    f"splits.{split}: no example is left after the filters (dropped: {reasons}); change filters or files"
                 )
-        write_index(folder, records, fingerprint=mark, inputs=lines, dropped=_dropped(records))
+        columns = ["example_id", *inputs.columns()]
+        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=_dropped(records))
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:

@@ -11,6 +11,8 @@ One row is one example. Section 4.1 of the paper names the three tables of an en
 every nonterminal, written as half-open intervals).
 """
 
+from collections.abc import Collection
+
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
@@ -41,8 +43,29 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in columns.items()])
 
 
-# `example_id` is the 0-based line number over the concatenated inputs of a split.
-TEXT_SCHEMA = _schema(example_id=pa.int64(), source=pa.string(), target=pa.string())
+def select(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
+    """`example_id` and the named columns of a full schema, in its order: the schema of one data set."""
+    return pa.schema([field for field in schema if field.name == "example_id" or field.name in names])
+
+
+# `example_id` is the 0-based number of the example over the concatenated inputs of a split. All columns
+# after `source` are there or not there for a whole data set. `words` of an input that came tokenised
+# hold character offsets into `source`; `trees` are PTB brackets over them, `node_labels` their
+# nonterminals in pre-order, `leaf_labels` and `arcs` one per word (governor 0-based, -1 for a root).
+FULL_TEXT_SCHEMA = _schema(
+    example_id=pa.int64(),
+    source=pa.string(),
+    target=pa.string(),
+    label=pa.int32(),
+    words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32()),
+    trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
+    node_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
+    leaf_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
+    arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
+)
+
+# The text of translation pairs.
+TEXT_SCHEMA = select(FULL_TEXT_SCHEMA, ("source", "target"))
 
 # `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
 # the example; `parse_status` is "parsed" or the name of the fallback that was used instead.

@@ -26,6 +26,7 @@ from treeproc.errors import UserError
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCHEMES = ("s3", "gs")
 _TIMEOUT_S = 60
+_REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
 
 
 @functools.cache
@@ -115,7 +116,7 @@ class RemotePath:
     def open(self, mode: str = "rb") -> IO[bytes]:
         """The object as a buffered stream of bytes."""
         with _told(self):
-            return io.BufferedReader(_Raw(self, _file_system(self.scheme).open_input_stream(self.key)), 1 << 20)
+            return io.BufferedReader(_Raw(self, _file_system(self.scheme).open_input_stream(self.key)), _REQUEST_BYTES)
 
     def read_bytes(self) -> bytes:
         with self.open() as file:
@@ -154,6 +155,10 @@ class _Raw(io.RawIOBase):
     def readinto(self, buffer) -> int:
         with _told(self._path):
             return self._stream.readinto(buffer)
+
+    def readall(self) -> bytes:
+        with _told(self._path):
+            return self._stream.read()
 
     def close(self) -> None:
         self._stream.close()

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from treeproc.schema import SPLIT_WORD_PREFIX
 
-_TOKEN = re.compile(r"\(|\)|[^\s()]+")
+# Blanks are those of ASCII: words of treebanks hold no-break spaces.
+_TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
 _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
 

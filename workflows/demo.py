@@ -20,11 +20,12 @@ from treenet.inference.translate import read_split
 from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treeproc.files import atomic_write
-from treeproc.preprocess import ParallelFiles, PreprocessConfig, preprocess, sample_splits, summary
+from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits, summary
 from treeproc.schema import SPLITS
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 from treeproc.shards import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
+from treeproc.stages.text import SplitFiles
 from treeproc.trees import draw
 
 matplotlib.use("Agg")
@@ -37,7 +38,7 @@ TITLES = {"tree_transformer": "Tree Transformer", "transformer": "Transformer"}
 class DemoSettings(Settings):
     """What the demo runs on. Everything else is in configs/sample_data.yaml and configs/sample.yaml."""
 
-    splits: dict[str, ParallelFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
+    splits: dict[str, SplitFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
     vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in configs/sample_data.yaml")
     max_steps: PositiveInt | None = Field(None, description="updates of each model; unset, as in configs/sample.yaml")
     checkpoint_every: PositiveInt | None = Field(

@@ -1,35 +1,202 @@
-"""Input lines to text shards."""
+"""Inputs to text shards, in two passes that hold no example: check, count and find duplicates; then filter and write."""
 
+import hashlib
+import json
+import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.filters import FilterConfig, drop_reason
-from treeproc.readers import read_pairs
-from treeproc.schema import TEXT_SCHEMA, shard_name
-from treeproc.shards import ShardRecord, write_shard
+from treeproc.readers import FORMATS, read_rows
+from treeproc.schema import FULL_TEXT_SCHEMA, select, shard_name
+from treeproc.settings import Settings, UserError
+from treeproc.shards import ShardRecord, finished_shard, write_shard
+from treeproc.storage import AnyPath, DataPath
+
+logger = logging.getLogger(__name__)
+
+UNLABELLED = -1
+_KEY_BYTES = 16
+_REPORT_EVERY = 1_000_000
 
 
-def write_text(
-    folder: Path,
-    split: str,
-    source: Sequence[Path],
-    target: Sequence[Path],
-    num_pairs: int,
-    rows_per_shard: int,
-    filters: FilterConfig,
-    mark: str,
-) -> Iterator[ShardRecord]:
-    """Filter the pairs of one split into text shards. A shard covers a fixed range of input lines."""
-    num_shards = -(-num_pairs // rows_per_shard)
-    pairs = enumerate(read_pairs(source, target))
-    for index in range(num_shards):
-        rows, counts = [], Counter()
-        for example_id, (src, tgt) in (next(pairs) for _ in range(min(rows_per_shard, num_pairs - index * rows_per_shard))):
-            reason = drop_reason(src, tgt, split, filters)
+class SplitFiles(Settings):
+    """One split: files of a side are read one after the other."""
+
+    source: list[DataPath] = Field([], description="files of the source side, plain or .gz; some formats: folders, .tar.gz")
+    target: list[DataPath] = Field([], description="files of the target side, for formats that have one")
+    hold_out: int | None = Field(None, ge=2, description="instead of files: every n-th example of train, which train then lacks")
+
+    @model_validator(mode="after")
+    def _one_origin(self):
+        if bool(self.source) == (self.hold_out is not None) or (self.target and not self.source):
+            raise ValueError("must have either source files or hold_out")
+        return self
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What the text stage reads: the files of all splits, and how to read them."""
+
+    splits: Mapping[str, SplitFiles]
+    format: str
+    tokenized: str
+    labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
+
+    def columns(self) -> tuple[str, ...]:
+        """Columns of the text shards beside `example_id`."""
+        form, tokenized = FORMATS[self.format], ("words",) if self.tokenized == "moses" else ()
+        names = {"source", *form.columns, *tokenized, *(("target",) if self.splits["train"].target else ())}
+        return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
+
+    def rows(self, split: str) -> Iterator[dict]:
+        """The examples of a split in order, without `example_id`. Raises UserError on bad input."""
+        stride = next((files.hold_out for files in self.splits.values() if files.hold_out), None)
+        files = self.splits[split if self.splits[split].source else "train"]
+        rows = read_rows(self.format, files.source, files.target, self.tokenized)
+        if stride and self.splits[split].hold_out:
+            return islice(rows, stride - 1, None, stride)
+        if stride and split == "train":
+            return (row for number, row in enumerate(rows, start=1) if number % stride)
+        return rows
+
+
+@dataclass
+class Scan:
+    """What the first pass knows of a split."""
+
+    count: int
+    digest: str
+    duplicates: np.ndarray | None = None  # one bool per example: equal to an earlier one
+    sources: set[bytes] = field(default_factory=set)  # keys that training examples may not have
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()
+
+
+def _example_key(row: dict) -> bytes:
+    """The key of what a model sees and answers: both sides, or text and label."""
+    return _key(f"{row['source']}\n{row.get('target', '')}\n{row.get('label', '')}")
+
+
+def scan(inputs: Inputs, filters: FilterConfig) -> dict[str, Scan]:
+    """The first pass over every split: number of examples, hash of their content, duplicates, keys of valid and test.
+
+    It holds 16 bytes per training example when duplicates are dropped, else nothing that grows with the input.
+    Raises UserError on bad input and for a split without examples.
+    """
+    return {split: _scan_split(inputs, split, filters) for split in inputs.splits}
+
+
+def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
+    keep = filters.drop_duplicates and split == "train"
+    collect = filters.drop_overlap if split != "train" else "none"
+    # Moses words follow from the source, all other columns from the file alone.
+    known_by_key = {"source", "target", "label", *(("words",) if inputs.tokenized == "moses" else ())}
+    beyond_key = [name for name in inputs.columns() if name not in known_by_key]
+    digest, keys, known, count = hashlib.sha256(), bytearray(), set(), 0
+    for count, row in enumerate(inputs.rows(split), start=1):
+        key = _example_key(row)
+        keys += key
+        if beyond_key:
+            digest.update(json.dumps([row[name] for name in beyond_key], separators=(",", ":")).encode())
+        if collect != "none":
+            known.add(key if collect == "example" else _key(row["source"]))
+        if not keep and len(keys) >= 1 << 20:
+            digest.update(keys)
+            keys.clear()
+        if count % _REPORT_EVERY == 0:
+            logger.info("checked %s examples of %s", f"{count:,}", split)
+    if not count:
+        files = inputs.splits[split]
+        names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
+        what = f"{names} {'are' if files.target else 'is'} empty" if names else f"splits.{split}: hold_out leaves nothing"
+        raise UserError(f"{what}; at least one example is needed")
+    digest.update(keys)
+    return Scan(count, digest.hexdigest(), later_duplicates(keys) if keep else None, known)
+
+
+def later_duplicates(keys: bytes | bytearray) -> np.ndarray:
+    """For every 16-byte key whether an earlier one is equal. 10 million take about half a GB for a moment."""
+    halves = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
+    order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in the order of the input
+    duplicate = np.zeros(len(order), dtype=bool)
+    equal = (halves[order[1:], 0] == halves[order[:-1], 0]) & (halves[order[1:], 1] == halves[order[:-1], 1])
+    duplicate[order[1:][equal]] = True
+    return duplicate
+
+
+@dataclass(frozen=True)
+class TextWriter:
+    """The second pass: examples that stay, as text shards. A shard covers a fixed range of examples of the input."""
+
+    folder: AnyPath
+    inputs: Inputs
+    filters: FilterConfig
+    scans: Mapping[str, Scan]
+    rows_per_shard: PositiveInt
+    mark: str
+
+    def write(self, split: str) -> Iterator[ShardRecord]:
+        """The records of all shards of a split; those that are finished are not written again."""
+        schema = select(FULL_TEXT_SCHEMA, self.inputs.columns())
+        count = self.scans[split].count
+        num_shards = -(-count // self.rows_per_shard)
+        examples = enumerate(self.inputs.rows(split))
+        for index in range(num_shards):
+            name = shard_name(split, index, num_shards)
+            size = min(self.rows_per_shard, count - index * self.rows_per_shard)
+            part = islice(examples, size)
+            if record := finished_shard(self.folder, name, self.mark):
+                seen = sum(1 for _ in part)
+            else:
+                rows, counts = self._filter(part, split)
+                seen = len(rows) + sum(value for key, value in counts.items() if key.startswith("dropped."))
+            if seen != size:
+                raise UserError(f"splits.{split}: the files changed while they were read; run the same command again")
+            yield record or write_shard(
+                self.folder, name, rows, schema, split=split, index=index, fingerprint=self.mark, counts=counts
+            )
+
+    def _filter(self, examples: Iterable[tuple[int, dict]], split: str) -> tuple[list[dict], Counter]:
+        rows: list[dict] = []
+        counts: Counter = Counter()
+        for example_id, row in examples:
+            reason = self._reason(example_id, row, split)
             if reason:
                 counts[f"dropped.{reason}"] += 1
-            else:
-                rows.append({"example_id": example_id, "source": src, "target": tgt})
-        name = shard_name(split, index, num_shards)
-        yield write_shard(folder, name, rows, TEXT_SCHEMA, split=split, index=index, fingerprint=mark, counts=counts)
+                continue
+            row["example_id"] = example_id
+            if "label" in row:
+                self._relabel(row)
+                counts[f"class.{row['label']}"] += 1
+            rows.append(row)
+        return rows, counts
+
+    def _reason(self, example_id: int, row: dict, split: str) -> str | None:
+        if reason := drop_reason(row["source"], row.get("target"), split, self.filters):
+            return reason
+        if self.inputs.labels is not None and row["label"] not in self.inputs.labels:
+            return f"label_{row['label']}"
+        if split != "train":
+            return None
+        if self.filters.drop_overlap != "none":
+            key = _example_key(row) if self.filters.drop_overlap == "example" else _key(row["source"])
+            if any(key in scan.sources for scan in self.scans.values()):
+                return "overlap"
+        duplicates = self.scans[split].duplicates
+        return "duplicate" if duplicates is not None and duplicates[example_id] else None
+
+    def _relabel(self, row: dict) -> None:
+        labels = self.inputs.labels
+        if labels is not None:
+            row["label"] = labels[row["label"]]
+            for name in ("node_labels", "leaf_labels"):
+                if name in row:
+                    row[name] = [labels.get(value, UNLABELLED) for value in row[name]]

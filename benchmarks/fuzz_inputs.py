@@ -1,0 +1,196 @@
+"""Fuzz the readers of trees and treebanks: a row or a one-line UserError with file and line, nothing else, and never a hang.
+
+    python benchmarks/fuzz_inputs.py [--examples 100000] [--kinds brackets conllu sentiment sgml] [--seed 1]
+
+Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments and SGML fragments each: one draw
+a text, because drawing every part of it takes longer than all readers together.
+One line of JSON a kind: examples, how many differ, how many gave rows, nothing or a refusal, seconds, and the slowest.
+"""
+
+import argparse
+import json
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from treeproc.readers.brackets import read_sentiment, read_trees
+from treeproc.readers.conllu import read_sentences
+from treeproc.readers.segments import segments
+from treeproc.settings import UserError
+from treeproc.trees import check_tree, read_brackets
+
+LIMIT_SECONDS = 5
+ROUND = 2000
+_ERROR = re.compile(r"fuzz, line \d+")
+
+_WORDS = ["a", "der", "-LRB-", "-NONE-", "NP", "NP-SBJ-1", "3", "\\/", "½", "8\u00a01", "\u2028", "*", "_"]
+
+
+def _nested(random: Random, labels: list[str], words: list[str], depth: int) -> str:
+    """Well-formed brackets."""
+    if depth == 0 or random.random() < 0.3:
+        return f"({random.choice(labels)} {random.choice(words)})"
+    children = " ".join(_nested(random, labels, words, depth - 1) for _ in range(random.randint(1, 3)))
+    return f"({random.choice(labels)} {children})"
+
+
+def _mutated(random: Random, text: str, noise: str) -> str:
+    """The text, half of the time with one or two pieces cut out or replaced by noise."""
+    for _ in range(random.choice([0, 0, 1, 2])):
+        start = random.randint(0, len(text))
+        text = text[:start] + random.choice(["", *noise]) + text[start + random.randint(0, 12) :]
+    return text
+
+
+def brackets(random: Random, labels: list[str], words: list[str]) -> str:
+    """Trees, damaged trees, or brackets and words in any order."""
+    if random.random() < 0.3:
+        return " ".join(random.choices(["(", ")", "(", ")", " ", "\n", *labels, *words], k=random.randint(0, 25)))
+    trees = (_nested(random, labels, words, random.randint(0, 4)) for _ in range(random.randint(1, 3)))
+    return _mutated(random, "\n".join(trees), "() \n\t\u00a0x")
+
+
+def conllu(random: Random) -> str:
+    """Sentences, damaged sentences, or rows of any fields in any order."""
+    comments = ["# text = im do n't", "# text = don't", "# newdoc", "#", ""]
+    miscs = ["_", "SpaceAfter=No", "Gloss=a|SpaceAfter=No"]
+    if random.random() < 0.4:
+        numbers = ["1", "2", "3", "1-2", "2-3", "1.1", "x", "99999999999", "3-1"]
+        forms, governors = ["im", "in", "dem", "do", "n't", "don't", "a b", "", "_"], ["0", "1", "2", "3", "4", "-1", "_", "²"]
+        rows = [
+            _row(random.choice(numbers), random.choice(forms), random.choice(governors), random.choice(miscs)) for _ in range(4)
+        ]
+        return "\n".join(random.sample([*rows, *comments], random.randint(0, 5)))
+    # Governors before their words, so that no circle is there until something is cut.
+    words = [
+        _row(i, random.choice(["im", "don't", "a b"]), random.randrange(i), random.choice(miscs))
+        for i in range(1, random.randint(2, 6))
+    ]
+    if random.random() < 0.3:
+        words.insert(0, _row("1-2", random.choice(["imdon't", "im"]), "_", "_"))
+    if random.random() < 0.2:
+        words.insert(0, random.choice(comments))
+    return _mutated(random, "\n".join(words), "\t\n-.0#\u2028")
+
+
+def _row(number: object, form: str, governor: object, misc: str) -> str:
+    return f"{number}\t{form}\tl\tX\tX\t_\t{governor}\tdep\t_\t{misc}"
+
+
+def sgml(random: Random) -> str:
+    """Segments, damaged segments, or tags in any order."""
+    pieces = ['<doc docid="d">', "</doc>", '<seg id="1">', "<seg>", "</seg>", "&amp;", "&#xD800;", "&#99;", "a", "\n", "<"]
+    if random.random() < 0.5:
+        return "".join(random.choices(pieces, k=random.randint(0, 12)))
+    text = "".join(f"<seg id={i}>{''.join(random.choices(pieces[5:], k=3))}</seg>\n" for i in range(random.randint(1, 3)))
+    return _mutated(random, f"<doc docid='d'>\n{text}</doc>", '<>&\n"')
+
+
+def check_rows(rows: Iterator[dict]) -> int:
+    """Consume rows; what a reader lets through must be whole: words at their places, trees over them, arcs within them."""
+    count = 0
+    for row in rows:
+        count += 1
+        words = row["words"]
+        spans = zip(words["start_char"], words["end_char"], strict=True)
+        assert [row["source"][start:end] for start, end in spans] == words["text"]
+        for text in row["trees"]:
+            _, tags, tree = read_brackets(text)
+            if len(tree):
+                check_tree(tree, len(words["text"]))
+            if "node_labels" in row:
+                assert (len(row["node_labels"]), len(row["leaf_labels"])) == (len(tree), len(tags))
+        if "arcs" in row:
+            assert len(row["arcs"]["governor"]) == len(words["text"])
+            assert all(-1 <= governor < len(words["text"]) for governor in row["arcs"]["governor"])
+    return count
+
+
+def read_or_refuse(read: Callable[[], int]) -> str:
+    """'rows', 'nothing' or 'refused'. Any other error goes on, as does an error that is not one line with file and line."""
+    try:
+        return "rows" if read() else "nothing"
+    except UserError as error:
+        assert _ERROR.search(str(error)) and "\n" not in str(error), f"not a one-line message with file and line: {error!r}"
+        return "refused"
+
+
+def _lines(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.split("\n"))
+
+
+KINDS: dict[str, tuple[Callable[[Random], str], Callable[[str], int]]] = {
+    "brackets": (lambda r: brackets(r, [*_WORDS, ""], _WORDS), lambda text: check_rows(read_trees(_lines(text), "fuzz"))),
+    "conllu": (conllu, lambda text: check_rows(read_sentences(_lines(text), "fuzz"))),
+    "sentiment": (lambda r: brackets(r, list("01234"), _WORDS), lambda text: check_rows(read_sentiment(_lines(text), "fuzz"))),
+    "sgml": (sgml, lambda text: sum(1 for _ in segments(_lines(text), "fuzz"))),
+}
+
+
+def _text(make: Callable[[Random], str], round_seed: int, number: int) -> str:
+    return make(Random(f"{round_seed} {number}"))
+
+
+def fuzz(kind: str, examples: int, first_seed: int = 1) -> dict:
+    """Run one kind in rounds; returns counts and CPU seconds. Raises whatever a reader raises that is not a proper refusal."""
+    make, read = KINDS[kind]
+    outcomes, slowest, seen = Counter(), 0.0, set()
+
+    def run(text: str) -> None:
+        nonlocal slowest
+        # CPU time: a busy machine is not a hang. Again and again: Python swallows what is raised in a destructor.
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS, LIMIT_SECONDS)
+        began = time.thread_time()
+        outcomes[read_or_refuse(lambda: read(text))] += 1
+        slowest = max(slowest, time.thread_time() - began)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        seen.add(hash(text))
+
+    previous = signal.signal(signal.SIGPROF, _too_slow)
+    began = time.process_time()
+    try:
+        # Hypothesis remembers what it tried, so that long runs become slow: many short ones do not.
+        for number, start in enumerate(range(0, examples, ROUND)):
+            options = settings(
+                max_examples=min(ROUND, examples - start), deadline=None, database=None, phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            )  # fmt: skip
+            # Hypothesis likes small numbers: with the round's own number in the seed, no round repeats another.
+            texts = st.integers(0, 2**63).map(partial(_text, make, first_seed + number))
+            seed(first_seed + number)(options(given(texts)(run)))()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
+    return {
+        "kind": kind,
+        "examples": sum(outcomes.values()),
+        "distinct": len(seen),
+        **outcomes,
+        "cpu_seconds": round(time.process_time() - began, 1),
+        "slowest_ms": round(1000 * slowest, 1),
+    }
+
+
+def _too_slow(*_: object) -> None:
+    raise AssertionError(f"a reader took more than {LIMIT_SECONDS} s of CPU time")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", type=int, default=100_000, help="examples of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    for kind in args.kinds:
+        print(json.dumps(fuzz(kind, args.examples, args.seed)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""What is dropped and why; duplicates and overlap over whole splits; the text stage's bytes after a kill."""
+
+import subprocess
+import sys
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treeproc.filters import FilterConfig, drop_reason, script_share
+from treeproc.settings import UserError
+from treeproc.shards import Shard
+from treeproc.stages.text import Inputs, SplitFiles, TextWriter, later_duplicates, scan
+
+DEFAULT = FilterConfig()
+LIMITS = FilterConfig(max_words=3, max_word_chars=10)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "split", "reason"),
+    [
+        ("a b", "c", "train", None),
+        ("", "c", "test", "empty_source"),
+        ("a", "", "train", "empty_target"),
+        ("\u00a0", "c", "test", "empty_source"),
+        ("a", None, "train", None),
+        ("a b c d", "e", "train", "source_too_long"),
+        ("a b c", "e", "train", None),
+        ("a", "b c d e", "train", "target_too_long"),
+        ("a" * 11, "b", "train", "source_word_too_long"),
+        ("a b c d", "b" * 11, "test", None),
+        ("a\ufffd", "b", "train", "source_damaged"),
+        ("a", "b\x85", "train", "target_damaged"),
+        ("a", "b\x00", "test", None),
+        ("a\tb\u00a0\u2028", "b", "train", None),
+    ],
+)
+def test_drop_reasons(source, target, split, reason):
+    assert drop_reason(source, target, split, LIMITS) == reason
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "reason"), [("a b c", "d e", None), ("a b c d", "e f", "ratio"), ("a", "b c", "ratio")]
+)
+def test_ratio(source, target, reason):
+    assert drop_reason(source, target, "train", FilterConfig(max_ratio=1.5)) == reason
+    assert drop_reason(source, target, "train", FilterConfig()) is None
+    assert drop_reason(source, target, "test", FilterConfig(max_ratio=1.5)) is None
+
+
+def test_damage_may_be_allowed():
+    assert drop_reason("a\x01", "b", "train", FilterConfig(drop_damaged=False)) is None
+
+
+def test_scripts():
+    assert script_share("Größe 12!", "latin") == 1 and script_share("123", "cyrillic") == 1
+    assert script_share("abв", "cyrillic") == pytest.approx(1 / 3) and script_share("かカ漢", "kana") == pytest.approx(2 / 3)
+    config = FilterConfig(target_script="latin", min_script_share=0.5)
+    assert drop_reason("что", "что is", "train", config) == "target_script"
+    assert drop_reason("что", "a что is it", "train", config) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30))
+@settings(deadline=None, max_examples=100)
+def test_later_duplicates_against_a_set(pairs):
+    seen, expected = set(), []
+    for pair in pairs:
+        expected.append(pair in seen)
+        seen.add(pair)
+    assert later_duplicates(np.array(pairs, dtype=np.uint64).tobytes()).tolist() == expected
+
+
+def files(folder, **splits) -> dict[str, SplitFiles]:
+    """Parallel files of `source target` pairs, one word a side."""
+    out = {}
+    for split, pairs in splits.items():
+        if isinstance(pairs, int):
+            out[split] = SplitFiles(hold_out=pairs)
+            continue
+        paths = [folder / f"{split}.{side}" for side in "ab"]
+        for i, path in enumerate(paths):
+            path.write_text("".join(f"{pair.split('|')[i]}\n" for pair in pairs))
+        out[split] = SplitFiles(source=[paths[0]], target=[paths[1]])
+    return out
+
+
+def write(folder, inputs: Inputs, filters=DEFAULT, rows_per_shard=2) -> tuple[dict[str, list[dict]], dict[str, int]]:
+    """Rows of every split, and the summed counts of the training split."""
+    folder.mkdir(exist_ok=True)
+    writer = TextWriter(folder, inputs, filters, scan(inputs, filters), rows_per_shard, "mark")
+    rows, counts = {}, {}
+    for split in inputs.splits:
+        records = list(writer.write(split))
+        rows[split] = list(chain.from_iterable(Shard(folder, record).rows() for record in records))
+        for name, count in chain.from_iterable(r.counts.items() for r in records if split == "train"):
+            counts[name] = counts.get(name, 0) + count
+    return rows, counts
+
+
+def ids(rows: list[dict]) -> list[int]:
+    return [row["example_id"] for row in rows]
+
+
+def test_the_first_of_equal_pairs_stays_over_all_shards(tmp_path):
+    splits = files(tmp_path, train=["a|b", "c|d", "a|c", "a|b", "c|d", "a|b", "e|f"], valid=["a|b", "a|b"])
+    rows, counts = write(tmp_path / "out", Inputs(splits, "parallel", "none", None), FilterConfig(drop_duplicates=True))
+    assert ids(rows["train"]) == [0, 1, 2, 6] and counts == {"dropped.duplicate": 3} and ids(rows["valid"]) == [0, 1]
+    rows, counts = write(tmp_path / "all", Inputs(splits, "parallel", "none", None))
+    assert ids(rows["train"]) == list(range(7)) and counts == {}
+
+
+@pytest.mark.parametrize(("overlap", "left"), [("none", [0, 1, 2, 3]), ("example", [1, 2, 3]), ("source", [2, 3])])
+def test_overlap_with_valid_and_test(overlap, left, tmp_path):
+    splits = files(tmp_path, train=["a|b", "c|x", "e|f", "b|a"], valid=["a|b"], test=["c|d"])
+    rows, counts = write(tmp_path / "out", Inputs(splits, "parallel", "none", None), FilterConfig(drop_overlap=overlap))
+    assert ids(rows["train"]) == left and counts.get("dropped.overlap", 0) == 4 - len(left)
+
+
+def test_hold_out_takes_every_nth_from_train(tmp_path):
+    splits = files(tmp_path, train=[f"{i}|{i}" for i in range(8)], valid=3)
+    rows, _ = write(tmp_path / "out", Inputs(splits, "parallel", "none", None))
+    assert [row["source"] for row in rows["valid"]] == ["2", "5"] and ids(rows["valid"]) == [0, 1]
+    assert [row["source"] for row in rows["train"]] == ["0", "1", "3", "4", "6", "7"]
+    with pytest.raises(UserError, match="splits.valid: hold_out leaves nothing"):
+        scan(Inputs(files(tmp_path, train=["a|b"], valid=3), "parallel", "none", None), FilterConfig())
+
+
+def test_classes_can_be_joined_and_left_out(tmp_path):
+    (tmp_path / "sst").write_text("(3 (2 a) (4 b))\n(2 (1 a) (2 b))\n(0 c)\n")
+    inputs = Inputs({"train": SplitFiles(source=[tmp_path / "sst"])}, "sst", "none", {0: 0, 1: 0, 3: 1, 4: 1})
+    rows, counts = write(tmp_path / "out", inputs)
+    assert [(row["example_id"], row["label"]) for row in rows["train"]] == [(0, 1), (2, 0)]
+    assert rows["train"][0]["node_labels"].tolist() == [1] and rows["train"][0]["leaf_labels"].tolist() == [-1, 1]
+    assert counts == {"dropped.label_2": 1, "class.0": 1, "class.1": 1}
+
+
+def test_all_columns_come_back_from_the_shards(tmp_path):
+    (tmp_path / "a").write_text("it &apos;s\n")
+    (tmp_path / "c").write_text("1\tHi\t_\tX\tUH\t_\t0\troot\t_\t_\n")
+    moses = Inputs({"train": SplitFiles(source=[tmp_path / "a"], target=[tmp_path / "a"])}, "parallel", "moses", None)
+    row = write(tmp_path / "moses", moses)[0]["train"][0]
+    assert row["words"]["text"] == ["it", "'s"] and row["words"]["start_char"].tolist() == [0, 3] and row["target"] == "it 's"
+    trees = Inputs({"train": SplitFiles(source=[tmp_path / "c"])}, "conllu", "none", None)
+    row = write(tmp_path / "trees", trees)[0]["train"][0]
+    assert row["trees"] == ["(X (UH Hi))"] and row["arcs"]["governor"].tolist() == [-1] and row["arcs"]["deprel"] == ["root"]
+    assert list(row) == ["example_id", *trees.columns()]
+
+
+def test_empty_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"train.a and .*train.b are empty; at least one example"):
+        scan(Inputs(files(tmp_path, train=[]), "parallel", "none", None), FilterConfig())
+
+
+def test_files_that_change_between_the_passes_are_refused(tmp_path):
+    inputs = Inputs(files(tmp_path, train=["a|b", "c|d", "e|f"]), "parallel", "none", None)
+    writer = TextWriter(tmp_path, inputs, FilterConfig(), scan(inputs, FilterConfig()), 2, "mark")
+    files(tmp_path, train=["a|b", "c|d"])
+    with pytest.raises(UserError, match="splits.train: the files changed while they were read"):
+        list(writer.write("train"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from treeproc.filters import FilterConfig
+from treeproc.stages import text
+filters = FilterConfig(drop_duplicates=True)
+inputs = text.Inputs({"train": text.SplitFiles(source=[sys.argv[2]], target=[sys.argv[2]])}, "parallel", "none", None)
+writer = text.TextWriter(Path(sys.argv[1]), inputs, filters, text.scan(inputs, filters), 3, "mark")
+for number, _ in enumerate(writer.write("train")):
+    if number == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_and_run_again_gives_the_same_bytes(tmp_path):
+    source, once, killed = (tmp_path / name for name in ("lines", "once", "killed"))
+    source.write_text("".join(f"{i % 17} {i % 5}\n" for i in range(50)))
+    killed.mkdir()
+    run = subprocess.run([sys.executable, "-c", KILLED, killed, source], capture_output=True, text=True)
+    assert run.returncode == -9, run.stderr
+    before = {path: path.stat().st_mtime_ns for path in killed.iterdir()}
+    inputs = Inputs({"train": SplitFiles(source=[source], target=[source])}, "parallel", "none", None)
+    for folder in (once, killed):
+        write(folder, inputs, FilterConfig(drop_duplicates=True), rows_per_shard=3)
+    whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (once, killed))
+    assert whole == again and len(whole) == 2 * 17
+    assert len(before) == 14 and all(path.stat().st_mtime_ns == stamp for path, stamp in before.items()), "written twice"

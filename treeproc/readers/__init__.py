@@ -1,0 +1,64 @@
+"""Files of many formats to rows of the text stage: one reader a format, each an iterator of dicts without `example_id`.
+
+A reader raises UserError with file and line on bad input, and is run twice: once to check and count, once to write.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from treeproc.moses import undo_moses
+from treeproc.readers.brackets import read_sst, read_treebank
+from treeproc.readers.conllu import read_conllu
+from treeproc.readers.files import join_names, pair_up, read_lines
+from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen
+from treeproc.readers.segments import read_iwslt, read_sgm
+
+FormatName = Literal["parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "conllu"]
+
+Rows = Iterator[dict]
+Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A reader, the columns its rows have beside `source` and `target`, and whether there is a target side."""
+
+    read: Reader
+    target: Literal["required", "optional", "none"]
+    columns: tuple[str, ...] = ()
+
+
+def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
+    for left, right in pair_up(read_lines(source), read_lines(target), join_names(source), join_names(target)):
+        yield {"source": left, "target": right}
+
+
+def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) -> Rows:
+    """Rows of a one-sided format, with the line of the target side of the same number where there is a target side."""
+    if not target:
+        yield from read(source, target)
+        return
+    for row, line in pair_up(read(source, target), read_lines(target), join_names(source), join_names(target), "sentences"):
+        yield {**row, "target": line}
+
+
+FORMATS: dict[str, Format] = {
+    "parallel": Format(_read_parallel, "required"),
+    "sgm": Format(read_sgm, "required"),
+    "iwslt_xml": Format(read_iwslt, "required"),
+    "brackets": Format(partial(_with_lines, read_treebank), "optional", ("words", "trees")),
+    "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels")),
+    "imdb": Format(read_imdb, "none", ("label",)),
+    "agreement": Format(read_agreement, "none", ("label", "words")),
+    "linzen": Format(read_linzen, "none", ("label", "words")),
+    "conllu": Format(partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs")),
+}
+
+
+def read_rows(format_name: str, source: Sequence[Path], target: Sequence[Path], tokenized: str = "none") -> Rows:
+    """The rows of one split. Raises UserError as its reader does."""
+    rows = FORMATS[format_name].read(source, target)
+    return map(undo_moses, rows) if tokenized == "moses" else rows

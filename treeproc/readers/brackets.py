@@ -1,0 +1,103 @@
+"""Trees in brackets: Penn Treebank files, and the Stanford Sentiment Treebank with a class at every node."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from treeproc.readers.files import read_texts
+from treeproc.readers.words import blank_words
+from treeproc.settings import UserError
+from treeproc.trees import UNANALYSED, SpanTree, keep_leaves, read_brackets, write_brackets
+
+_BRACKET = re.compile(r"[()]")
+_ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")
+_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
+_EMPTY = "-NONE-"
+_CLASSES = frozenset("01234")
+
+
+def tree_texts(lines: Iterator[str], name: str) -> Iterator[tuple[str, int]]:
+    """(text, first line) of every tree of a file; a tree may take several lines, a line may hold several.
+
+    Raises UserError where a bracket closes nothing, text stands outside, or the file ends inside a tree.
+    """
+    depth, first, parts = 0, 0, []
+    for number, line in enumerate(lines, start=1):
+        begin = 0
+        for match in _BRACKET.finditer(line):
+            if match[0] == "(":
+                if depth == 0:
+                    _nothing(line[begin : match.start()], name, number)
+                    begin, first = match.start(), number
+                depth += 1
+            elif depth == 0:
+                raise UserError(f"{name}, line {number}: unbalanced ')' at character {match.start() + 1}")
+            else:
+                depth -= 1
+                if depth == 0:
+                    yield "\n".join([*parts, line[begin : match.end()]]), first
+                    begin, parts = match.end(), []
+        if depth:
+            parts.append(line[begin:])
+        else:
+            _nothing(line[begin:], name, number)
+    if depth:
+        raise UserError(f"{name}, line {first}: {depth} bracket(s) of this tree are not closed")
+
+
+def _nothing(text: str, name: str, number: int) -> None:
+    if text.strip():
+        raise UserError(f"{name}, line {number}: text outside of brackets: {text.strip()[:40]!r}")
+
+
+def _parse(text: str, name: str, line: int) -> tuple[list[str], list[str], SpanTree]:
+    try:
+        words, tags, tree = read_brackets(text)
+    except ValueError as error:
+        raise UserError(f"{name}, line {line}: {error} of the tree") from None
+    return [_ESCAPE.sub(lambda match: match[1] or _BRACKETS[match[0]], word) for word in words], tags, tree
+
+
+def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:
+    """Rows of Penn Treebank trees: source (words and blanks), words and the tree. Empty nodes (-NONE-) are left out."""
+    for text, line in tree_texts(lines, name):
+        words, tags, tree = _parse(text, name, line)
+        kept = [tag != _EMPTY for tag in tags]
+        if not all(kept):
+            tree = keep_leaves(tree, kept)
+            words, tags = ([x for x, keep in zip(side, kept, strict=True) if keep] for side in (words, tags))
+        source, spans = blank_words(words)
+        yield {"source": source, "words": spans, "trees": [write_brackets(tree, words, tags)] if words else []}
+
+
+def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
+    """Rows of sentiment trees: the root's class, that of every node and word, and the tree with labels X.
+
+    A sentence of one word gets a node above it, so that its class is a node's too.
+    """
+    for text, line in tree_texts(lines, name):
+        words, classes, tree = _parse(text, name, line)
+        if len(tree) == 0:
+            tree = SpanTree(classes, [0], [1])
+        if unknown := sorted({*classes, *tree.labels} - _CLASSES):
+            raise UserError(f"{name}, line {line}: every bracket must have a class from 0 to 4, but one has {unknown[0]!r}")
+        plain = SpanTree([UNANALYSED] * len(tree), tree.starts, tree.ends)
+        source, spans = blank_words(words)
+        yield {
+            "source": source,
+            "words": spans,
+            "trees": [write_brackets(plain, words, [UNANALYSED] * len(words))],
+            "label": int(tree.labels[0]),
+            "node_labels": list(map(int, tree.labels)),
+            "leaf_labels": list(map(int, classes)),
+        }
+
+
+def read_treebank(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Trees of `.mrg` and the like: files, folders or archives; with lines of a target side where there are any."""
+    return (row for name, lines in read_texts(source) for row in read_trees(lines, name))
+
+
+def read_sst(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """The Stanford Sentiment Treebank's `train.txt`, `dev.txt`, `test.txt`."""
+    return (row for name, lines in read_texts(source) for row in read_sentiment(lines, name))

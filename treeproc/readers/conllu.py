@@ -1,0 +1,160 @@
+"""Dependency treebanks in CoNLL-U: words at their places in the text, arcs, tags.
+
+One leaf per syntactic word where the words of a multiword token spell it (do + n't), else one per
+token (im = in + dem): it has the tag of its first word and the arc of its topmost one, and arcs to
+any of its words go to it. Empty nodes (8.1) are left out.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeproc.readers.files import read_texts
+from treeproc.settings import UserError
+from treeproc.trees import UNANALYSED, flat_tree, write_brackets
+
+_TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
+_ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?")
+
+
+@dataclass
+class _Word:
+    form: str
+    tag: str
+    governor: int
+    deprel: str
+    line: int
+    space_after: bool
+
+
+@dataclass
+class _Token:
+    """A surface token: words [first, first + count) of the sentence, 0-based."""
+
+    form: str
+    first: int
+    count: int
+    space_after: bool
+
+
+def read_conllu(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Sentences of `.conllu` files."""
+    return (row for name, lines in read_texts(source) for row in read_sentences(lines, name))
+
+
+def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
+    """Rows: source, words, arcs, and one flat tree, which carries the tags. Raises UserError with file and line."""
+    block: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, start=1):
+        if line:
+            block.append((number, line))
+        elif block:
+            yield _sentence(block, name)
+            block = []
+    if block:
+        yield _sentence(block, name)
+
+
+def _sentence(block: list[tuple[int, str]], name: str) -> dict:
+    words: list[_Word] = []
+    tokens: list[_Token] = []
+    text, covered = None, 0
+    for number, line in block:
+        where = f"{name}, line {number}"
+        if line.startswith("#"):
+            if match := _TEXT.match(line):
+                text = match[1].strip()
+            continue
+        columns = line.split("\t")
+        match = _ID.fullmatch(columns[0])
+        if len(columns) != 10 or match is None:
+            raise UserError(f"{where}: expected 10 columns after a number, but found {len(columns)}: {line[:40]!r}")
+        if match[2] == ".":
+            continue
+        first, form, space_after = int(match[1]), columns[1].strip(), "SpaceAfter=No" not in columns[9].split("|")
+        if not form:
+            raise UserError(f"{where}: the word is empty")
+        if first != len(words) + 1:
+            raise UserError(f"{where}: word {len(words) + 1} must come next, but {columns[0]} does")
+        if match[2] == "-":
+            if first <= covered or int(match[3]) < first:
+                raise UserError(f"{where}: the range {columns[0]} is empty or overlaps another one")
+            covered = int(match[3])
+            tokens.append(_Token(form, first - 1, covered - first + 1, space_after))
+            continue
+        if not columns[6].isdecimal() or len(columns[6]) > 9:
+            raise UserError(f"{where}: column 7 must be the number of the governor, but is {columns[6]!r}")
+        tag = next((tag for tag in (columns[4], columns[3]) if tag not in ("_", "")), UNANALYSED)
+        words.append(_Word(form, tag, int(columns[6]) - 1, columns[7], number, space_after))
+        if first > covered:
+            tokens.append(_Token(form, first - 1, 1, space_after))
+    if not words:
+        raise UserError(f"{name}, line {block[0][0]}: a sentence without words")
+    if covered > len(words):
+        raise UserError(f"{name}, line {block[-1][0]}: the sentence ends inside the range up to word {covered}")
+    return _row(words, tokens, text, _depths(words, name), f"{name}, line {block[0][0]}")
+
+
+def _depths(words: Sequence[_Word], name: str) -> list[int]:
+    """Arcs from the root of every word. Raises UserError for a governor that is not there, and for a circle."""
+    depths = [-1] * len(words)
+    for start in range(len(words)):
+        path, word = [], start
+        while word >= 0 and depths[word] == -1:
+            depths[word] = -2  # on the path
+            path.append(word)
+            word = words[word].governor
+            if word >= len(words):
+                raise UserError(f"{name}, line {words[path[-1]].line}: governor {word + 1}, but there are {len(words)} words")
+            if word >= 0 and depths[word] == -2:
+                raise UserError(f"{name}, line {words[path[-1]].line}: the arcs form a circle")
+        depth = depths[word] if word >= 0 else -1
+        for word in reversed(path):
+            depth += 1
+            depths[word] = depth
+    return depths
+
+
+def _row(words: list[_Word], tokens: list[_Token], text: str | None, depths: list[int], where: str) -> dict:
+    starts = _places(tokens, text, where)
+    if text is None:
+        text = "".join(token.form + " " * token.space_after for token in tokens).strip()
+    spans: dict[str, list] = {"text": [], "start_char": [], "end_char": []}
+    tags, heads, leaf_of = [], [], []
+    for token, start in zip(tokens, starts, strict=True):
+        members = range(token.first, token.first + token.count)
+        spelled = "".join(words[i].form for i in members) == token.form
+        for leaf in [[i] for i in members] if spelled else [members]:
+            form = words[leaf[0]].form if spelled else token.form
+            leaf_of += [len(heads)] * len(leaf)
+            heads.append(min(leaf, key=lambda i: depths[i]))
+            tags.append(words[leaf[0]].tag)
+            spans["text"].append(form)
+            spans["start_char"].append(start)
+            start += len(form)
+            spans["end_char"].append(start)
+    governors = [words[head].governor for head in heads]
+    arcs = {
+        "governor": [-1 if governor < 0 else leaf_of[governor] for governor in governors],
+        "deprel": [words[head].deprel for head in heads],
+    }
+    return {"source": text, "words": spans, "trees": [write_brackets(flat_tree(len(tags)), spans["text"], tags)], "arcs": arcs}
+
+
+def _places(tokens: Sequence[_Token], text: str | None, where: str) -> list[int]:
+    """First character of every token in the text: after the blanks, or by SpaceAfter where no `# text` is given."""
+    starts, position = [], 0
+    for number, token in enumerate(tokens, start=1):
+        if text is not None:
+            while position < len(text) and text[position].isspace():
+                position += 1
+            if not text.startswith(token.form, position):
+                raise UserError(
+                    f"{where}: '# text' does not go on with token {number}, {token.form[:40]!r}, at character {position + 1}"
+                )
+        starts.append(position)
+        position += len(token.form) + (text is None and token.space_after)
+    if text is not None and text[position:].strip():
+        raise UserError(f"{where}: '# text' has more than the tokens, from character {position + 1}")
+    return starts

@@ -1,0 +1,127 @@
+"""Files, folders and archives as numbered lines. Lines end at `\\n` alone: no other Unicode separator may shift a pair."""
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, TypeVar
+
+from treeproc.settings import UserError
+from treeproc.storage import RemotePath
+
+_UTF8_BOM = b"\xef\xbb\xbf"
+_BLOCK_BYTES = 1 << 16
+_ARCHIVES = (".tar", ".tar.gz", ".tgz")
+
+Item = TypeVar("Item")
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
+    try:
+        return gzip.open(path.open("rb")) if path.suffix == ".gz" else path.open("rb")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with _open(path) as file:
+        try:
+            yield from _whole_lines(file)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"cannot read {path}: {error}") from None
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The content in blocks that end where a line does: decoding many lines at once is far faster than one by one."""
+    while block := file.read(_BLOCK_BYTES):
+        yield block + file.readline()
+
+
+def _lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
+    number = 1
+    for block in blocks:
+        if number == 1:
+            block = block.removeprefix(_UTF8_BOM)
+        try:
+            lines = block.decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            line, column = number + block.count(b"\n", 0, error.start), error.start - block.rfind(b"\n", 0, error.start)
+            raise UserError(
+                f"{name}, line {line}: not valid UTF-8 (byte {block[error.start]:#04x} at column {column}); "
+                "convert the file to UTF-8"
+            ) from None
+        if not lines[-1]:
+            lines.pop()
+        yield from map(str.strip, lines)
+        number += len(lines)
+
+
+def read_lines(paths: Sequence[Path]) -> Iterator[str]:
+    """Lines of several files one after the other, without line ends or outer white space.
+
+    `.gz` files are decompressed. Raises UserError with file and line number on invalid UTF-8.
+    """
+    for path in paths:
+        yield from _lines(_blocks(path), str(path))
+
+
+def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
+    """(name, lines) of every text: a path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
+
+    The files below a folder or in an archive come in the order of their names, hidden ones left out. An
+    archive's part that is asked for is held in memory, because it can be read from front to back alone.
+    """
+    for path in paths:
+        archive = next((p for p in (path, *path.parents) if p.name.endswith(_ARCHIVES) and p.is_file()), None)
+        if archive is not None:
+            members = _members(archive, path.relative_to(archive).as_posix())
+            yield from ((name, _lines([content], name)) for name, content in members)
+        elif path.is_dir():
+            if isinstance(path, RemotePath):
+                raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
+            files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+            if not files:
+                raise UserError(f"{path} holds no files")
+            yield from ((str(file), _lines(_blocks(file), str(file))) for file in files)
+        else:
+            yield str(path), _lines(_blocks(path), str(path))
+
+
+def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:
+    """Names and contents of the files below `folder` of a tar archive, `.` being all of it, by name."""
+    found: dict[str, bytes] = {}
+    try:
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|*") as tar:
+            for member in tar:
+                name = member.name.removeprefix("./")
+                inside = folder == "." or name == folder or name.startswith(f"{folder}/")
+                if inside and member.isfile() and not name.rpartition("/")[2].startswith("."):
+                    content = tar.extractfile(member).read()
+                    found[name] = gzip.decompress(content) if name.endswith(".gz") else content
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {archive}: {error}") from None
+    if not found:
+        raise UserError(f"{archive} holds no files below {folder}; paths in an archive start at its top folder")
+    return [(f"{archive}/{name}", found[name]) for name in sorted(found)]
+
+
+def join_names(paths: Sequence[Path]) -> str:
+    return " + ".join(map(str, paths))
+
+
+def pair_up(
+    left: Iterator[Item], right: Iterator[str], left_name: str, right_name: str, unit: str = "lines"
+) -> Iterator[tuple[Item, str]]:
+    """Items of both sides together; neither side yields None. Raises UserError with both counts when one ends early."""
+    for number, (a, b) in enumerate(zip_longest(left, right)):
+        if a is None or b is None:
+            longer = number + 1 + sum(1 for _ in (right if a is None else left))
+            counts = (number, longer) if a is None else (longer, number)
+            raise UserError(
+                f"{left_name} has {counts[0]} {unit}, but {right_name} has {counts[1]}; parallel files must have as many"
+            )
+        yield a, b

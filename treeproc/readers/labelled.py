@@ -1,0 +1,74 @@
+"""Examples of one text and a class: IMDB reviews and subject-verb agreement."""
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from treeproc.readers.files import read_texts
+from treeproc.readers.words import blank_words
+from treeproc.settings import UserError
+
+_LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
+_SENTIMENT = {"neg": 0, "pos": 1}
+# The number of the verb: singular 0, plural 1.
+_NUMBER = {"VBZ": 0, "VBP": 1}
+_TABLE_COLUMNS = ("sentence", "verb_pos", "verb_index")
+
+
+def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Reviews of a part of aclImdb (`aclImdb/train`, `aclImdb_v1.tar.gz/aclImdb/test`), by file name.
+
+    The folder gives the class: neg 0, pos 1. What is in other folders is not labelled and left out.
+    """
+    found = False
+    for name, lines in read_texts(source):
+        folder = re.split(r"[\\/]", name)[-2:-1]
+        if name.endswith((".txt", ".txt.gz")) and folder and folder[0] in _SENTIMENT:
+            found = True
+            yield {"source": _LINE_BREAK.sub(" ", "\n".join(lines)).strip(), "label": _SENTIMENT[folder[0]]}
+    if not found:
+        raise UserError(f"{source[0]}: no review found; expected pos/*.txt and neg/*.txt below it, as in aclImdb/train")
+
+
+def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Lines of VBZ or VBP, a tab, and the words before the verb."""
+    for name, lines in read_texts(source):
+        for number, line in enumerate(lines, start=1):
+            label, _, prefix = line.partition("\t")
+            if label not in _NUMBER:
+                raise UserError(f"{name}, line {number}: expected VBZ or VBP, a tab and the words before the verb: {line[:40]!r}")
+            yield _prefix_row(prefix.split(), _NUMBER[label])
+
+
+def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """The full table of Linzen et al. (2016), tab-separated with a header: the words before the verb and its number."""
+    for name, lines in read_texts(source):
+        places: dict[str, int] | None = None
+        for number, line in enumerate(lines, start=1):
+            try:
+                fields = next(csv.reader([line], delimiter="\t"), [])
+            except csv.Error as error:
+                raise UserError(f"{name}, line {number}: not a row of a tab-separated table: {error}") from None
+            if places is None:
+                if missing := [column for column in _TABLE_COLUMNS if column not in fields]:
+                    raise UserError(f"{name}, line {number}: the header has no column {missing[0]!r}")
+                places = {column: fields.index(column) for column in _TABLE_COLUMNS}
+                width = len(fields)
+                continue
+            # Outer tabs go with the line end, so empty fields at the end may be missing.
+            if not max(places.values()) < len(fields) <= width:
+                raise UserError(f"{name}, line {number}: expected {width} fields, but there are {len(fields)}")
+            sentence, tag, index = (fields[places[column]] for column in _TABLE_COLUMNS)
+            words = sentence.split()
+            if tag not in _NUMBER or not re.fullmatch(r"\d{1,9}", index) or not 1 <= int(index) <= len(words):
+                raise UserError(
+                    f"{name}, line {number}: verb_pos must be VBZ or VBP and verb_index one of the {len(words)} words, "
+                    f"but they are {tag!r} and {index!r}"
+                )
+            yield _prefix_row(words[: int(index) - 1], _NUMBER[tag])
+
+
+def _prefix_row(words: list[str], label: int) -> dict:
+    source, spans = blank_words(words)
+    return {"source": source, "words": spans, "label": label}

@@ -1,0 +1,97 @@
+"""Segments in tags: WMT's .sgm test sets and IWSLT's files. Neither is reliable XML, so both are read line by line."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from treeproc.readers.files import join_names, pair_up, read_texts
+from treeproc.settings import UserError
+
+_TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
+_ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
+_ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
+
+# Lines of IWSLT's training files that are not text. Titles and descriptions are text, and parallel.
+_METADATA = re.compile(r"</?(?:doc|url|keywords|speaker|talkid|reviewer|translator|\?xml|mteval|srcset|refset)\b", re.IGNORECASE)
+_TEXT_TAG = re.compile(r"</?(?:title|description)>", re.IGNORECASE)
+
+Segment = tuple[tuple[str, str], str, str]  # (document id, segment id), text, "file, line n"
+
+
+def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Pairs of two `.sgm` files. Raises UserError where the segments' ids differ."""
+    names = join_names(source), join_names(target)
+    for left, right in pair_up(_all_segments(source), _all_segments(target), *names, unit="segments"):
+        if left[0] != right[0]:
+            raise UserError(
+                f"{left[2]} is segment {left[0][1]} of document {left[0][0]!r}, but {right[2]} is segment {right[0][1]} of "
+                f"document {right[0][0]!r}; both sides must have the same segments in the same order"
+            )
+        yield {"source": left[1], "target": right[1]}
+
+
+def read_iwslt(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Pairs of IWSLT's `train.tags.*` (lines) and `.xml` files (segments)."""
+    sides = pair_up(_iwslt_side(source), _iwslt_side(target), join_names(source), join_names(target), "text lines")
+    for left, right in sides:
+        yield {"source": left, "target": right}
+
+
+def _all_segments(paths: Sequence[Path]) -> Iterator[Segment]:
+    for name, lines in read_texts(paths):
+        yield from segments(lines, name)
+
+
+def _iwslt_side(paths: Sequence[Path]) -> Iterator[str]:
+    for name, lines in read_texts(paths):
+        if name.removesuffix(".gz").endswith((".xml", ".sgm")):
+            yield from (text for _, text, _ in segments(lines, name))
+        else:
+            yield from (_unescape(_TEXT_TAG.sub("", line)).strip() for line in lines if not _METADATA.match(line))
+
+
+def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
+    """The `<seg id>` elements of one file. Raises UserError for one without an id, or that does not end."""
+    document, open_id, opened, parts = "", None, 0, []
+    for number, line in enumerate(lines, start=1):
+        position = 0
+        for tag in _TAG.finditer(line):
+            closes, kind = tag[1] == "/", tag[2].lower()
+            if open_id is not None and not (closes and kind == "seg"):
+                raise UserError(f"{name}, line {opened}: segment {open_id} has no </seg> before line {number}")
+            if kind == "doc":
+                document = "" if closes else _attribute(tag[3]) or ""
+            elif closes:
+                if open_id is None:
+                    raise UserError(f"{name}, line {number}: </seg> without <seg>")
+                parts.append(line[position : tag.start()])
+                yield (document, open_id), " ".join(_unescape(" ".join(parts)).split()), f"{name}, line {opened},"
+                open_id, parts = None, []
+            else:
+                open_id, opened = _attribute(tag[3]), number
+                if open_id is None:
+                    raise UserError(f'{name}, line {number}: a segment without an id; expected <seg id="...">')
+            position = tag.end()
+        if open_id is not None:
+            parts.append(line[position:])
+    if open_id is not None:
+        raise UserError(f"{name}, line {opened}: segment {open_id} has no </seg>")
+
+
+def _attribute(attributes: str) -> str | None:
+    match = _ID.search(attributes)
+    return None if match is None else next(value for value in match.groups() if value is not None)
+
+
+def _unescape(text: str) -> str:
+    """XML's five entities and character references; anything else stays as it is."""
+    return _ENTITY.sub(_character, text) if "&" in text else text
+
+
+def _character(match: re.Match) -> str:
+    if match[0] in _ENTITIES:
+        return _ENTITIES[match[0]]
+    code = int(match[1]) if match[1] else int(match[2], 16)
+    # Surrogates and numbers beyond Unicode are no characters: the reference stays as text.
+    return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else match[0]
