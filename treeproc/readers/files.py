@@ -76,9 +76,12 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
     archive's part that is asked for is held in memory, because it can be read from front to back alone.
     """
     for path in paths:
-        archive = next((p for p in (path, *path.parents) if p.name.endswith(_ARCHIVES) and p.is_file()), None)
+        archive = next(
+            (p for p in (path, *(path.parents if isinstance(path, Path) else ())) if p.name.endswith(_ARCHIVES) and p.is_file()),
+            None,
+        )
         if archive is not None:
-            members = _members(archive, path.relative_to(archive).as_posix())
+            members = _members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else ".")
             yield from ((name, _lines([content], name)) for name, content in members)
         elif path.is_dir():
             if isinstance(path, RemotePath):
