@@ -1,4 +1,4 @@
-"""Jobs on Ray clusters of several nodes, for test_ray_job.py: `python cluster_jobs.py JOB FOLDER`, result as JSON.
+"""Jobs on Ray clusters of several nodes, for test_ray_job.py: `python cluster_jobs.py JOB FOLDER`, result in FOLDER/result.json.
 
 A process of its own, so that no other test's Ray is in the way.
 """
@@ -114,4 +114,6 @@ def dying(folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"nodes": nodes, "growing": growing, "dying": dying}[sys.argv[1]](Path(sys.argv[2]))))
+    job = {"nodes": nodes, "growing": growing, "dying": dying}[sys.argv[1]]
+    # Not on standard output, where Ray writes notes of its own.
+    (Path(sys.argv[2]) / "result.json").write_text(json.dumps(job(Path(sys.argv[2]))))

@@ -15,7 +15,7 @@ def run_job(name: str, folder: Path) -> dict:
     command = [sys.executable, str(Path(__file__).parent / "cluster_jobs.py"), name, str(folder)]
     job = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert job.returncode == 0, job.stderr
-    return json.loads(job.stdout.splitlines()[-1])
+    return json.loads((folder / "result.json").read_text())
 
 
 def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path):
