@@ -7,17 +7,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 
+from treenet.config import TrainConfig
+from treenet.inference.translate import read_references
+from treenet.training.run import run_training
 from treeproc.files import locked
-from treeproc.parsers import ParserConfig, StanzaParser, fallback, find_models, read_trees
+from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess, summary
 from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index, read_lengths
+from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
-from treeproc.trees import SpanTree, check_tree, draw
+from treeproc.trees import SpanTree, check_tree
 
 NUM_TRAIN = 60
 
@@ -62,7 +67,7 @@ def test_index_counts_what_was_dropped(data):
     assert index["totals"]["train"]["rows"] == NUM_TRAIN - 3 and index["totals"]["test"]["rows"] == 2
     assert index["parser"]["models"]["origin"] == "shipped" and index["tree_source"] == "parsed"
     assert {key for key in index if key.endswith("fingerprint")} == {
-        "fingerprint", "text_fingerprint", "tree_fingerprint", "vocab_fingerprint",
+        "fingerprint", "text_fingerprint", "parsed_fingerprint", "tree_fingerprint", "vocab_fingerprint",
     }  # fmt: skip
 
 
@@ -106,40 +111,11 @@ def test_encoded_rows_are_trees_over_pieces(data):
             assert split_words == marked if split == "train" else marked <= split_words <= set(spans)
 
 
-def test_a_real_parse(data):
-    row = StanzaParser(ParserConfig(name="shipped")).parse(["The old man saw a dog."])[0]
-    ((tags, tree),) = read_trees({"trees": row.trees})
-    assert tags == ["DT", "JJ", "NN", "VBD", "DT", "NN", "."]
-    assert draw(tree, row.words["text"]).split("\n")[:3] == ["ROOT", "└─ S", "   ├─ NP"]
-
-
 def test_too_long_sentences_get_a_named_flat_tree(data):
     row = rows(data, "parsed", "test")[0]
     assert row["parse_status"] == "flat_too_long" and len(row["words"]["text"]) == 500
     assert len(read_trees(row)[0][1]) == 1
     assert read_index(data / "parsed")["totals"]["test"]["status.flat_too_long"] == 1
-
-
-def test_one_bad_sentence_does_not_harm_its_batch(monkeypatch):
-    parser = StanzaParser(ParserConfig(name="shipped"))
-    lines = ["I see a cat.", "bad", "You see two dogs."]
-    analyse = parser._analyse[1]
-
-    def fails_on_bad(document):
-        if any(word.text == "bad" for sentence in document.sentences for word in sentence.words):
-            raise ValueError("Went infinite!")
-        return analyse(document)
-
-    expected = [parser.parse([line])[0] for line in lines]
-    parser._analyse[1] = fails_on_bad
-    assert parser.parse(lines) == [expected[0], fallback("bad", "flat_parser_failed"), expected[2]]
-
-    def out_of_memory(document):
-        raise RuntimeError("DefaultCPUAllocator: out of memory")
-
-    parser._analyse[1] = out_of_memory
-    with pytest.raises(RuntimeError, match="out of memory"):
-        parser.parse(lines)
 
 
 def test_lengths_agree_with_rows(data):
@@ -243,20 +219,80 @@ def test_wrong_command_lines(arguments, message, run_workflow, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def encoded_again(data, out, **changes) -> dict:
+    return preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 400}} | changes), out)
+
+
+def test_another_encoding_of_the_same_trees(data, text):
+    """`parsed: DIR` writes an encoded stage alone, the same as a whole job with these settings would."""
+    before = snapshot(data)
+    out = data.parent / "again"
+    same = encoded_again(data, out)
+    assert not (out / "text").exists() and not (out / "parsed").exists()
+    original = read_index(data / "encoded")
+    assert same == original | {"stages": {"text": "../slice/text", "parsed": "../slice/parsed"}}
+    for path in (data / "encoded").rglob("*"):
+        if path.is_file() and path.name != "index.json":
+            assert path.read_bytes() == (out / "encoded" / path.relative_to(data / "encoded")).read_bytes()
+    assert stage_folder(out, "text") == data / "text" and stage_folder(data, "text") == data / "text"
+    assert read_references(out, "test") == ["a", "Nein."]
+    with pytest.raises(UserError, match="belongs to other settings .*vocab_size: 400 -> 410"):
+        encoded_again(data, out, subwords={"vocab_size": 410})
+    # A set that has no trees of its own stands for the one that has.
+    control = encoded_again(out, data.parent / "control", tree={"tree_source": "left", "binarize": "right"})
+    assert control["stages"] == same["stages"]
+    assert control["text_fingerprint"] == original["text_fingerprint"]
+    assert control["tree_fingerprint"] != original["tree_fingerprint"]
+    for i, row in rows(data.parent / "control", "encoded").items():
+        assert (np.bincount(row["nodes"]["parent"] + 1)[1:] <= 2).all(), i
+    assert snapshot(data) == before
+
+
+def test_settings_of_another_data_set_are_refused(data, tmp_path):
+    for changes, message in (
+        ({"rows_per_shard": 7, "filters": {}}, "filters, rows_per_shard: cannot be set together with parsed"),
+        ({"tree": {"side": "target"}}, "tree.side: target cannot be the leaves' side, the data set has no target_words"),
+    ):
+        with pytest.raises(UserError, match=message):
+            encoded_again(data, tmp_path / "out", **changes)
+    with pytest.raises(UserError, match="must be another folder"):
+        encoded_again(data, data)
+
+
+def test_separate_vocabularies_and_lower_case(data):
+    out = data.parent / "separate"
+    index = encoded_again(data, out, subwords={"vocab_size": 350, "joint": False, "lowercase": True})
+    source, target = (Subwords(out / "encoded" / "vocab" / name) for name in ("pieces.model", "pieces.tgt.model"))
+    assert len(source) == len(target) == index["num_pieces"] == 350
+    lines, encoded = rows(data, "text"), rows(out, "encoded")
+    for i, row in encoded.items():
+        assert source.decode([row["leaves"]["piece"]]) == [lines[i]["source"].lower()]
+        assert target.decode([row["tgt_pieces"]]) == [lines[i]["target"].lower()]
+    with pytest.raises(UserError, match="has a vocabulary for each side"):
+        run_training(TrainConfig(data=out), data.parent / "run")
+
+
+def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
+    """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
+    from treeproc.shards import ShardRecord
+    from treeproc.stages.encode import TreeConfig
+    from treeproc.stages.vocabulary import count_vocabulary
+    from treeproc.subwords import SubwordConfig
+
+    text, parsed = (
+        [ShardRecord(**shard) for shard in read_index(data / stage)["shards"] if shard["split"] == "train"]
+        for stage in ("text", "parsed")
+    )
+    counts = count_vocabulary(data, text, parsed, SubwordConfig(max_training_lines=20), TreeConfig())
+    lines = list(rows(data, "text").values())
+    kept = [line for k, line in enumerate(lines) if (k + 1) * 10 // len(lines) > k * 10 // len(lines)]
+    words = Counter(word for line in kept for side in ("source", "target") for word in line[side].split(" "))
+    assert len(kept) == 10 and Counter({w.replace("\x01", ""): n for w, n in counts.words["source"].items()}) == words
+
+
 def test_a_folder_in_use_is_refused(data, text):
     with locked(data), pytest.raises(UserError, match="another process is writing"):
         preprocess(config_of(text), data)
-
-
-def test_installed_stanza_models_are_preferred(tmp_path, monkeypatch):
-    monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
-    assert find_models(ParserConfig()).origin == "shipped"
-    for name in ("tokenize", "pos", "constituency"):
-        (tmp_path / "en" / name).mkdir(parents=True)
-        (tmp_path / "en" / name / "combined.pt").write_bytes(b"x")
-    (tmp_path / "resources.json").write_text("{}")
-    assert find_models(ParserConfig()).origin == "installed"
-    assert find_models(ParserConfig(name="shipped")).origin == "shipped"
 
 
 def test_sample_splits_share_no_sentence():
@@ -273,48 +309,6 @@ def test_sample_splits_share_no_sentence():
         min(len(key.split()) for key in keys("train.en.gz")) >= 4
         or min(len(line.split()) for line in lines_of("train.en.gz", 20_000)) >= 4
     )
-
-
-def test_tokens_that_their_words_do_not_spell_are_one_leaf():
-    """im = in + dem is one leaf, won't = wo + n't are two: with Stanza's own documents and trees."""
-    from stanza.models.common.doc import Document
-    from stanza.models.constituency.tree_reader import read_trees as read_stanza_trees
-
-    from treeproc.parsers import _parsed_line
-
-    def parsed(line, words, tree):
-        document = Document([words], text=line)
-        document.sentences[0].constituency = read_stanza_trees(tree)[0]
-        return _parsed_line(line, 0, document.sentences)
-
-    def word(number, text, tag, start=None):
-        place = {} if start is None else {"start_char": start, "end_char": start + len(text)}
-        return {"id": number, "text": text, "xpos": tag, **place}
-
-    german = parsed(
-        "im Haus",
-        [
-            {"id": (1, 2), "text": "im", "start_char": 0, "end_char": 2},
-            word(1, "in", "APPR"),
-            word(2, "dem", "ART"),
-            word(3, "Haus", "NN", 3),
-        ],
-        "(ROOT (PP (APPR in) (NP (DP (ART dem)) (NN Haus))))",
-    )
-    assert german.words == {"text": ["im", "Haus"], "start_char": [0, 3], "end_char": [2, 7], "pos_tag": ["APPR", "NN"]}
-    assert german.trees == ["(ROOT (PP (APPR im) (NP (NN Haus))))"]
-    english = parsed(
-        "I won't",
-        [
-            word(1, "I", "PRP", 0),
-            {"id": (2, 3), "text": "won't", "start_char": 2, "end_char": 7},
-            word(2, "wo", "MD"),
-            word(3, "n't", "RB"),
-        ],
-        "(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))",
-    )
-    assert english.words["text"] == ["I", "wo", "n't"] and english.words["end_char"] == [1, 4, 7]
-    assert english.trees == ["(ROOT (S (NP (PRP I)) (VP (MD wo) (RB n't))))"]
 
 
 def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, run_workflow, data):

@@ -1,16 +1,31 @@
 """The pieces contract: pieces lie within parser words and decode to the raw text exactly."""
 
+from collections import Counter
 from itertools import chain
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.settings import UserError
-from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, mark_boundaries, train_pieces
+from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, WordEnds, blank_separated, mark_boundaries, train_pieces
 
 LINES = ["I don't know (yet).", "We don't know him.", "He knows  her, doesn't he?", "They know us."] * 5
+COUNTS = Counter(word for line in LINES for word in line.split(" "))
+
+
+def encode_words(subwords: Subwords, line: str, words: dict) -> list[list[int]]:
+    """Pieces of every word of one line."""
+    ends = WordEnds(np.array([0, len(words["end_char"])]), np.array(words["end_char"]))
+    pieces, counts = subwords.encode_words(pa.array([line]), ends)
+    return [part.tolist() for part in np.split(pieces, np.cumsum(counts)[:-1])]
+
+
+def encode_line(subwords: Subwords, line: str) -> list[int]:
+    return subwords.encode_lines(pa.array([line]))[0].tolist()
 
 
 def boundaries(line: str, cuts: set[int]) -> dict:
@@ -30,7 +45,7 @@ def boundaries(line: str, cuts: set[int]) -> dict:
 @pytest.fixture(scope="module")
 def subwords(tmp_path_factory) -> Subwords:
     path = tmp_path_factory.mktemp("vocab") / "pieces.model"
-    path.write_bytes(train_pieces(LINES, SubwordConfig(vocab_size=320)))
+    path.write_bytes(train_pieces(COUNTS, SubwordConfig(vocab_size=320)))
     return Subwords(path)
 
 
@@ -44,10 +59,10 @@ def test_pieces_decode_to_the_line(subwords, data):
     words = boundaries(line, data.draw(st.sets(st.integers(1, 30))))
     if not words["start_char"]:
         return
-    pieces = subwords.encode_words([line], [words])[0]
+    pieces = encode_words(subwords, line, words)
     assert len(pieces) == len(words["start_char"]) and all(pieces)
     assert subwords.decode([list(chain.from_iterable(pieces))]) == [line]
-    assert subwords.decode(subwords.encode_lines([line])) == [line]
+    assert subwords.decode([encode_line(subwords, line)]) == [line]
     # Each word's pieces are its own characters and the blanks before it.
     edges = [0, *words["end_char"][:-1], len(line)]
     for i, ids in enumerate(pieces):
@@ -64,25 +79,26 @@ def test_pieces_decode_to_the_line(subwords, data):
 
 def test_whole_line_and_word_pieces_agree_between_blanks(subwords):
     line = "We know him they know her"
-    pieces = subwords.encode_words([line], [boundaries(line, set())])[0]
-    assert list(chain.from_iterable(pieces)) == subwords.encode_lines([line])[0]
+    pieces = encode_words(subwords, line, boundaries(line, set()))
+    assert list(chain.from_iterable(pieces)) == encode_line(subwords, line)
 
 
 def test_a_blank_is_marked_only_where_the_text_has_one(subwords):
     line = "I don't know"
-    pieces = subwords.encode_words([line], [{"start_char": [0, 2, 4, 8], "end_char": [1, 4, 7, 12]}])[0]
+    pieces = encode_words(subwords, line, {"end_char": [1, 4, 7, 12]})
     first = ["".join(subwords.decode([[0x41 + 4, word[0]]])[0][1:]) for word in pieces]
     assert [text.startswith(" ") for text in first] == [True, True, False, True]
 
 
 def test_no_piece_is_learned_across_words():
     line = "I don't know"
-    words = {"start_char": [0, 2, 4, 8], "end_char": [1, 4, 7, 12]}
-    assert mark_boundaries(line, **{"starts": words["start_char"], "ends": words["end_char"]}) == "I do\x01n't know"
+    words = WordEnds(np.array([0, 4]), np.array([1, 4, 7, 12]))
+    marked = mark_boundaries(pa.array([line]), words)
+    assert marked.to_pylist() == ["I do\x01n't know"]
     import sentencepiece
 
-    marked = [mark_boundaries(line, words["start_char"], words["end_char"])] * 3
-    model = sentencepiece.SentencePieceProcessor(model_proto=train_pieces(marked, SubwordConfig(vocab_size=275)))
+    counts = dict.fromkeys(blank_separated(marked).to_pylist(), 3)
+    model = sentencepiece.SentencePieceProcessor(model_proto=train_pieces(counts, SubwordConfig(vocab_size=275)))
     pieces = [model.id_to_piece(i) for i in range(len(model))]
     assert not any("on" in piece and "'" in piece for piece in pieces)
     assert not any("\x01" in piece for piece in pieces)
@@ -90,12 +106,12 @@ def test_no_piece_is_learned_across_words():
 
 
 def test_training_is_deterministic():
-    assert train_pieces(LINES, SubwordConfig(vocab_size=300)) == train_pieces(LINES, SubwordConfig(vocab_size=300))
+    assert train_pieces(COUNTS, SubwordConfig(vocab_size=300)) == train_pieces(COUNTS, SubwordConfig(vocab_size=300))
 
 
 def test_too_large_vocabulary_is_a_user_error():
     with pytest.raises(UserError, match=r"vocab_size = 9999 .*<= \d+"):
-        train_pieces(LINES, SubwordConfig(vocab_size=9999))
+        train_pieces(COUNTS, SubwordConfig(vocab_size=9999))
 
 
 def test_broken_model_file(tmp_path):
@@ -110,3 +126,67 @@ def test_label_vocabulary(tmp_path):
     assert vocab.names == ["<unk>", "NP", "VP"] and vocab["VP"] == 2 and vocab["QP"] == 0
     (tmp_path / "labels.txt").write_bytes(vocab.file_bytes())
     assert LabelVocab.load(tmp_path / "labels.txt").names == vocab.names
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(st.sampled_from("aknow \t▁é日😀\u2028"), max_size=20), max_size=4))
+def test_lines_have_the_pieces_of_the_whole_line(subwords, lines):
+    """Lines are encoded word by word; sentencepiece on the whole line says the same."""
+    pieces, counts = subwords.encode_lines(pa.array(lines, pa.string()))
+    assert [part.tolist() for part in np.split(pieces, np.cumsum(counts))[:-1]] == subwords._encoder.encode(
+        [" " + line for line in lines]
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(st.sampled_from("ab é日"), max_size=12), max_size=4), st.data())
+def test_marks_stand_where_words_touch(lines, data):
+    words = [boundaries(line, data.draw(st.sets(st.integers(1, 12)))) for line in lines]
+    counts = [len(spans["end_char"]) for spans in words]
+    ends = WordEnds(np.cumsum([0, *counts]), np.array([end for spans in words for end in spans["end_char"]], dtype=np.int64))
+    expected = []
+    for line, spans in zip(lines, words, strict=True):
+        touching = set(spans["end_char"][:-1]) & set(spans["start_char"][1:])
+        expected += ["".join("\x01" * (i in touching) + c for i, c in enumerate(line))] * bool(spans["end_char"])
+    assert mark_boundaries(pa.array(lines, pa.string()), ends).to_pylist() == expected
+
+
+def test_counted_words_teach_what_the_lines_teach():
+    """The model is the one that sentencepiece learns from the lines themselves."""
+    import io
+
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=model, model_type="bpe", vocab_size=300, character_coverage=1.0,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, byte_fallback=True, num_threads=1, minloglevel=2,
+        pad_id=PAD_ID, unk_id=UNK_ID, bos_id=BOS_ID, eos_id=EOS_ID,
+    )  # fmt: skip
+    models = [
+        sentencepiece.SentencePieceProcessor(model_proto=proto)
+        for proto in (model.getvalue(), train_pieces(COUNTS, SubwordConfig(vocab_size=300)))
+    ]
+    first, second = ([(m.id_to_piece(i), m.get_score(i)) for i in range(300)] for m in models)
+    assert first == second
+
+
+def test_lower_case(tmp_path):
+    config = SubwordConfig(vocab_size=300, lowercase=True)
+    model = train_pieces(Counter({**COUNTS, "ÄRGER": 3}), config)
+    assert model == train_pieces(Counter({**COUNTS, "ÄRGER": 3}), config)
+    (tmp_path / "pieces.model").write_bytes(model)
+    lower = Subwords(tmp_path / "pieces.model")
+    line = "I KNOW Ärger İ 日."
+    assert lower.decode([encode_line(lower, line)]) == [line.lower()]
+    words = encode_words(lower, line, boundaries(line, {1}))
+    assert lower.decode([list(chain.from_iterable(words))]) == [line.lower()]
+
+
+def test_rare_characters_are_bytes(tmp_path):
+    counts = {"a" * 10: 1000, "日": 1}
+    for coverage in (1.0, 0.99):
+        (tmp_path / "pieces.model").write_bytes(train_pieces(counts, SubwordConfig(vocab_size=264, character_coverage=coverage)))
+        subwords = Subwords(tmp_path / "pieces.model")
+        assert (len(encode_line(subwords, "日")) > 2) == (coverage < 1)
+        assert subwords.decode([encode_line(subwords, "日")]) == ["日"]

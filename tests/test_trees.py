@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_encoding import join, split_words
 
 from treeproc.control_trees import CONTROL_TREES, control_tree
 from treeproc.trees import (
@@ -11,12 +12,10 @@ from treeproc.trees import (
     depths,
     draw,
     flat_tree,
-    join,
     keep_leaves,
     normalise,
     parents_and_subtree_ends,
     read_brackets,
-    split_words,
     write_brackets,
 )
 

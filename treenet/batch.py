@@ -4,7 +4,7 @@ Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -39,33 +39,74 @@ class TreeBatch:
         return TreeBatch(**{name: value.to(device) for name, value in vars(self).items()})
 
 
-def pad(rows: Sequence[np.ndarray], value: int) -> np.ndarray:
-    """Stack 1-d rows into [B, longest] filled up with `value`; at least one column."""
-    width = max(1, max(len(row) for row in rows))
-    out = np.full((len(rows), width), value, dtype=np.int64)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = row
-    return out
+@dataclass
+class RowLists:
+    """The columns of a batch's examples that models read, one array per example."""
+
+    example_ids: list[int] = field(default_factory=list)
+    pieces: list[np.ndarray] = field(default_factory=list)
+    labels: list[np.ndarray] = field(default_factory=list)
+    starts: list[np.ndarray] = field(default_factory=list)
+    ends: list[np.ndarray] = field(default_factory=list)
+    subtree_ends: list[np.ndarray] = field(default_factory=list)
+    targets: list[np.ndarray] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.example_ids)
+
+
+def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `lengths` that stand one after the other in `flat`, as [B, longest] filled up with `value`, and where they
+    are padding; at least one column."""
+    padding = np.arange(max(1, lengths.max(initial=0))) >= lengths[:, None]
+    out = np.full(padding.shape, value, dtype=np.int64)
+    out[~padding] = flat
+    return out, padding
 
 
 def collate(examples: Sequence[dict]) -> TreeBatch:
     """Rows of an encoded shard (`Shard.row`) to one padded batch."""
-    leaves = [example["leaves"]["piece"] for example in examples]
-    labels = [example["nodes"]["label"] for example in examples]
-    targets = [example["tgt_pieces"] for example in examples]
-    leaf_pieces, node_labels = pad(leaves, PAD_ID), pad(labels, UNKNOWN_LABEL_ID)
-    num_leaves = np.array([len(row) for row in leaves])
-    num_nodes = np.array([len(row) for row in labels])
+    rows = RowLists()
+    for example in examples:
+        rows.example_ids.append(example["example_id"])
+        rows.pieces.append(example["leaves"]["piece"])
+        rows.labels.append(example["nodes"]["label"])
+        rows.starts.append(example["spans"]["start"])
+        rows.ends.append(example["spans"]["end"])
+        rows.subtree_ends.append(example["spans"]["subtree_end"])
+        rows.targets.append(example["tgt_pieces"])
+    return collate_rows(rows)
+
+
+def collate_rows(rows: RowLists) -> TreeBatch:
+    """Examples to one padded batch."""
+    num_leaves, num_nodes, num_targets = (_lengths(lists) for lists in (rows.pieces, rows.labels, rows.targets))
+    leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID)
+    node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID)
+    tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
+    spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
     return TreeBatch(
-        example_ids=torch.tensor([example["example_id"] for example in examples]),
+        example_ids=torch.tensor(rows.example_ids),
         leaf_pieces=torch.from_numpy(leaf_pieces),
-        leaf_pad_mask=torch.from_numpy(np.arange(leaf_pieces.shape[1]) >= num_leaves[:, None]),
+        leaf_pad_mask=torch.from_numpy(leaf_padding),
         node_labels=torch.from_numpy(node_labels),
-        node_pad_mask=torch.from_numpy(np.arange(node_labels.shape[1]) >= num_nodes[:, None]),
-        structure=TreeStructure.build(
-            num_leaves=num_leaves.tolist(),
-            spans=[np.stack([e["spans"]["start"], e["spans"]["end"], e["spans"]["subtree_end"]], axis=1) for e in examples],
-        ),
-        tgt_in=torch.from_numpy(pad([np.concatenate([[BOS_ID], row]) for row in targets], PAD_ID)),
-        tgt_out=torch.from_numpy(pad([np.concatenate([row, [EOS_ID]]) for row in targets], PAD_ID)),
+        node_pad_mask=torch.from_numpy(node_padding),
+        structure=TreeStructure.build(num_leaves=num_leaves.tolist(), spans=np.split(spans, np.cumsum(num_nodes)[:-1])),
+        tgt_in=torch.from_numpy(tgt_in),
+        tgt_out=torch.from_numpy(tgt_out),
     )
+
+
+def _target_pieces(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Padded targets with BOS in front, and with EOS behind."""
+    before, after = np.full((2, len(lengths), lengths.max(initial=0) + 1), PAD_ID, dtype=np.int64)
+    real = np.arange(before.shape[1] - 1) < lengths[:, None]
+    before[:, 0] = BOS_ID
+    before[:, 1:][real] = flat
+    after[:, :-1][real] = flat
+    after[np.arange(len(lengths)), lengths] = EOS_ID
+    return before, after
+
+
+def _lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

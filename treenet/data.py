@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from treenet.batch import TreeBatch, collate
+from treenet.batch import RowLists, TreeBatch, collate_rows
+from treeproc.schema import ROWS_PER_RECORD_BATCH
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_lengths
 from treeproc.storage import AnyPath
@@ -38,8 +39,25 @@ class ExampleSource:
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
-        shards, offsets = self.lengths["shard"], self.lengths["row"]
-        return collate([self._shards[int(shards[row])].row(int(offsets[row])) for row in rows])
+        rows = np.asarray(rows)
+        out = RowLists()
+        for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
+            batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
+            columns = self._shards[shard].columns[batch]
+            edges, leaves = columns["leaves"]
+            start, stop = edges[row : row + 2].tolist()
+            out.pieces.append(leaves["piece"][start:stop])
+            edges, spans = columns["spans"]
+            start, stop = edges[row : row + 2].tolist()
+            out.labels.append(columns["nodes"][1]["label"][start:stop])
+            out.starts.append(spans["start"][start:stop])
+            out.ends.append(spans["end"][start:stop])
+            out.subtree_ends.append(spans["subtree_end"][start:stop])
+            edges, targets = columns["tgt_pieces"]
+            start, stop = edges[row : row + 2].tolist()
+            out.targets.append(targets[start:stop])
+            out.example_ids.append(columns["example_id"][row])
+        return collate_rows(out)
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, without reading a shard."""

@@ -1,12 +1,32 @@
 """Rows to Arrow IPC bytes and back to NumPy views."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 
+from treeproc.ragged import edges_of
 from treeproc.schema import ROWS_PER_RECORD_BATCH
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Rows as record batches of ROWS_PER_RECORD_BATCH rows, the last one of what is left."""
+
+    batches: Sequence[pa.RecordBatch]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A list column of many rows: `flat` holds the items of all rows, by field where they are structs."""
+
+    lengths: np.ndarray
+    flat: np.ndarray | Mapping[str, np.ndarray]
 
 
 def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
@@ -28,14 +48,46 @@ def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), child, type=column.type)
 
 
-def ipc_bytes(rows: Sequence[dict], schema: pa.Schema) -> bytes:
+def record_batches(rows: Sequence[dict], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows in the batches of a shard."""
+    for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
+        batch = rows[start : start + ROWS_PER_RECORD_BATCH]
+        yield pa.record_batch([_column(batch, column) for column in schema], schema=schema)
+
+
+def column_batch(columns: Mapping[str, np.ndarray | Lists], schema: pa.Schema) -> pa.RecordBatch:
+    """One record batch from NumPy columns, of the same bytes as `record_batches` from rows."""
+    return pa.record_batch([_array(columns[column.name], column.type) for column in schema], schema=schema)
+
+
+def _array(values: np.ndarray | Lists, type_: pa.DataType) -> pa.Array:
+    if not isinstance(values, Lists):
+        return pa.array(values, type_)
+    item = type_.value_type
+    if pa.types.is_struct(item):
+        fields = [item.field(i) for i in range(item.num_fields)]
+        child = pa.StructArray.from_arrays([pa.array(_fresh(values.flat[f.name], f.type)) for f in fields], fields=fields)
+    else:
+        child = pa.array(_fresh(values.flat, item))
+    return pa.ListArray.from_arrays(pa.array(edges_of(values.lengths).astype(np.int32)), child, type=type_)
+
+
+def _fresh(values: np.ndarray, type_: pa.DataType) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=type_.to_pandas_dtype())
+
+
+def ipc_bytes(rows: Sequence[dict] | Batches, schema: pa.Schema) -> bytes:
     """An uncompressed Arrow IPC file, whose bytes depend on `rows` and `schema` alone."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
-        for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
-            batch = rows[start : start + ROWS_PER_RECORD_BATCH]
-            writer.write_batch(pa.record_batch([_column(batch, column) for column in schema], schema=schema))
+        for batch in rows.batches if isinstance(rows, Batches) else record_batches(rows, schema):
+            writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+def batch_views(batch: pa.RecordBatch) -> dict:
+    """`column_views` of every column."""
+    return {name: column_views(batch.column(name)) for name in batch.schema.names}
 
 
 def column_views(array: pa.Array):

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from treeproc.parsers import describe_in_words
 from treeproc.preprocess import PreprocessConfig, count_lines, text_alone
 from treeproc.ray_job import actor_pool
 from treeproc.ray_session import start_ray
@@ -21,20 +22,20 @@ def dry_run(config: PreprocessConfig) -> str:
         parser, records = text_alone(config, folder)
         probe = write_probe(folder, records)
         started = time.monotonic()
-        worker = ParseShard(folder, config.parser)
+        worker = ParseShard(folder, config.parser, config.target_parser)
         loaded = time.monotonic()
         (folder / "parsed").mkdir()
         parsed = worker(text=probe, mark="probe")
         seconds = time.monotonic() - loaded
     start_ray()
-    actors = min(actor_pool(), len(records))
+    actors = min(actor_pool(config.parser.gpus_per_actor), len(records))
     rate = probe.rows / seconds
     total = sum(record.rows for record in records)
     failures = sum(n for status, n in parsed.counts.items() if status.startswith("status.") and status != "status.parsed")
     lines = [
         "dry run, nothing is written to --out",
         *count_lines(records),
-        f"  parser: {parser['library']}, {parser['models']['origin']} models",
+        f"  parser: {describe_in_words(parser)}",
         f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} actors",
         f"  probe: {probe.rows:,} sentences in {seconds:.1f} s, {rate:,.1f} sentences/s by one actor, {failures} without a parse",
         f"  parsing takes about {(total / (rate * actors) + loaded - started) / 3600:.2f} hours",

@@ -11,17 +11,18 @@ from pydantic import Field, PositiveInt, model_validator
 from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
-from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
-from treeproc.shards import ShardRecord, fingerprint, finished_shards, read_index, write_index
-from treeproc.stages.encode import EncodeShard, TreeConfig, write_lengths
-from treeproc.stages.parse import ParseShard
+from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
+from treeproc.stages.encode import EncodeShard, TreeConfig, encoded_columns
+from treeproc.stages.lengths import write_lengths
+from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
-from treeproc.stages.vocabulary import VOCABULARY_FILES, write_vocabulary
-from treeproc.storage import AnyPath
+from treeproc.stages.vocabulary import vocabulary_files, write_vocabulary
+from treeproc.storage import AnyPath, DataPath
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,10 @@ SAMPLE = Path(__file__).parent / "sample"
 class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
-    splits: dict[str, SplitFiles] = Field(description="files of train, valid and test")
+    splits: dict[str, SplitFiles] = Field({}, description="files of train, valid and test")
+    parsed: DataPath | None = Field(
+        None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
+    )
     format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
     tokenized: Literal["none", "moses"] = Field(
         "none", description="'moses': the Moses tokeniser's escapes are undone, and the parser takes its tokens as words"
@@ -41,6 +45,7 @@ class PreprocessConfig(Settings):
         None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
     )
     parser: ParserConfig = ParserConfig()
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
@@ -85,13 +90,15 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
-    parser, scans = check_inputs(config)
+    if config.parsed is not None:
+        return _encode_again(config, out)
+    parser, target_parser, scans = check_inputs(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
-        job = _Job(config, out, parser)
+        job = _Job(config, out, parser, target_parser)
         try:
             text = job.text(scans)
         except NothingLeft:
@@ -101,19 +108,20 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return job.encode(*job.parse(text))
 
 
-def check_inputs(config: PreprocessConfig) -> tuple[dict, dict[str, Scan]]:
-    """The description of the parser, and what the text stage knows of every split before it writes. Reads all inputs."""
+def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str, Scan]]:
+    """The descriptions of the parsers, and what the text stage knows of every split before it writes. Reads all inputs."""
     unknown = sorted(set(config.splits) - set(SPLITS))
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
-    parser = describe_parser(config.parser)
-    return parser, scan(config.inputs(), config.filters)
+    return describe_parser(config.parser), _describe_target_parser(config), scan(config.inputs(), config.filters)
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
     """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
-    parser, scans = check_inputs(config)
-    return parser, _Job(config, folder, parser).text(scans)
+    if config.parsed is not None:
+        raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
+    parser, target_parser, scans = check_inputs(config)
+    return parser, _Job(config, folder, parser, target_parser).text(scans)
 
 
 def count_lines(records: Sequence[ShardRecord]) -> list[str]:
@@ -132,6 +140,34 @@ def _forget(out: AnyPath, made: Sequence[Path]) -> None:
     if isinstance(out, Path):
         for folder in (out / "text", *made):
             folder.rmdir()
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
+
+
+def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
+    """Another encoded stage for the text and trees of the data set `config.parsed`."""
+    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree"}:
+        raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
+    base = config.parsed.absolute()
+    if base == out:
+        raise UserError(f"parsed: {config.parsed} must be another folder than --out")
+    if not (base / "text").exists() and (base / "encoded").exists():
+        base = stage_folder(base, "text").parent
+    stages = [read_index(base / stage) for stage in ("text", "parsed")]
+    old = load_settings(PreprocessConfig, base / "config.yaml")
+    text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out):
+        _claim(config, out)
+        whole = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
+        return _Job(whole, out, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
@@ -172,6 +208,8 @@ class _Job:
     config: PreprocessConfig
     out: AnyPath
     parser: dict
+    target_parser: dict | None
+    base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
     def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
         """Filtered examples as shards. Another text under the same folder is refused."""
@@ -208,42 +246,69 @@ class _Job:
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard, in Ray actors."""
-        logger.info("parser: %s, %s models", self.parser["library"], self.parser["models"]["origin"])
-        marks = [fingerprint(record.sha256, self.parser) for record in text]
+        logger.info("parser: %s", describe_in_words(self.parser))
+        config = self.config
+        check_columns(config.parser, config.target_parser, Shard(self.out / "text", text[0]).schema.names)
+        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
-        records = self._run("parsed", "parse", ParseShard, {"data": self.out, "config": self.config.parser}, text, marks, jobs)
-        write_index(self.out / "parsed", records, fingerprint=fingerprint(marks), parser=self.parser)
+        arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
+        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs, config.parser.gpus_per_actor)
+        columns = parsed_columns(config.parser, config.target_parser)
+        facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+        write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
         return text, records
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
         """Vocabulary and integer shards."""
-        config, folder = self.config, self.out / "encoded"
+        config, folder, base = self.config, self.out / "encoded", self.base or self.out
         train = [i for i, record in enumerate(text) if record.split == "train"]
+        stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
+        self._check_sides(*stages)
         with Progress("vocabulary", None, unit="pieces") as progress:
-            vocab_mark = write_vocabulary(self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords)
+            vocab_mark = write_vocabulary(
+                self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
+            )
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.model_dump()
+        # Those of the leaves' side: lines that are translated later are parsed as they were.
+        of_source = config.tree.side == "source"
+        parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
-        records = self._run("encoded", "encode", EncodeShard, {"data": self.out, "tree": config.tree}, text, marks, jobs)
+        arguments = {"data": self.out, "tree": config.tree, "base": self.base}
+        records = self._run("encoded", "encode", EncodeShard, arguments, text, marks, jobs)
         write_lengths(folder, records)
+        vocabulary = vocabulary_files(folder)
+        pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
         return write_index(
             folder,
             records,
+            columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint(marks),
             text_fingerprint=fingerprint([record.sha256 for record in text]),
-            tree_fingerprint=fingerprint(self.parser, tree),
-            vocab_fingerprint=fingerprint(vocab_mark, file_sha256(folder / "vocab" / "pieces.model")),
+            tree_fingerprint=fingerprint(parser, tree),
+            vocab_fingerprint=fingerprint(vocab_mark, *pieces),
             tree_source=config.tree.tree_source,
-            parser=self.parser,
-            parser_settings=config.parser.model_dump(),
+            parser=parser,
+            parser_settings=settings.model_dump(),
             tree_settings=tree,
-            files={name: file_sha256(folder / name) for name in ("lengths.arrow", *VOCABULARY_FILES)},
+            subword_settings=config.subwords.model_dump(),
+            files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=_dropped(text),
+            parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
+            **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
+
+    def _check_sides(self, text: Sequence[str], parsed: Sequence[str]) -> None:
+        """Raises UserError when the settings ask for a side that the data set has not got."""
+        tree = self.config.tree
+        if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
+            raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
+        if not self.config.subwords.joint and tree.other_side not in text:
+            raise UserError("subwords.joint: must be true where examples have one side")
 
     def _run(
         self,
@@ -254,6 +319,7 @@ class _Job:
         text: Sequence[ShardRecord],
         marks: Sequence[str],
         jobs: Sequence[dict],
+        gpus_per_actor: float = 0,
     ) -> list[ShardRecord]:
         """Run the jobs of the shards that are not finished; returns all records in the order of `text`."""
         folder = self.out / stage
@@ -270,12 +336,22 @@ class _Job:
         failed = sum(_fallbacks(record.counts) for record in by_name.values())
         with Progress(label, total, unit="sentences", initial=finished) as progress:
             for record in ray_job.run_shards(
-                worker, arguments, [job for job, old in zip(jobs, done, strict=True) if old is None], folder=folder
+                worker,
+                arguments,
+                [job for job, old in zip(jobs, done, strict=True) if old is None],
+                folder=folder,
+                gpus_per_actor=gpus_per_actor,
             ):
                 by_name[record.name] = record
                 failed += _fallbacks(record.counts)
                 progress.update(record.rows, f"{failed:,} without a parse" if failed else None)
         return [by_name[record.name] for record in text]
+
+
+def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
+    """Where text and parsed stage of `out` are: relative where they are neighbours, so that a folder of both can move."""
+    place = f"../{base.name}" if base.parent == out.parent else str(base)
+    return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 
 
 def _previous_index(folder: AnyPath) -> dict | None:
@@ -336,6 +412,6 @@ def summary(index: dict, out: AnyPath) -> str:
             f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
             f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
         )
-        if statuses := parse_statuses(out / "parsed", split):
+        if statuses := parse_statuses(stage_folder(out, "parsed"), split):
             lines.append(f"    parse_status: {_reasons(statuses)}")
     return "\n".join(lines)

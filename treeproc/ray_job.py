@@ -94,7 +94,7 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
 def actor_pool(gpus_per_actor: float = 0.0) -> int:
     """Number of single-threaded actors that the cluster has room for now: one a core, or as many as share its GPUs."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if gpus_per_actor:
+    if gpus_per_actor and any(node.get("GPU") for node in nodes):
         return max(1, sum(int(node.get("GPU", 0) / gpus_per_actor) for node in nodes))
     return max(1, sum(int(node.get("CPU", 0)) for node in nodes))
 
@@ -105,7 +105,8 @@ def run_shards(
     """Yield the record of every job as its shard lands in `folder`, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
-    it. Raises UserError when a worker does, and before any work when a node does not see `folder`.
+    it; actors ask for GPUs where the cluster has any. Raises UserError when a worker does, and before any work when a
+    node does not see `folder`.
     """
     if not jobs:
         return
@@ -122,7 +123,7 @@ def run_shards(
                 min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(rows), max_tasks_in_flight_per_actor=2
             ),
             num_cpus=1.0,
-            num_gpus=gpus_per_actor or None,
+            num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
         )
         for row in records.iter_rows():
             if row["error"]:

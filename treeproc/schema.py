@@ -69,22 +69,42 @@ TEXT_SCHEMA = select(FULL_TEXT_SCHEMA, ("source", "target"))
 
 # `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
 # the example; `parse_status` is "parsed" or the name of the fallback that was used instead.
-PARSED_SCHEMA = _schema(
+# `arcs` (one per word, governor 0-based, -1 a root) are there where the parser gives dependencies, the
+# target columns where the target side has a parser too.
+_PARSED_WORDS = _list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string())
+_TREES = pa.list_(pa.field("item", pa.string(), nullable=False))
+FULL_PARSED_SCHEMA = _schema(
     example_id=pa.int64(),
-    words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string()),
-    trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
+    words=_PARSED_WORDS,
+    trees=_TREES,
     parse_status=pa.string(),
+    arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
+    target_words=_PARSED_WORDS,
+    target_trees=_TREES,
+    target_parse_status=pa.string(),
+    target_arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
 )
+PARSED_SCHEMA = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status"))
 
 # `nodes` are in pre-order over all trees of the example, `parent` is row-local, -1 for a root.
 # Node i's subtree is nodes [i, subtree_end) and leaves [start, end).
-ENCODED_SCHEMA = _schema(
+# Columns that not every data set has: `tgt_pieces` of pairs; `label` of an example, `node_labels`, one per node, and
+# `leaf_labels`, one per leaf, for classification, -1 where there is none; `arcs`, one per word, governor -1 for the root.
+FULL_ENCODED_SCHEMA = _schema(
     example_id=pa.int64(),
     leaves=_list_of(piece=pa.int32(), word_index=pa.int32(), pos_tag=pa.int16()),
     nodes=_list_of(label=pa.int16(), parent=pa.int32()),
     spans=_list_of(start=pa.int32(), end=pa.int32(), subtree_end=pa.int32()),
     tgt_pieces=pa.list_(pa.field("item", pa.int32(), nullable=False)),
+    label=pa.int32(),
+    node_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
+    leaf_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
+    arcs=_list_of(governor=pa.int32(), deprel=pa.int16()),
 )
+
+
+# Of parallel text.
+ENCODED_SCHEMA = select(FULL_ENCODED_SCHEMA, ("leaves", "nodes", "spans", "tgt_pieces"))
 
 # One row per example of the data set, ordered by split, shard and row: enough to plan batches.
 LENGTHS_SCHEMA = _schema(

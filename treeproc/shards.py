@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from treeproc.arrow import column_views, ipc_bytes, pick
+from treeproc.arrow import Batches, column_views, ipc_bytes, pick
 from treeproc.cache import local_copy
 from treeproc.errors import UserError
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
-from treeproc.storage import AnyPath
+from treeproc.storage import AnyPath, as_path
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
 _THREADS = 8
@@ -54,7 +54,7 @@ def fingerprint(*parts: object) -> str:
 def write_shard(
     folder: AnyPath,
     name: str,
-    rows: Sequence[dict],
+    rows: Sequence[dict] | Batches,
     schema: pa.Schema,
     *,
     split: str,
@@ -126,6 +126,19 @@ def read_index(folder: AnyPath) -> dict:
     if not {"shards", "totals"} <= set(index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
     return index
+
+
+def stage_folder(data: AnyPath, stage: str) -> AnyPath:
+    """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
+
+    Text and parsed stage may be those of another data set, which the index of the encoded stage names.
+    """
+    place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
+    # A neighbour's place begins with ../ and is found without it: object stores have no such step.
+    if place.startswith("../"):
+        return data.parent / place.removeprefix("../")
+    path = as_path(place)
+    return path if path.is_absolute() else data / place
 
 
 def check_hashes(folder: AnyPath, *splits: str) -> None:

@@ -6,72 +6,144 @@ models read the same pieces.
 """
 
 import io
-from collections.abc import Iterable, Sequence
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import sentencepiece
 from google.protobuf.message import DecodeError
 from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
+from treeproc.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.settings import Settings, UserError
 
 # Marks word boundaries that have no blank in training text; never part of a vocabulary.
 _BOUNDARY = "\x01"
+_BLANK = ord(" ")
+
+# Words whose pieces are remembered; when there are more, memory starts anew.
+_MOST_KNOWN = 200_000
 
 
 class SubwordConfig(Settings):
-    """One byte-pair vocabulary for both sides."""
+    """The byte-pair vocabulary, one for both sides or one for each."""
 
-    vocab_size: PositiveInt = Field(32_000, description="pieces of the joint vocabulary, special and byte pieces included")
+    vocab_size: PositiveInt = Field(32_000, description="pieces of a vocabulary, special and byte pieces included")
+    joint: bool = Field(True, description="one vocabulary for both sides; else one of vocab_size pieces for each")
+    character_coverage: float = Field(
+        1.0, gt=0.9, le=1.0, description="share of the characters of the training text that get a piece; the others are bytes"
+    )
+    lowercase: bool = Field(False, description="pieces of lower-cased text; the parser still reads the text as it is")
     max_training_lines: PositiveInt = Field(
-        10_000_000, description="lines, over both sides, that the vocabulary is learned from at the most"
+        4_000_000, description="lines, over both sides, that a vocabulary is learned from at the most, spread evenly over all"
     )
 
 
-def mark_boundaries(line: str, starts: Sequence[int], ends: Sequence[int]) -> str:
-    """The line with a mark wherever two words touch, so that no piece is learned across."""
-    parts, previous = [], 0
-    for start, end in zip(starts, ends, strict=True):
-        parts.append(line[previous:start] if start > previous else _BOUNDARY if previous else "")
-        parts.append(line[start:end])
-        previous = end
-    return "".join(parts) + line[previous:]
+def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
+    """Learn a BPE model from blank-separated words and how often they occur. The same counts give the same bytes.
 
-
-def train_pieces(lines: Iterable[str], config: SubwordConfig) -> bytes:
-    """Learn a BPE model. The same lines give the same bytes.
-
-    Raises UserError when the text is too small for the vocabulary size.
+    Words may hold the mark of `blank_separated` where no piece may cross. Raises UserError when the text is too small for
+    the vocabulary size.
     """
     model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=config.vocab_size,
-            character_coverage=1.0,
-            # What is written must be what was read: no Unicode folding, no blanks lost, no unknown character.
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            byte_fallback=True,
-            pretokenization_delimiter=_BOUNDARY,
-            input_sentence_size=config.max_training_lines,
-            shuffle_input_sentence=False,
-            max_sentence_length=65536,
-            num_threads=1,
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
-        raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
-    return model.getvalue()
+    # A tab separates word and count; a word that holds one has no influence.
+    lines = (f"{word}\t{count}" for word, count in sorted(counts.items()) if "\t" not in word)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".tsv") as rules:
+        rules.writelines(_lowercase_rules() if config.lowercase else [])
+        rules.flush()
+        # What is written must be what was read: no Unicode folding, no blanks lost, no unknown character.
+        folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=lines,
+                model_writer=model,
+                input_format="tsv",
+                model_type="bpe",
+                vocab_size=config.vocab_size,
+                character_coverage=config.character_coverage,
+                **folding,
+                remove_extra_whitespaces=False,
+                byte_fallback=True,
+                pretokenization_delimiter=_BOUNDARY,
+                shuffle_input_sentence=False,
+                max_sentence_length=65536,
+                num_threads=1,
+                pad_id=PAD_ID,
+                unk_id=UNK_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
+            raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
+    return _without_paths(model.getvalue())
+
+
+def _lowercase_rules() -> Iterator[str]:
+    """Sentencepiece's normalisation rules, code points in hexadecimal, for every character that has a lower case."""
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        if character.lower() != character:
+            yield f"{code:X}\t{' '.join(f'{ord(c):X}' for c in character.lower())}\n"
+
+
+def _without_paths(model: bytes) -> bytes:
+    """The model without the name of the file that its rules came from, which differs from run to run."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.normalizer_spec.normalization_rule_tsv = ""
+    return proto.SerializeToString()
+
+
+@dataclass(frozen=True)
+class WordEnds:
+    """Words of many lines: line r has words [edges[r], edges[r + 1]), word w ends before character ends[w] of its line."""
+
+    edges: np.ndarray
+    ends: np.ndarray
+
+
+def blank_separated(lines: pa.Array) -> pa.Array:
+    """The words of all lines, as blanks separate them."""
+    return pc.list_flatten(pc.split_pattern(lines, " "))
+
+
+def mark_boundaries(lines: pa.Array, words: WordEnds) -> pa.Array:
+    """The lines with a mark wherever two words touch, so that no piece is learned across."""
+    padded, cuts, row_edges = _word_cuts(lines, words)
+    inner = cuts[1:-1]
+    touching = inner[(padded[inner] != _BLANK) & ~np.isin(inner, row_edges)] if len(inner) else inner
+    data = np.insert(padded, touching, ord(_BOUNDARY))
+    edges = row_edges + np.searchsorted(touching, row_edges)
+    # Every line of the padded text begins with a blank of its own.
+    return pc.utf8_slice_codeunits(strings_of(data, edges), 1)
+
+
+def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bytes of all lines, each after a blank, where they are cut into words, and where the lines begin.
+
+    A word takes the characters before it along, the last one also those after it. Lines without words are left out.
+    """
+    counts = np.diff(words.edges)
+    full = np.flatnonzero(counts)
+    if len(full) < len(counts):
+        lines = lines.filter(pa.array(counts > 0))
+    data, row_edges = string_bytes(pc.binary_join_element_wise("", lines, " "))
+    characters = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
+    first = np.searchsorted(characters, row_edges)
+    row = np.repeat(np.arange(len(full)), counts[full])
+    # Character p of a line is character p + 1 of the padded line.
+    place = first[row] + 1 + words.ends
+    cuts = characters[np.minimum(place, first[row + 1])]
+    cuts[words.edges[full + 1] - 1] = row_edges[1:]
+    return data, np.concatenate([[0], cuts]), row_edges
 
 
 class Subwords:
@@ -87,28 +159,26 @@ class Subwords:
         # The blank before a line's first word is written by `encode_*`, the others stand in the text.
         model.normalizer_spec.add_dummy_prefix = False
         self._encoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+        self._known: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
         return self._decoder.vocab_size()
 
-    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Pieces of whole lines, for the side that has no parser."""
-        return self._encoder.encode([" " + line for line in lines])
+    def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Pieces of whole lines, for the side that has no parser: (pieces of all lines, pieces per line)."""
+        data, row_edges = string_bytes(pc.binary_join_element_wise("", lines, " "))
+        # No piece holds a blank but at its beginning, so a line's pieces are those of its parts.
+        cuts = np.append(np.flatnonzero(data == _BLANK), len(data))
+        pieces, counts = self._encode(strings_of(data, cuts))
+        edges = edges_of(counts)
+        return pieces, np.diff(edges[np.searchsorted(cuts, row_edges)])
 
-    def encode_words(self, lines: Sequence[str], words: Sequence[dict]) -> list[list[list[int]]]:
-        """Pieces of every word of every line; a word takes the blanks before it along.
-
-        `words` holds `start_char` and `end_char` of each line's words, which cover all but blanks.
-        """
-        texts, counts = [], []
-        for line, spans in zip(lines, words, strict=True):
-            counts.append(len(spans["start_char"]))
-            edges = [0, *spans["end_char"][:-1], len(line)]
-            padded = " " + line
-            # Line position p is position p + 1 of the padded line; the first word starts at its blank.
-            texts += [padded[edges[i] + (i > 0) : edges[i + 1] + 1] for i in range(counts[-1])]
-        pieces = iter(self._encoder.encode(texts))
-        return [[next(pieces) for _ in range(count)] for count in counts]
+    def encode_words(self, lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray]:
+        """Pieces of every word of every line: (pieces of all words, pieces per word). A word takes the blanks before it along."""
+        data, cuts, _ = _word_cuts(lines, words)
+        if np.any(np.diff(cuts) <= 0):
+            raise ValueError("words that lie outside of their line, or not one after the other")
+        return self._encode(strings_of(data, cuts))
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Text of sequences of piece ids."""
@@ -117,6 +187,17 @@ class Subwords:
     def names(self, pieces: Sequence[int]) -> list[str]:
         """The pieces as they stand in the vocabulary."""
         return [self._decoder.id_to_piece(int(piece)) for piece in pieces]
+
+    def _encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """(pieces of all texts, pieces per text), every different text once."""
+        coded = texts.dictionary_encode()
+        different = coded.dictionary.to_pylist()
+        if len(self._known) > _MOST_KNOWN:
+            self._known.clear()
+        missing = [text for text in different if text not in self._known]
+        self._known.update(zip(missing, self._encoder.encode(missing, num_threads=1), strict=True))
+        flat, counts = flatten([self._known[text] for text in different])
+        return take(flat, edges_of(counts), coded.indices.to_numpy())
 
 
 class LabelVocab:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treeproc.schema import SPLIT_WORD_PREFIX
-
 # Blanks are those of ASCII: words of treebanks hold no-break spaces.
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
@@ -19,6 +17,12 @@ _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
 
 # Label and tag of whatever no parser has analysed; X is the Penn Treebank's "unknown, uncertain".
 UNANALYSED = "X"
+
+# Tag of traces and other empty elements, which are no words.
+EMPTY_TAG = "-NONE-"
+
+# Labels of a root that says nothing; treebank files leave it empty.
+ROOT_LABELS = ("ROOT", "TOP", "")
 
 
 @dataclass(frozen=True)
@@ -149,6 +153,11 @@ def flat_tree(num_leaves: int) -> SpanTree:
     return SpanTree([UNANALYSED], [0], [num_leaves])
 
 
+def plain_label(label: str) -> str:
+    """A label without function tags and indices: NP-SBJ-1 -> NP."""
+    return label if label.startswith("-") else re.split(r"(?<=.)[-=|]", label, maxsplit=1)[0]
+
+
 def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
     """The normal form that models read.
 
@@ -160,9 +169,9 @@ def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
     starts: list[int] = []
     ends: list[int] = []
     for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True):
-        label = re.split(r"(?<=.)[-=|]", label, maxsplit=1)[0] if not label.startswith("-") else label
+        label = plain_label(label)
         chained = bool(labels) and (starts[-1], ends[-1]) == (start, end)
-        if chained and (collapse_unary or labels[-1] in ("ROOT", "TOP", "")):
+        if chained and (collapse_unary or labels[-1] in ROOT_LABELS):
             labels[-1] = label
             continue
         labels.append(label)
@@ -170,18 +179,6 @@ def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
         ends.append(end)
     # A bare pre-terminal has no nonterminal: every tree has at least one.
     return SpanTree([label or UNANALYSED for label in labels], starts, ends) if labels else flat_tree(1)
-
-
-def join(trees: Sequence[SpanTree], num_leaves: Sequence[int]) -> SpanTree:
-    """Trees side by side over the concatenated leaves: a document with several roots."""
-    joined = SpanTree([], [], [])
-    offset = 0
-    for tree, count in zip(trees, num_leaves, strict=True):
-        joined.labels.extend(tree.labels)
-        joined.starts.extend(start + offset for start in tree.starts)
-        joined.ends.extend(end + offset for end in tree.ends)
-        offset += count
-    return joined
 
 
 def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
@@ -195,25 +192,6 @@ def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
         if before[start] < before[end]
     ]
     return SpanTree([n[0] for n in nodes], [n[1] for n in nodes], [n[2] for n in nodes])
-
-
-def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[int]) -> SpanTree:
-    """The tree over subword pieces instead of words (paper, section 7.4 and figure 7).
-
-    A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
-    """
-    edges = [0]
-    for count in pieces_per_word:
-        edges.append(edges[-1] + count)
-    nodes = [(edges[start], -edges[end], 0, label) for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True)]
-    nodes += [
-        (edges[word], -edges[word + 1], 1, SPLIT_WORD_PREFIX + tags[word])
-        for word, count in enumerate(pieces_per_word)
-        if count > 1
-    ]
-    # Pre-order is the order by (start, longest first); the sort is stable, so unary chains keep theirs.
-    nodes.sort(key=lambda node: node[:3])
-    return SpanTree([n[3] for n in nodes], [n[0] for n in nodes], [-n[1] for n in nodes])
 
 
 def draw(tree: SpanTree, words: Sequence[str], tags: Sequence[str] | None = None) -> str:

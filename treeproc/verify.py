@@ -16,18 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
-from treeproc.files import file_sha256, file_size, read_json
+from treeproc.files import file_sha256, file_size
 from treeproc.progress import Progress
-from treeproc.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH, TEXT_SCHEMA
+from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, FULL_TEXT_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.settings import ArgumentParser, UserError, run_cli
-from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path
+from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
 from treeproc.storage import AnyPath, as_path
 from treeproc.subwords import LabelVocab, Subwords
 
 STAGES = ("text", "parsed", "encoded")
-_KNOWN = {"text": TEXT_SCHEMA, "parsed": PARSED_SCHEMA, "encoded": ENCODED_SCHEMA}
-# Columns that some kinds of data do without.
-_OPTIONAL = {"target", "tgt_pieces"}
+_KNOWN = {"text": FULL_TEXT_SCHEMA, "parsed": FULL_PARSED_SCHEMA, "encoded": FULL_ENCODED_SCHEMA}
+# Columns that every kind of data has.
+_NEEDED = {"example_id", "source", "words", "trees", "parse_status", "leaves", "nodes", "spans"}
+_GIVEN = {"words", "trees"}  # in the text stage: where the input came with them
 _THREADS = 4
 
 
@@ -56,20 +57,11 @@ class Report:
 
 
 def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
-    """Where the stages lie: text and parsed may be another data set's, which the index of the encoded stage names."""
+    """Where the stages lie; without an index of the encoded stage, below `data`."""
     try:
-        places = read_json(data / "encoded" / "index.json").get("stages", {})
+        return {stage: stage_folder(data, stage) for stage in STAGES}
     except UserError:
-        places = {}
-    return {stage: _place(data, places.get(stage, stage)) for stage in STAGES}
-
-
-def _place(data: AnyPath, place: str) -> AnyPath:
-    """A neighbour (`../name/text`), a folder below `data`, or a path or URI of its own."""
-    if place.startswith("../"):
-        return data.parent / place.removeprefix("../")
-    path = as_path(place)
-    return path if path.is_absolute() else data / place
+        return {stage: data / stage for stage in STAGES}
 
 
 def verify(data: AnyPath) -> Report:
@@ -147,7 +139,7 @@ def _schema_problem(stage: str, shard: Shard, columns: list[str] | None, first: 
         return f"its columns are {', '.join(schema.names)}, but index.json names {', '.join(columns)}"
     for known in _KNOWN[stage]:
         if known.name not in schema.names:
-            if known.name not in _OPTIONAL:
+            if known.name in _NEEDED and not (stage == "text" and known.name in _GIVEN):
                 return f"column {known.name} is missing"
         elif schema.field(known.name) != known:
             return f"column {known.name} must be {known.type}, but is {schema.field(known.name).type}"

@@ -13,7 +13,7 @@ from treenet.config import DecodingConfig
 from treenet.inference.search import Hypothesis, beam_search
 from treenet.plan import cut_batches
 from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_lengths
+from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.storage import AnyPath
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.
@@ -68,12 +68,18 @@ def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
     """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when shards are missing."""
-    shards = {shard.record.index: shard for shard in open_shards(data / stage, split)}
+    shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, stage), split)}
     return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
 
 
 def read_references(data: AnyPath, split: str) -> list[str]:
-    """Target lines in example order. Raises UserError when text and encoded shards differ in their examples."""
+    """Lines of the side that models write, in example order, lower-cased where the pieces are.
+
+    Raises UserError when text and encoded shards differ in their examples.
+    """
+    index = read_index(data / "encoded")
+    side = "source" if index.get("tree_settings", {}).get("side") == "target" else "target"
+    lowercase = index.get("subword_settings", {}).get("lowercase", False)
     lines = []
     for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
         if text["example_id"] != encoded["example_id"]:
@@ -81,5 +87,5 @@ def read_references(data: AnyPath, split: str) -> list[str]:
                 f"{data}: text has example {text['example_id']} where encoded has {encoded['example_id']}; "
                 "run workflows/preprocess.py again"
             )
-        lines.append(text["target"])
+        lines.append(text[side].lower() if lowercase else text[side])
     return lines

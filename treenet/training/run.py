@@ -60,6 +60,11 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
     run_dir = Path(out).resolve()
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
+    if not index.get("subword_settings", {}).get("joint", True):
+        raise UserError(
+            f"{config.data} has a vocabulary for each side, but models share one table of pieces between the sides; "
+            "preprocess again with subwords.joint=true and parsed set to its folder"
+        )
     check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     source = ExampleSource(config.data / "encoded", "train")
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)

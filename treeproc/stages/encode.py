@@ -1,23 +1,27 @@
-"""Parsed shards to encoded shards, and the lengths of all rows."""
+"""Parsed shards to encoded shards."""
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
+from treeproc.arrow import Batches, Lists, column_batch
 from treeproc.control_trees import control_tree
-from treeproc.files import atomic_write
-from treeproc.parsers import read_trees
-from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA
-from treeproc.settings import Settings
+from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words
+from treeproc.ragged import edges_of
+from treeproc.schema import FULL_ENCODED_SCHEMA, select
+from treeproc.settings import Settings, UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
-from treeproc.subwords import LabelVocab, Subwords
-from treeproc.trees import SpanTree, join, normalise, parents_and_subtree_ends, split_words
+from treeproc.subwords import LabelVocab, Subwords, WordEnds
+from treeproc.trees import UNANALYSED, SpanTree
+
+# Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
+Views = Mapping[str, Any]
 
 
 class TreeConfig(Settings):
@@ -26,8 +30,42 @@ class TreeConfig(Settings):
     tree_source: Literal["parsed", "balanced", "left", "right", "flat", "random"] = Field(
         "parsed", description="trees of the parser, or control trees over the same words"
     )
+    side: Literal["source", "target"] = Field("source", description="the side whose words are leaves; models write the other")
     collapse_unary: bool = Field(True, description="a chain of nodes over the same words keeps its lowest label")
+    binarize: Literal["none", "left", "right"] = Field(
+        "none", description="nodes of more than two children get nodes in between, labelled @ and their own label"
+    )
+    documents: Literal["separate", "dummy_root"] = Field(
+        "separate", description="the trees of an example stand side by side, or below one more node, labelled DOC"
+    )
     seed: int = Field(1, description="seed of the random control trees")
+
+    @property
+    def other_side(self) -> str:
+        """The side that models write."""
+        return "target" if self.side == "source" else "source"
+
+    @property
+    def parsed_columns(self) -> tuple[str, str]:
+        """Words and trees of the leaves' side in a parsed shard."""
+        return ("words", "trees") if self.side == "source" else ("target_words", "target_trees")
+
+    @property
+    def arcs_column(self) -> str:
+        """Dependencies of the leaves' side in a parsed shard that has them."""
+        return "arcs" if self.side == "source" else "target_arcs"
+
+
+def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeConfig) -> pa.Schema:
+    """Columns of an encoded shard, from those of its text and parsed shard."""
+    names = {"leaves", "nodes", "spans"}
+    names |= {"tgt_pieces"} if tree.other_side in text else set()
+    names |= {"arcs"} if tree.arcs_column in parsed else set()
+    names |= {"label"} & set(text)
+    if tree.side == "source":
+        names |= {"leaf_labels"} & set(text)
+        names |= {"node_labels"} & set(text) if tree.tree_source == "parsed" else set()
+    return select(FULL_ENCODED_SCHEMA, names)
 
 
 class Encoder:
@@ -35,96 +73,159 @@ class Encoder:
 
     def __init__(self, vocab: Path, tree: TreeConfig):
         self.subwords = Subwords(vocab / "pieces.model")
+        other = vocab / "pieces.tgt.model"
+        self._other_subwords = Subwords(other) if other.exists() else self.subwords
         self.labels = LabelVocab.load(vocab / "labels.txt")
         self.tags = LabelVocab.load(vocab / "pos_tags.txt")
+        deprels = vocab / "deprels.txt"
+        self._deprels = LabelVocab.load(deprels) if deprels.exists() else LabelVocab([])
         self._config = tree
 
     def word_tree(self, parsed: dict) -> tuple[list[str], SpanTree]:
         """Tags and the tree over the words of one parsed row, in the normal form of the settings."""
-        trees = read_trees(parsed)
-        tags = list(chain.from_iterable(tags for tags, _ in trees))
-        if self._config.tree_source == "parsed":
-            normal = [normalise(tree, collapse_unary=self._config.collapse_unary) for _, tree in trees]
-            return tags, join(normal, [len(t) for t, _ in trees])
-        seed = self._config.seed * 1_000_003 + parsed["example_id"]
-        return tags, control_tree(self._config.tree_source, len(tags), seed)
+        brackets = read_forest(pa.array(parsed[self._config.parsed_columns[1]], pa.string()))
+        edges, ids = np.array([0, brackets.leaf_edges[-1]]), np.array([parsed["example_id"]])
+        forest = self._word_forest(brackets, edges, np.array([0, len(brackets.leaf_edges) - 1]), ids, {})
+        tags = [brackets.tag_names[tag] for tag in brackets.tags]
+        return tags, SpanTree([forest.names[i] for i in forest.labels], forest.starts.tolist(), forest.ends.tolist())
 
-    def encode(self, sources: Sequence[str], parsed: Sequence[dict], targets: Sequence[str]) -> list[dict]:
-        """Rows of `schema.ENCODED_SCHEMA`."""
-        words = self.subwords.encode_words(sources, [row["words"] for row in parsed])
-        tgt_pieces = self.subwords.encode_lines(targets)
-        return [self._row(row, pieces, target) for row, pieces, target in zip(parsed, words, tgt_pieces, strict=True)]
+    def encode(self, text: Views, parsed: Views) -> pa.RecordBatch:
+        """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
-    def empty_row(self, example_id: int) -> dict:
-        """The row of a line without words: no leaves, no nodes, no target."""
-        return {
-            "example_id": example_id,
-            "leaves": {"piece": [], "word_index": [], "pos_tag": []},
-            "nodes": {"label": [], "parent": []},
-            "spans": {"start": [], "end": [], "subtree_end": []},
-            "tgt_pieces": [],
+        Raises ValueError when words, trees and lines do not belong together.
+        """
+        config, ids = self._config, text["example_id"]
+        words_column, trees_column = config.parsed_columns
+        (word_edges, words), (tree_edges, trees) = parsed[words_column], parsed[trees_column]
+        brackets = read_forest(trees)
+        wrong = np.flatnonzero(np.diff(brackets.leaf_edges[tree_edges]) != np.diff(word_edges))
+        if len(wrong):
+            raise ValueError(f"example {ids[wrong[0]]} has trees over another number of words than it has")
+        pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
+        forest = self._word_forest(brackets, word_edges, tree_edges, ids, text)
+        forest = split_words(forest, brackets.tags, brackets.tag_names, piece_counts)
+        if config.binarize != "none":
+            forest = binarise(forest, len(pieces), config.binarize)
+        leaf_edges = edges_of(piece_counts)[word_edges]
+        word_index = np.arange(word_edges[-1]) - np.repeat(word_edges[:-1], np.diff(word_edges))
+        tag_ids = np.array([self.tags[name] for name in brackets.tag_names], dtype=np.int64)
+        columns: dict[str, np.ndarray | Lists] = {
+            "example_id": ids,
+            "leaves": Lists(
+                np.diff(leaf_edges),
+                {
+                    "piece": pieces,
+                    "word_index": np.repeat(word_index, piece_counts),
+                    "pos_tag": np.repeat(tag_ids[brackets.tags], piece_counts),
+                },
+            ),
+            **self._node_columns(forest, leaf_edges),
         }
+        schema = encoded_columns(text.keys(), parsed.keys(), config)
+        if "tgt_pieces" in schema.names:
+            flat, lengths = self._other_subwords.encode_lines(text[config.other_side])
+            columns["tgt_pieces"] = Lists(lengths, flat)
+        if "label" in schema.names:
+            columns["label"] = text["label"]
+        if "node_labels" in schema.names:
+            columns["node_labels"] = Lists(columns["nodes"].lengths, forest.classes)
+        if "leaf_labels" in schema.names:
+            # A piece has the label of its word; arcs stay between words.
+            columns["leaf_labels"] = Lists(np.diff(leaf_edges), np.repeat(text["leaf_labels"][1], piece_counts))
+        if "arcs" in schema.names:
+            edges, arcs = parsed[config.arcs_column]
+            coded = arcs["deprel"].dictionary_encode()
+            ids_of = np.array([self._deprels[name] for name in coded.dictionary.to_pylist()], dtype=np.int64)
+            deprels = ids_of[coded.indices.to_numpy()]
+            columns["arcs"] = Lists(np.diff(edges), {"governor": arcs["governor"], "deprel": deprels})
+        return column_batch(columns, schema)
 
-    def _row(self, parsed: dict, word_pieces: list[list[int]], tgt_pieces: list[int]) -> dict:
-        tags, tree = self.word_tree(parsed)
-        counts = [len(pieces) for pieces in word_pieces]
-        tree = split_words(tree, tags, counts)
-        parents, subtree_ends = parents_and_subtree_ends(tree)
-        tag_ids = [self.tags[tag] for tag in tags]
-        return {
-            "example_id": parsed["example_id"],
-            "leaves": {
-                "piece": list(chain.from_iterable(word_pieces)),
-                "word_index": np.repeat(np.arange(len(counts)), counts).tolist(),
-                "pos_tag": np.repeat(tag_ids, counts).tolist(),
-            },
-            "nodes": {"label": [self.labels[label] for label in tree.labels], "parent": parents},
-            "spans": {"start": tree.starts, "end": tree.ends, "subtree_end": subtree_ends},
-            "tgt_pieces": tgt_pieces,
+    def _node_columns(self, forest: Forest, leaf_edges: np.ndarray) -> dict[str, Lists]:
+        """Nodes and spans, counted from the first leaf and the first node of each row."""
+        node_edges = forest.node_edges(leaf_edges)
+        counts = np.diff(node_edges)
+        first_leaf, first_node = np.repeat(leaf_edges[:-1], counts), np.repeat(node_edges[:-1], counts)
+        parents = forest.parents()
+        label_ids = np.array([self.labels[name] for name in forest.names], dtype=np.int64)
+        labels = label_ids[forest.labels] if len(forest) else forest.labels
+        spans = {
+            "start": forest.starts - first_leaf,
+            "end": forest.ends - first_leaf,
+            "subtree_end": forest.subtree_ends() - first_node,
         }
+        nodes = {"label": labels, "parent": np.where(parents < 0, -1, parents - first_node)}
+        return {"nodes": Lists(counts, nodes), "spans": Lists(counts, spans)}
+
+    def _word_forest(
+        self, brackets: Brackets, word_edges: np.ndarray, tree_edges: np.ndarray, ids: np.ndarray, text: Views
+    ) -> Forest:
+        """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
+        config = self._config
+        if config.tree_source != "parsed":
+            return _control_forest(config, word_edges, ids)
+        classes = leaf_classes = None
+        if "node_labels" in text:
+            node_edges, classes = text["node_labels"]
+            wrong = np.flatnonzero(np.diff(brackets.node_edges[tree_edges]) != np.diff(node_edges))
+            if len(wrong):
+                raise ValueError(f"example {ids[wrong[0]]} has another number of node labels than nodes")
+            leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
+        forest = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
+        if config.documents == "dummy_root":
+            holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
+            forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))
+        return forest
+
+
+def _control_forest(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> Forest:
+    """One control tree per example, over its words."""
+    lengths = np.diff(word_edges)
+    if config.tree_source == "random":
+        seeds = (config.seed * 1_000_003 + int(i) for i in ids)
+        shapes = [_shape("random", int(n), seed) for n, seed in zip(lengths, seeds, strict=True)]
+    else:
+        shapes = [_known_shape(config.tree_source, int(n)) for n in lengths]
+    none = [np.zeros((2, 0), dtype=np.int64)]
+    first = np.repeat(word_edges[:-1], [shape.shape[1] for shape in shapes])
+    starts, ends = np.concatenate(none + shapes, axis=1) + first
+    return Forest(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
+
+
+def _shape(kind: str, num_words: int, seed: int = 0) -> np.ndarray:
+    """[2, N], starts and ends of a control tree; no words have none."""
+    if not num_words:
+        return np.zeros((2, 0), dtype=np.int64)
+    tree = control_tree(kind, num_words, seed)
+    return np.array([tree.starts, tree.ends], dtype=np.int64)
+
+
+_known_shape = lru_cache(maxsize=2000)(_shape)
 
 
 class EncodeShard:
-    """Text and parsed shard to encoded shard."""
+    """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself."""
 
-    def __init__(self, data: Path, tree: TreeConfig):
-        self._data = data
+    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None):
+        self._data, self._base, self._tree = data, base or data, tree
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
 
     def __call__(self, text: ShardRecord, parsed: ShardRecord, mark: str) -> ShardRecord:
-        examples = list(Shard(self._data / "text", text).rows())
-        trees = list(Shard(self._data / "parsed", parsed).rows())
-        rows = self._encoder.encode([e["source"] for e in examples], trees, [e["target"] for e in examples])
-        sizes = {
-            "leaves": [len(row["leaves"]["piece"]) for row in rows],
-            "nodes": [len(row["nodes"]["label"]) for row in rows],
-            "tgt_pieces": [len(row["tgt_pieces"]) for row in rows],
-        }
+        lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
+        schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
+        try:
+            batches = [self._encoder.encode(*views) for views in zip(lines.columns, trees.columns, strict=True)]
+        except ValueError as error:
+            raise UserError(f"{self._base / 'parsed' / parsed.name}: {error}; run workflows/preprocess.py again") from None
+        counts, longest = Counter(), {}
+        for name in ("leaves", "nodes", "tgt_pieces"):
+            sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])
+            counts[name], longest[name] = int(sizes.sum()), int(sizes.max())
         return write_shard(
-            self._data / "encoded", text.name, rows, ENCODED_SCHEMA,
-            split=text.split, index=text.index, fingerprint=mark,
-            counts=Counter({name: sum(values) for name, values in sizes.items()}),
-            longest={name: max(values, default=0) for name, values in sizes.items()},
+            self._data / "encoded", text.name, Batches(batches), schema,
+            split=text.split, index=text.index, fingerprint=mark, counts=counts, longest=longest,
         )  # fmt: skip
 
 
-def write_lengths(folder: Path, records: Sequence[ShardRecord]) -> None:
-    """`lengths.arrow`: the size of every encoded row, so that planning batches opens no shard."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
-        splits = list(dict.fromkeys(record.split for record in records))
-        for record in records:
-            shard = Shard(folder, record)
-            columns: dict[str, list] = {name: [] for name in ("example_id", "leaves", "nodes", "tgt_pieces")}
-            for views in shard.columns:
-                columns["example_id"].append(views["example_id"])
-                for name in ("leaves", "nodes", "tgt_pieces"):
-                    columns[name].append(np.diff(views[name][0]))
-            flat = {name: np.concatenate(parts) if parts else np.zeros(0, int) for name, parts in columns.items()}
-            flat |= {"shard": np.full(len(shard), record.index), "row": np.arange(len(shard))}
-            split = pa.DictionaryArray.from_arrays(
-                pa.array(np.full(len(shard), splits.index(record.split)), pa.int8()), pa.array(splits, pa.string())
-            )
-            arrays = [split if f.name == "split" else pa.array(flat[f.name], f.type) for f in LENGTHS_SCHEMA]
-            writer.write_batch(pa.record_batch(arrays, schema=LENGTHS_SCHEMA))
-    atomic_write(folder / "lengths.arrow", sink.getvalue().to_pybytes())
+def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    """Items of a list column per row; none where the data set has no such column."""
+    return np.diff(batch.column(name).offsets.to_numpy()) if name in batch.schema.names else np.zeros(0, dtype=np.int64)

@@ -1,51 +1,128 @@
-"""Pieces, labels and tags of the training split."""
+"""Pieces, labels, tags and dependency relations of the training split."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from treeproc.files import atomic_write, file_sha256
+from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 from treeproc.schema import SPLIT_WORD_PREFIX
 from treeproc.shards import Shard, ShardRecord, fingerprint
-from treeproc.subwords import LabelVocab, SubwordConfig, mark_boundaries, train_pieces
+from treeproc.stages.encode import TreeConfig
+from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees import UNANALYSED
 
-# Below DATA/encoded.
+# Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
+OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
 
 
-def _training_lines(data: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord]) -> Iterator[str]:
+def vocabulary_files(folder: Path) -> list[str]:
+    """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
+    return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
+
+
+class VocabularyCounts:
+    """What the training split holds, one batch after the other."""
+
+    def __init__(self, config: SubwordConfig, tree: TreeConfig, num_rows: int):
+        self._config, self._tree, self._num_rows = config, tree, num_rows
+        self.words = {side: Counter() for side in (("source",) if config.joint else ("source", "target"))}
+        self.labels: set[str] = {UNANALYSED}
+        self.tags: set[str] = {UNANALYSED}
+        self.deprels: set[str] = set()
+        self._seen = 0
+
+    def add(self, text: dict, parsed: dict) -> None:
+        words_column, trees_column = self._tree.parsed_columns
+        brackets = read_forest(parsed[trees_column][1])
+        forest = normal_form(brackets, collapse_unary=False)
+        self.labels.update(forest.names[i] for i in np.unique(forest.labels))
+        self.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
+        if self._tree.arcs_column in parsed:
+            self.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
+        self._count_words(text, *parsed[words_column])
+
+    def _count_words(self, text: dict, edges: np.ndarray, words: dict) -> None:
+        sides = [side for side in (self._tree.side, self._tree.other_side) if side in text]
+        # Rows spread evenly over the split, the same ones however it is cut into shards.
+        most = min(self._num_rows, max(1, self._config.max_training_lines // len(sides)))
+        row = np.arange(self._seen, self._seen + len(edges) - 1)
+        self._seen += len(row)
+        chosen = (row + 1) * most // self._num_rows > row * most // self._num_rows
+        kept = np.repeat(chosen, np.diff(edges))
+        ends = WordEnds(np.concatenate([[0], np.cumsum(np.diff(edges)[chosen])]), words["end_char"][kept])
+        lines = {side: text[side].filter(pa.array(chosen)) for side in sides}
+        lines[self._tree.side] = mark_boundaries(lines[self._tree.side], ends)
+        for i, side in enumerate(sides):
+            counts = blank_separated(lines[side]).value_counts()
+            counter = self.words["source" if self._config.joint or i == 0 else "target"]
+            values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
+            for word, number in zip(values, numbers, strict=True):
+                counter[word] += number
+
+
+def count_vocabulary(
+    base: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig, tree: TreeConfig
+) -> VocabularyCounts:
+    """Read the training split's text and parsed shards, which are below `base`, once."""
+    counts = VocabularyCounts(config, tree, sum(record.rows for record in text))
     for text_record, parsed_record in zip(text, parsed, strict=True):
-        for example, row in zip(
-            Shard(data / "text", text_record).rows(), Shard(data / "parsed", parsed_record).rows(), strict=True
-        ):
-            yield mark_boundaries(example["source"], row["words"]["start_char"], row["words"]["end_char"])
-            yield example["target"]
+        lines, trees = Shard(base / "text", text_record), Shard(base / "parsed", parsed_record)
+        for views in zip(lines.columns, trees.columns, strict=True):
+            counts.add(*views)
+    return counts
 
 
-def write_vocabulary(data: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig) -> str:
+def write_vocabulary(
+    data: Path,
+    text: Sequence[ShardRecord],
+    parsed: Sequence[ShardRecord],
+    config: SubwordConfig,
+    tree: TreeConfig,
+    base: Path | None = None,
+) -> str:
     """Pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
-    A vocabulary that is there already and came from the same shards and settings is kept.
+    `base` holds text and parsed stage, if not `data` itself. A vocabulary that is there already and came from the same
+    shards and settings is kept.
     """
     folder = data / "encoded" / "vocab"
-    mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump())
+    # The trees matter to the labels alone, and control trees share those of the parsed trees.
+    form = tree.model_dump(include={"side", "binarize", "documents"})
+    mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form)
     done = folder / "fingerprint.txt"
     if done.exists() and done.read_bytes() == _vocabulary_note(folder, mark):
         return mark
     folder.mkdir(parents=True, exist_ok=True)
-    names = {name for record in parsed for name in record.counts}
-    # Fallback and control trees may come later, so their label and tag are always there.
-    tags = [UNANALYSED, *(name.removeprefix("tag.") for name in names if name.startswith("tag."))]
-    labels = [UNANALYSED, *(name.removeprefix("label.") for name in names if name.startswith("label."))]
-    atomic_write(folder / "pieces.model", train_pieces(_training_lines(data, text, parsed), config))
-    atomic_write(folder / "pos_tags.txt", LabelVocab(tags).file_bytes())
-    atomic_write(folder / "labels.txt", LabelVocab(labels + [SPLIT_WORD_PREFIX + tag for tag in tags]).file_bytes())
+    for name in OPTIONAL_VOCABULARY_FILES:
+        (data / "encoded" / name).unlink(missing_ok=True)
+    counts = count_vocabulary(base or data, text, parsed, config, tree)
+    atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config))
+    if counts.words.get("target"):
+        atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config))
+    if counts.deprels:
+        atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
+    atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
+    atomic_write(folder / "labels.txt", LabelVocab(_node_labels(counts, tree)).file_bytes())
     atomic_write(done, _vocabulary_note(folder, mark))
     return mark
 
 
+def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
+    """Labels of the trees in normal form, of split words, and of the nodes that the settings add."""
+    labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
+    if tree.documents == "dummy_root":
+        labels.add(DOCUMENT_LABEL)
+    return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
+
+
 def _vocabulary_note(folder: Path, mark: str) -> bytes:
     """What fingerprint.txt holds: the mark, and the hash of every file, so that a damaged one is made again."""
-    paths = [folder.parent / name for name in VOCABULARY_FILES]
+    paths = [folder.parent / name for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
     return "\n".join([mark, *hashes, ""]).encode()

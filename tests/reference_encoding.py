@@ -1,0 +1,103 @@
+"""Slow oracle of the encode stage: one example, one tree, one word at a time, with the functions of `treeproc.trees`."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from treeproc.control_trees import control_tree
+from treeproc.schema import SPLIT_WORD_PREFIX
+from treeproc.trees import SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
+
+
+def join(trees: Sequence[SpanTree], num_leaves: Sequence[int]) -> SpanTree:
+    """Trees side by side over the concatenated leaves: a document with several roots."""
+    joined = SpanTree([], [], [])
+    offset = 0
+    for tree, count in zip(trees, num_leaves, strict=True):
+        joined.labels.extend(tree.labels)
+        joined.starts.extend(start + offset for start in tree.starts)
+        joined.ends.extend(end + offset for end in tree.ends)
+        offset += count
+    return joined
+
+
+def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[int]) -> SpanTree:
+    """The tree over subword pieces instead of words (paper, section 7.4 and figure 7).
+
+    A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
+    """
+    edges = [0]
+    for count in pieces_per_word:
+        edges.append(edges[-1] + count)
+    nodes = [(edges[start], -edges[end], 0, label) for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True)]
+    nodes += [
+        (edges[word], -edges[word + 1], 1, SPLIT_WORD_PREFIX + tags[word])
+        for word, count in enumerate(pieces_per_word)
+        if count > 1
+    ]
+    # Pre-order is the order by (start, longest first); the sort is stable, so unary chains keep theirs.
+    nodes.sort(key=lambda node: node[:3])
+    return SpanTree([n[3] for n in nodes], [n[0] for n in nodes], [-n[1] for n in nodes])
+
+
+def binarise(tree: SpanTree, num_leaves: int, side: str) -> SpanTree:
+    """Divide one node of more than two children after the other, until there is none."""
+    nodes = list(zip(tree.starts, tree.ends, tree.labels, strict=True))
+    while True:
+        current = SpanTree([n[2] for n in nodes], [n[0] for n in nodes], [n[1] for n in nodes])
+        parents = parents_and_subtree_ends(current)[0]
+        for node, (start, end, label) in enumerate(nodes):
+            below = [nodes[i][:2] for i, parent in enumerate(parents) if parent == node]
+            covered = {leaf for s, e in below for leaf in range(s, e)}
+            children = sorted(below + [(leaf, leaf + 1) for leaf in range(start, end) if leaf not in covered])
+            if len(children) > 2:
+                added = (children[1][0], end) if side == "right" else (start, children[-2][1])
+                name = label if label.startswith("@") else "@" + label
+                # Before the nodes that it holds, behind those that hold it.
+                place = next((i for i, (s, e, _) in enumerate(nodes) if (s, -e) > (added[0], -added[1])), len(nodes))
+                nodes.insert(place, (*added, name))
+                break
+        else:
+            return current
+
+
+def word_pieces(line: str, ends: Sequence[int], encode) -> list[list[int]]:
+    """Pieces of the words of a line, each with the characters before it; `encode` takes one string."""
+    edges = [0, *ends[:-1], len(line)]
+    return [encode((" " if i == 0 else "") + line[edges[i] : edges[i + 1]]) for i in range(len(ends))]
+
+
+def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> dict:
+    """An encoded row; `labels` and `tags` give ids."""
+    trees = []
+    for brackets in parsed["trees"]:
+        words, word_tags, tree = read_brackets(brackets)
+        kept = [tag != "-NONE-" for tag in word_tags]
+        if any(kept):
+            trees.append(([tag for tag in word_tags if tag != "-NONE-"], keep_leaves(tree, kept)))
+    word_tags = list(chain.from_iterable(tags for tags, _ in trees))
+    if config.tree_source == "parsed":
+        normal = [normalise(tree, collapse_unary=config.collapse_unary) for _, tree in trees]
+        tree = join(normal, [len(t) for t, _ in trees])
+        if config.documents == "dummy_root" and len(trees) > 1:
+            tree = SpanTree(["DOC", *tree.labels], [0, *tree.starts], [len(word_tags), *tree.ends])
+    elif word_tags:
+        tree = control_tree(config.tree_source, len(word_tags), config.seed * 1_000_003 + text["example_id"])
+    else:
+        tree = SpanTree([], [], [])
+    pieces = word_pieces(text["source"], parsed["words"]["end_char"], encode)
+    counts = [len(ids) for ids in pieces]
+    tree = split_words(tree, word_tags, counts)
+    if config.binarize != "none":
+        tree = binarise(tree, sum(counts), config.binarize)
+    parents, subtree_ends = parents_and_subtree_ends(tree)
+    return {
+        "example_id": text["example_id"],
+        "leaves": {
+            "piece": list(chain.from_iterable(pieces)),
+            "word_index": [i for i, count in enumerate(counts) for _ in range(count)],
+            "pos_tag": [tags[word_tags[i]] for i, count in enumerate(counts) for _ in range(count)],
+        },
+        "nodes": {"label": [labels[label] for label in tree.labels], "parent": parents},
+        "spans": {"start": tree.starts, "end": tree.ends, "subtree_end": subtree_ends},
+        "tgt_pieces": list(chain.from_iterable(encode(" " + word) for word in text["target"].split(" "))),
+    }

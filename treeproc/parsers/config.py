@@ -1,0 +1,121 @@
+"""What a parser is asked, and what it answers."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import Field, PositiveInt, model_validator
+
+from treeproc.settings import Settings, UserError
+from treeproc.trees import UNANALYSED, SpanTree, flat_tree, read_brackets, write_brackets
+
+if TYPE_CHECKING:
+    import torch
+
+PARSED = "parsed"
+
+
+class ParserConfig(Settings):
+    """The parser of one side."""
+
+    name: Literal["stanza", "shipped", "corenlp", "given", "words"] = Field(
+        "stanza",
+        description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes; "
+        "'corenlp' asks a CoreNLP server; 'given' takes the trees of the input; 'words' parses nothing, for control trees",
+    )
+    language: str = Field("en", description="language of this side")
+    max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
+    split_sentences: bool = Field(False, description="a line is a document: it is split into sentences with a tree each")
+    dependencies: bool = Field(False, description="also one arc per word, in the column `arcs`")
+    batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run; auto: a GPU where there is one")
+    given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
+        "keep",
+        description="labels of given trees: as they are; X; PHRASE; or those of the same spans in a Stanza parse, else X",
+    )
+    endpoint: str = Field("http://localhost:9000", description="address of a running CoreNLP server")
+
+    @model_validator(mode="after")
+    def _settings_that_go_together(self):
+        if self.given_labels != "keep" and self.name != "given":
+            raise ValueError(f"given_labels: is for name: given, but name is {self.name}")
+        if self.split_sentences and self.name not in ("stanza", "shipped", "corenlp"):
+            raise ValueError(f"split_sentences: name: {self.name} has no sentence splitter; choose stanza, shipped or corenlp")
+        if self.dependencies and self.name == "words":
+            raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
+        return self
+
+    @property
+    def runs_stanza(self) -> bool:
+        """Whether Stanza's models are loaded."""
+        return self.name in ("stanza", "shipped") or self.given_labels == "parsed"
+
+    @property
+    def gpus_per_actor(self) -> int:
+        """GPUs that one actor with this parser asks Ray for, where the cluster has any: 1 or 0."""
+        return int(self.runs_stanza and self.device != "cpu")
+
+    def torch_device(self) -> "torch.device":
+        """The device in this process. Raises UserError when a GPU is asked for and there is none."""
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise UserError("parser.device: is cuda, but PyTorch sees no GPU here; choose auto or cpu")
+        return torch.device("cuda" if self.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class ParsedLine:
+    """One analysed line, in the form of `schema.PARSED_SCHEMA`."""
+
+    words: dict[str, list]  # parallel lists: text, start_char, end_char, pos_tag
+    trees: list[str]  # Penn Treebank brackets, one per sentence of the line
+    parse_status: str  # PARSED, or the name of the fallback
+    arcs: dict[str, list] | None = None  # parallel lists: governor (0-based, -1 a root), deprel; None where not asked for
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the text shard knows of a line beside its characters."""
+
+    words: dict[str, list] | None = None  # parallel lists: text, start_char, end_char
+    trees: list[str] | None = None
+    arcs: dict[str, list] | None = None
+
+
+class Parser(Protocol):
+    """Analyses lines. The result of a line depends on the lines of the call alone."""
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """One result per non-empty line, in order; given words are taken as they are."""
+        ...
+
+
+def flat_arcs(num_words: int) -> dict[str, list]:
+    """Every word a root: the arcs of what no parser could analyse."""
+    return {"governor": [-1] * num_words, "deprel": [UNANALYSED] * num_words}
+
+
+def blank_words(line: str) -> dict[str, list]:
+    """Blank-separated words with their offsets."""
+    matches = list(re.finditer(r"\S+", line))
+    return {
+        "text": [match.group() for match in matches],
+        "start_char": [match.start() for match in matches],
+        "end_char": [match.end() for match in matches],
+    }
+
+
+def fallback(line: str, status: str, words: dict[str, list] | None = None, dependencies: bool = False) -> ParsedLine:
+    """Given or blank-separated words under one node: what remains when no parser helps."""
+    words = dict(words or blank_words(line))
+    count = len(words["text"])
+    words["pos_tag"] = [UNANALYSED] * count
+    tree = write_brackets(flat_tree(count), words["text"], words["pos_tag"])
+    return ParsedLine(words, [tree], status, flat_arcs(count) if dependencies else None)
+
+
+def read_trees(parsed: dict) -> list[tuple[list[str], SpanTree]]:
+    """Tags and spans of every tree of a parsed row."""
+    return [read_brackets(text)[1:] for text in parsed["trees"]]

@@ -1,0 +1,151 @@
+"""Stanford CoreNLP through Stanza's client: a server that runs, or one of $CORENLP_HOME that is started here."""
+
+import bisect
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from treeproc.parsers.config import PARSED, ParserConfig
+from treeproc.parsers.documents import batches
+from treeproc.parsers.lines import Line, LineParser, Sentence, Token
+from treeproc.parsers.models import CORENLP_LANGUAGES
+from treeproc.settings import UserError
+from treeproc.trees import read_brackets
+
+_SEPARATORS = re.compile(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
+_CHARS_PER_REQUEST = 20_000
+_TIMEOUT_MS = 600_000
+
+
+def describe_server(config: ParserConfig) -> str:
+    """What the fingerprint says of CoreNLP: the release where $CORENLP_HOME tells it; a running server does not.
+
+    Raises UserError when there is neither, and for a language that CoreNLP has no constituency parser for.
+    """
+    if config.language not in CORENLP_LANGUAGES:
+        raise UserError(
+            f"parser.language: CoreNLP has no constituency parser for {config.language!r}, it has "
+            f"{' '.join(sorted(CORENLP_LANGUAGES))}; choose another parser"
+        )
+    if _is_alive(config.endpoint):
+        return "CoreNLP server"
+    home = os.environ.get("CORENLP_HOME")
+    jars = sorted(Path(home).glob("stanford-corenlp-*.jar")) if home else []
+    releases = [jar.stem for jar in jars if jar.stem.removeprefix("stanford-corenlp-").replace(".", "").isdigit()]
+    if not releases:
+        raise UserError(
+            f"parser.name: is corenlp, but no server answers at {config.endpoint} and $CORENLP_HOME holds no CoreNLP; "
+            "docs/parsers.md says how to start one"
+        )
+    return releases[-1]
+
+
+def _is_alive(endpoint: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{endpoint}/ping", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+class CoreNLPParser(LineParser):
+    """Tokens, tags, trees and arcs of CoreNLP."""
+
+    def __init__(self, config: ParserConfig):
+        super().__init__(config)
+        from stanza.server import CoreNLPClient, StartServer
+
+        describe_server(config)
+        running = _is_alive(config.endpoint)
+        self._client = CoreNLPClient(
+            start_server=StartServer.DONT_START if running else StartServer.FORCE_START,
+            endpoint=config.endpoint if running else f"http://localhost:{_free_port()}",
+            timeout=_TIMEOUT_MS,
+            threads=1,
+            be_quiet=True,
+        )
+        if not running:
+            self._client.start()
+        self._properties = {
+            "annotators": "tokenize,ssplit,pos,parse" + (",depparse" if config.dependencies else ""),
+            "pipelineLanguage": CORENLP_LANGUAGES[config.language],
+            "parse.maxlen": str(config.max_words),
+            "outputFormat": "json",
+            **({"ssplit.newlineIsSentenceBreak": "always"} if config.split_sentences else {"ssplit.eolonly": "true"}),
+        }
+
+    def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
+        out: list[list[Sentence]] = [[] for _ in lines]
+        for tokenised in (False, True):
+            chosen = [i for i, line in enumerate(lines) if (line.words is not None) == tokenised]
+            texts = [_blank_separated(lines[i]) if tokenised else lines[i].text for i in chosen]
+            for batch in batches([len(text) for text in texts], _CHARS_PER_REQUEST):
+                groups = self._request([texts[k] for k in batch], tokenised)
+                for k, group in zip(batch, groups, strict=True):
+                    out[chosen[k]] = _put_in_place(group, lines[chosen[k]]) if tokenised else group
+        return out
+
+    def _request(self, texts: Sequence[str], tokenised: bool) -> list[list[Sentence]]:
+        properties = self._properties
+        if tokenised:
+            properties = properties | {"tokenize.whitespace": "true", "tokenize.keepeol": "true", "ssplit.eolonly": "true"}
+        # Every separator that CoreNLP may take for a line end is a blank inside a line.
+        text = "\n".join(_SEPARATORS.sub(" ", part) for part in texts)
+        answer = self._client.annotate(text, properties=properties)
+        offsets = [0]
+        for part in texts:
+            offsets.append(offsets[-1] + len(part) + 1)
+        points = _code_points(text)
+        out: list[list[Sentence]] = [[] for _ in texts]
+        for sentence in answer["sentences"]:
+            line = bisect.bisect_right(offsets, points(sentence["tokens"][0]["characterOffsetBegin"])) - 1
+            out[line].append(self._sentence(sentence, lambda at, base=offsets[line]: points(at) - base))
+        return out
+
+    def _sentence(self, answer: dict, place) -> Sentence:
+        tokens: list[Token] = []
+        for token in answer["tokens"]:
+            start, end = place(token["characterOffsetBegin"]), place(token["characterOffsetEnd"])
+            # The words of a multi-word token have its offsets.
+            before = tokens.pop().words if tokens and (tokens[-1].start, tokens[-1].end) == (start, end) else ()
+            tokens.append(Token(start, end, (*before, token["word"])))
+        if len(answer["tokens"]) > self._config.max_words:
+            return Sentence(tokens, status="flat_too_long")
+        arcs = None
+        if self._config.dependencies:
+            by_word = {arc["dependent"]: (arc["governor"] - 1, arc["dep"]) for arc in answer["basicDependencies"]}
+            arcs = [by_word[i] for i in range(1, len(answer["tokens"]) + 1)]
+        tags = [("", token["pos"]) for token in answer["tokens"]]
+        return Sentence(tokens, tags, arcs, read_brackets(answer["parse"])[2], PARSED)
+
+
+def _blank_separated(line: Line) -> str:
+    return " ".join("_".join(text.split()) or "_" for _, _, text in line.words)
+
+
+def _put_in_place(group: list[Sentence], line: Line) -> list[Sentence]:
+    """The offsets of the given words instead of those of the blank-separated ones."""
+    if sum(len(s.tokens) for s in group) != len(line.words) or len(group) != 1:
+        raise RuntimeError("CoreNLP did not take the given words as they are")
+    group[0].tokens = [Token(start, end, (text,)) for start, end, text in line.words]
+    return group
+
+
+def _code_points(text: str):
+    """CoreNLP counts UTF-16 units; Python counts characters."""
+    if text.isascii() or max(text) < "\U00010000":
+        return lambda at: at
+    units = [0]
+    for character in text:
+        units.append(units[-1] + (2 if character >= "\U00010000" else 1))
+    return lambda at: bisect.bisect_left(units, at)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,79 @@
+"""Trees and words that the input itself gives: treebanks, sentiment trees, tokenised text."""
+
+from collections.abc import Sequence
+
+from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback
+from treeproc.settings import UserError
+from treeproc.trees import UNANALYSED, SpanTree, read_brackets, write_brackets
+
+PHRASE = "PHRASE"
+
+
+class WordsOnly:
+    """Given or blank-separated words under flat trees: enough for control trees, in any language."""
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """Never fails."""
+        return [fallback(line, "flat_no_parser", g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
+
+
+class GivenTrees:
+    """The trees of the input over its words; `given_labels` says which labels they get."""
+
+    def __init__(self, config: ParserConfig):
+        self._config = config
+        self._labeller = None
+        if config.given_labels == "parsed":
+            from treeproc.parsers.stanza_parser import StanzaParser
+
+            self._labeller = StanzaParser(config.model_copy(update={"dependencies": False}))
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """Raises UserError where the input gives no trees, or trees that do not fit its words."""
+        if given is None or any(g.trees is None or g.words is None for g in given):
+            raise UserError("parser.name: is given, but the input has no trees with words; choose another parser or format")
+        if self._config.dependencies and any(g.arcs is None for g in given):
+            raise UserError("parser.dependencies: the input gives no arcs; set it to false, or choose another parser or format")
+        parsed = self._labeller.parse(lines, given) if self._labeller else [None] * len(lines)
+        return [self._line(line, g, p) for line, g, p in zip(lines, given, parsed, strict=True)]
+
+    def _line(self, line: str, given: Given, parsed: ParsedLine | None) -> ParsedLine:
+        try:
+            trees = [read_brackets(text) for text in given.trees]
+        except ValueError as error:
+            raise UserError(f"a given tree cannot be read: {error}, in {line[:60]!r}") from None
+        texts = list(given.words["text"])
+        tags = [tag for _, tags, _ in trees for tag in tags]
+        if len(tags) != len(texts):
+            raise UserError(f"the given trees have {len(tags)} leaves over {len(texts)} words, in {line[:60]!r}")
+        status, labels = PARSED, None
+        if parsed is not None:
+            tags, labels = parsed.words["pos_tag"], _labels_by_span(parsed)
+            status = PARSED if parsed.parse_status == PARSED else f"labels_{parsed.parse_status}"
+        out, first = [], 0
+        for _, own, tree in trees:
+            stop = first + len(own)
+            out.append(write_brackets(self._relabel(tree, labels, first), texts[first:stop], tags[first:stop]))
+            first = stop
+        words = {"text": texts, "start_char": list(given.words["start_char"]), "end_char": list(given.words["end_char"])}
+        return ParsedLine(words | {"pos_tag": tags}, out, status, given.arcs if self._config.dependencies else None)
+
+    def _relabel(self, tree: SpanTree, parsed: dict[tuple[int, int], str] | None, first: int) -> SpanTree:
+        kind = self._config.given_labels
+        if kind == "keep":
+            return tree
+        if parsed is not None:
+            spans = zip(tree.starts, tree.ends, strict=True)
+            return SpanTree([parsed.get((first + s, first + e), UNANALYSED) for s, e in spans], tree.starts, tree.ends)
+        return SpanTree([PHRASE if kind == "phrase" else UNANALYSED] * len(tree), tree.starts, tree.ends)
+
+
+def _labels_by_span(parsed: ParsedLine) -> dict[tuple[int, int], str]:
+    """The label of every span of a parse; of a unary chain the lowest."""
+    out, first = {}, 0
+    for text in parsed.trees:
+        words, _, tree = read_brackets(text)
+        for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True):
+            out[first + start, first + end] = label
+        first += len(words)
+    return out

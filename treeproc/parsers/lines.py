@@ -1,0 +1,188 @@
+"""From sentences to results: what all parsers that read characters or given words share."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.trees import UNANALYSED, SpanTree, flat_tree, keep_leaves, write_brackets
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a line, [start, end), and the syntactic words that it stands for: one, or more (don't = do + n't)."""
+
+    start: int
+    end: int
+    words: tuple[str, ...]
+
+
+@dataclass
+class Sentence:
+    """A sentence on its way. `tree` stays None where there is none: `status` says why."""
+
+    tokens: list[Token]
+    tags: list[tuple[str, str]] = field(default_factory=list)  # (UPOS, XPOS) of every word
+    arcs: list[tuple[int, str]] | None = None  # (0-based governor or -1, relation) of every word
+    tree: SpanTree | None = None
+    status: str = PARSED
+
+    @property
+    def words(self) -> list[str]:
+        return [word for token in self.tokens for word in token.words]
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a result depends on: the characters, and the words where they are given."""
+
+    text: str
+    words: tuple[tuple[int, int, str], ...] | None
+
+    def given_words(self) -> dict[str, list] | None:
+        if not self.words:
+            return None
+        columns = zip(("start_char", "end_char", "text"), zip(*self.words, strict=True), strict=True)
+        return {name: list(values) for name, values in columns}
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's, the GPU's, and the words of PyTorch's CPU allocators."""
+    signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
+class LineParser(ABC):
+    """A parser that takes lines apart into sentences. A line is one sentence unless `split_sentences`."""
+
+    def __init__(self, config: ParserConfig):
+        self._config, self._batch_words = config, config.batch_words
+
+    @abstractmethod
+    def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
+        """The sentences of every line, with trees, or with the status that says why there is none."""
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """Analyse non-empty lines without line ends. The same line twice is analysed once."""
+        words = [g.words for g in given] if given else [None] * len(lines)
+        keys = [Line(line, _word_tuples(w)) for line, w in zip(lines, words, strict=True)]
+        unique = list(dict.fromkeys(keys))
+        results = dict(zip(unique, self._parse_or_halve(unique), strict=True))
+        return [results[key] for key in keys]
+
+    def _parse_or_halve(self, lines: list[Line]) -> list[ParsedLine]:
+        """Lines on which the parser fails are tried again in halves, until the one at fault stands alone."""
+        if not lines:
+            return []
+        try:
+            return self._analyse(lines)
+        except Exception as error:
+            if _is_out_of_memory(error):
+                # Less memory must mean a smaller batch, and where that cannot help a failed job, but never another tree.
+                if self._batch_words <= _SMALLEST_BATCH:
+                    raise
+                self._batch_words //= 2
+                logger.warning("out of memory: going on with batches of %d words", self._batch_words)
+                return self._parse_or_halve(lines)
+            if len(lines) > 1:
+                middle = len(lines) // 2
+                return self._parse_or_halve(lines[:middle]) + self._parse_or_halve(lines[middle:])
+            logger.warning("parser failed on a line of %d characters: %r; it gets a flat tree", len(lines[0].text), error)
+            return [self._fallback(lines[0], "flat_parser_failed")]
+
+    def _analyse(self, lines: list[Line]) -> list[ParsedLine]:
+        return [self._line(line, group) for line, group in zip(lines, self._sentences(lines), strict=True)]
+
+    def _fallback(self, line: Line, status: str) -> ParsedLine:
+        return fallback(line.text, status, line.given_words(), self._config.dependencies)
+
+    def _line(self, line: Line, sentences: list[Sentence]) -> ParsedLine:
+        """The sentences of one line side by side. A line of one sentence without a tree keeps its blank-separated words."""
+        failed = [s.status for s in sentences if s.tree is None]
+        if not sentences or (failed and not self._config.split_sentences):
+            return self._fallback(line, failed[0] if sentences else "flat_no_tokens")
+        words: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
+        arcs: dict[str, list] = {"governor": [], "deprel": []}
+        trees = []
+        for sentence in sentences:
+            first = len(words["text"])
+            leaves = list(_leaves(line.text, sentence.tokens))
+            own = [0] * len(sentence.words)  # the leaf that a word belongs to
+            for number, leaf in enumerate(leaves):
+                for word in leaf.words:
+                    own[word] = number
+            tags = [_tag(sentence, leaf) for leaf in leaves]
+            texts = [leaf.text for leaf in leaves]
+            kept = [False] * len(own)
+            for leaf in leaves:
+                kept[leaf.words[0]] = True
+            tree = keep_leaves(sentence.tree, kept) if sentence.tree else flat_tree(len(leaves))
+            trees.append(write_brackets(tree, texts, tags))
+            words["text"] += texts
+            words["start_char"] += [leaf.start for leaf in leaves]
+            words["end_char"] += [leaf.end for leaf in leaves]
+            words["pos_tag"] += tags
+            part = _arcs(sentence, leaves, own, first) if sentence.tree and sentence.arcs else flat_arcs(len(leaves))
+            arcs["governor"] += part["governor"]
+            arcs["deprel"] += part["deprel"]
+        status = PARSED
+        if failed:
+            status = failed[0] if len(failed) == len(sentences) else f"partly_{failed[0]}"
+        return ParsedLine(words, trees, status, arcs if self._config.dependencies else None)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """A leaf: characters of the line, and the positions in the sentence of the words that it stands for."""
+
+    text: str
+    start: int
+    end: int
+    words: range
+
+
+def _leaves(line: str, tokens: Sequence[Token]) -> Iterator[_Leaf]:
+    """One leaf per syntactic word where the words of a token spell it (do + n't), else one per token (im = in + dem)."""
+    position = 0
+    for token in tokens:
+        after = position + len(token.words)
+        if len(token.words) == 1 or "".join(token.words) != line[token.start : token.end]:
+            yield _Leaf(line[token.start : token.end], token.start, token.end, range(position, after))
+        else:
+            start = token.start
+            for word, text in enumerate(token.words, start=position):
+                yield _Leaf(text, start, start + len(text), range(word, word + 1))
+                start += len(text)
+        position = after
+
+
+def _tag(sentence: Sentence, leaf: _Leaf) -> str:
+    """The tag of the leaf's first word."""
+    if not sentence.tags:
+        return UNANALYSED
+    upos, xpos = sentence.tags[leaf.words[0]]
+    return xpos or upos
+
+
+def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first: int) -> dict[str, list]:
+    """One arc per leaf: that of its first word whose governor is not in the same leaf. Arcs to any of its words go to it."""
+    out = flat_arcs(len(leaves))
+    for number, leaf in enumerate(leaves):
+        for word in leaf.words:
+            governor, relation = sentence.arcs[word]
+            if governor < 0 or own[governor] != number:
+                out["governor"][number] = first + own[governor] if governor >= 0 else -1
+                out["deprel"][number] = relation
+                break
+    return out
+
+
+def _word_tuples(words: dict[str, list] | None) -> tuple[tuple[int, int, str], ...] | None:
+    if words is None:
+        return None
+    return tuple(zip(map(int, words["start_char"]), map(int, words["end_char"]), words["text"], strict=True))

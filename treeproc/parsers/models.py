@@ -1,0 +1,101 @@
+"""Which Stanza models a parser takes, and what its fingerprint says of them."""
+
+import os
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from treeproc.files import file_sha256
+from treeproc.parsers.config import ParserConfig
+from treeproc.schema import SCHEMA_VERSION
+from treeproc.settings import UserError
+
+SHIPPED_MODELS = Path(__file__).parent.parent / "models"
+CORENLP_LANGUAGES = {
+    "ar": "arabic",
+    "zh": "chinese",
+    "en": "english",
+    "fr": "french",
+    "de": "german",
+    "es": "spanish",
+}
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where the models of a Stanza pipeline lie, and which they are."""
+
+    origin: Literal["installed", "shipped"]
+    folder: Path
+    files: dict[str, Path]
+
+    def describe(self) -> dict:
+        """What the index and the fingerprint say of the parser: names and hashes, no paths."""
+        return {"origin": self.origin, "files": {name: file_sha256(path)[:16] for name, path in self.files.items()}}
+
+
+def find_models(config: ParserConfig) -> ModelFiles:
+    """Installed Stanza models if wanted and complete, else the shipped ones.
+
+    Raises UserError when the language has neither, and when there is no dependency parser but arcs are wanted.
+    """
+    needed = ["tokenize", "pos", "constituency", *(("lemma", "depparse") if config.dependencies else ())]
+    if config.name != "shipped":
+        resources = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
+        folder = resources / config.language
+        if all(any((folder / name).glob("*.pt")) for name in needed) and (resources / "resources.json").exists():
+            # Stanza chooses among them, with word vectors and character models: all of them count.
+            files = {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.pt"))}
+            return ModelFiles("installed", resources, files)
+    folder = SHIPPED_MODELS / config.language
+    files = {"tokenize": folder / "tokenizer.pt", "pos": folder / "pos.pt", "constituency": folder / "constituency.pt"}
+    if not all(path.exists() for path in files.values()):
+        raise UserError(f"parser.language: no parser model for {config.language!r}{_choices(config.language)}")
+    if config.dependencies:
+        raise UserError(
+            f"parser.dependencies: the shipped models for {config.language!r} hold no dependency parser; set name: stanza and "
+            f"install Stanza's own ({_download(config.language)}), set name: corenlp, or set dependencies: false"
+        )
+    return ModelFiles("shipped", folder, files)
+
+
+def _download(language: str) -> str:
+    return f"python -c \"import stanza; stanza.download('{language}')\""
+
+
+def _choices(language: str) -> str:
+    """What else there is for a language, in one line."""
+    from stanza.resources.default_packages import default_constituency, optional_constituency
+
+    published = sorted({*default_constituency, *optional_constituency})
+    shipped = sorted(path.name for path in SHIPPED_MODELS.iterdir() if path.is_dir())
+    stanza = f"install Stanza's own ({_download(language)})" if language in published else "Stanza publishes none"
+    corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
+    return (
+        f"; shipped languages: {', '.join(shipped)}; {stanza}, it has {' '.join(published)}; {corenlp}, it has "
+        f"{' '.join(sorted(CORENLP_LANGUAGES))}; or name: given with trees in the input, or name: words with a control tree"
+    )
+
+
+def describe_parser(config: ParserConfig) -> dict:
+    """Everything that decides what the parser returns; part of `tree_fingerprint`.
+
+    Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
+    """
+    out = config.model_dump(exclude={"endpoint"}) | {"schema_version": SCHEMA_VERSION}
+    if config.runs_stanza:
+        config.torch_device()
+        out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}
+    elif config.name == "corenlp":
+        from treeproc.parsers.corenlp import describe_server
+
+        out |= {"library": describe_server(config)}
+    return out
+
+
+def describe_in_words(parser: dict) -> str:
+    """One line of a description, for the log."""
+    if "models" in parser:
+        return f"{parser['library']}, {parser['models']['origin']} models for {parser['language']}"
+    return parser.get("library") or parser["name"]

@@ -1,0 +1,43 @@
+"""The sizes of all encoded rows in one file, so that planning batches opens no shard."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.files import atomic_write
+from treeproc.schema import LENGTHS_SCHEMA
+from treeproc.shards import Shard, ShardRecord
+
+_SIZES = ("leaves", "nodes", "tgt_pieces")
+
+
+def write_lengths(folder: Path, records: Sequence[ShardRecord]) -> None:
+    """`lengths.arrow` of an encoded stage, one record batch per shard."""
+    splits = list(dict.fromkeys(record.split for record in records))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
+        for record in records:
+            writer.write_batch(_lengths_of(Shard(folder, record), splits))
+    atomic_write(folder / "lengths.arrow", memoryview(sink.getvalue()))
+
+
+def _lengths_of(shard: Shard, splits: Sequence[str]) -> pa.RecordBatch:
+    flat = {name: _joined(_sizes(views, name) for views in shard.columns) for name in _SIZES}
+    flat["example_id"] = _joined(views["example_id"] for views in shard.columns)
+    flat["shard"] = np.full(len(shard), shard.record.index)
+    flat["row"] = np.arange(len(shard))
+    codes = pa.array(np.full(len(shard), splits.index(shard.record.split)), pa.int8())
+    split = pa.DictionaryArray.from_arrays(codes, pa.array(splits, pa.string()))
+    arrays = [split if column.name == "split" else pa.array(flat[column.name], column.type) for column in LENGTHS_SCHEMA]
+    return pa.record_batch(arrays, schema=LENGTHS_SCHEMA)
+
+
+def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def _sizes(views: dict, name: str) -> np.ndarray:
+    """Items per row; 0 where the data set has no such column."""
+    return np.diff(views[name][0]) if name in views else np.zeros(len(views["example_id"]), dtype=np.int64)
