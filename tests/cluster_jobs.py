@@ -35,12 +35,11 @@ class Worker:
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self._seconds)
-        node = ray.get_runtime_context().get_node_id()
-        return ShardRecord(str(number), "train", number, 1, 0, node, f"{os.getpid()}")
+        return ShardRecord(str(number), "train", number, 1, 0, "", "")
 
 
 def run(folder: Path, **arguments) -> dict:
-    """What came of eight shards: their numbers, the nodes and processes that did them, and the error if there was one."""
+    """What came of eight shards: their numbers, how many actors started, and the error if there was one."""
     notes = folder.parent / "notes"
     notes.mkdir(exist_ok=True)
     try:
@@ -50,7 +49,7 @@ def run(folder: Path, **arguments) -> dict:
         return {"error": str(error), "started": len(list(notes.glob("started-*")))}
     return {
         "numbers": sorted(record.index for record in records),
-        "nodes": len({record.sha256 for record in records}),
+        "started": len(list(notes.glob("started-*"))),
         "died": (notes / "died").exists(),
         "left": [path.name for path in folder.iterdir()],
     }
@@ -96,7 +95,7 @@ def growing(folder: Path) -> dict:
     os.environ["RAY_ADDRESS"] = cluster.address
     with ThreadPoolExecutor(1) as driver:
         try:
-            job = driver.submit(run, folder / "out", seconds=2.0)
+            job = driver.submit(run, folder / "out", seconds=3.0)
             time.sleep(5)
             started = job.done() or ((folder / "notes").exists() and len(list((folder / "notes").iterdir())))
             cluster.add_node(num_cpus=1)
