@@ -16,6 +16,8 @@ from treeproc.storage import AnyPath
 
 Item = TypeVar("Item")
 
+_NO_TARGETS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)  # of data sets without a target side
+
 
 class ExampleSource:
     """One split of DATA/encoded, memory-mapped.
@@ -53,8 +55,8 @@ class ExampleSource:
             out.starts.append(spans["start"][start:stop])
             out.ends.append(spans["end"][start:stop])
             out.subtree_ends.append(spans["subtree_end"][start:stop])
-            edges, targets = columns["tgt_pieces"]
-            start, stop = edges[row : row + 2].tolist()
+            edges, targets = columns.get("tgt_pieces", _NO_TARGETS)
+            start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
             out.targets.append(targets[start:stop])
             out.example_ids.append(columns["example_id"][row])
         return collate_rows(out)

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.arrow import batch_views, pick, record_batches
-from treeproc.parsers import PARSED, Parser, ParserConfig, build_parser, describe_parser
+from treeproc.parsers import Parser, ParserConfig, build_parser, describe_parser
+from treeproc.parsers.config import PARSED
 from treeproc.schema import PARSED_SCHEMA
 from treeproc.settings import UserError, differences
 from treeproc.shards import read_index

@@ -39,7 +39,7 @@ def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
 class OneCall:
     """Path "one"."""
 
-    bias: Tensor  # [B, 1, S, S] float32 to add to scores: 0 = may attend, else -inf; a padding query sees itself alone
+    bias: Tensor  # [B, 1, S, S] float32 to add to scores: 0 = may attend, else the least number; padding queries see themselves
 
 
 @dataclass
@@ -98,7 +98,10 @@ def build_attend_mask(table: SpanTable) -> np.ndarray:
 
 def _bias(attend: np.ndarray) -> np.ndarray:
     """What attention adds to scores; made once per batch, while PyTorch makes it of a bool mask at every call."""
-    return np.where(attend, np.float32(0), np.float32(-np.inf))
+    bias = attend.astype(np.float32)
+    bias -= 1
+    bias *= np.finfo(np.float32).max
+    return bias
 
 
 def _node_rows(table: SpanTable) -> np.ndarray:

@@ -56,17 +56,18 @@ class Entries:
     to_positions: EntryOrder | None  # one sum a position of [B, S], for gradients
 
     @classmethod
-    def build(cls, table: SpanTable, node: np.ndarray, column: np.ndarray, sparse: bool | None) -> "Entries":
-        """`node` [E] flat in [B, N], `column` [E] in [S]; `sparse` overrides the choice by size."""
+    def build(cls, table: SpanTable, node: np.ndarray, position: np.ndarray, sparse: bool | None) -> "Entries":
+        """`node` [E] flat in [B, N], `position` [E] flat in [B, S]; `sparse` overrides the choice by size."""
         batch, num_nodes = table.start.shape
         positions = table.num_leaves + num_nodes
-        first = node // num_nodes * positions
-        node_position, position = first + table.num_leaves + node % num_nodes, first + column
+        tree, index = np.divmod(np.arange(batch * num_nodes), num_nodes)
+        node_position = (tree * positions + table.num_leaves + index)[node]
         flat = num_nodes, torch.from_numpy(node_position), torch.from_numpy(position)
         if sparse is None:
             sparse = choose_sparse(len(node), batch * num_nodes * positions)
         if not sparse:
-            return cls(*flat, torch.from_numpy(node * positions + column), None, None)
+            first_cell = (np.arange(batch * num_nodes) - tree) * positions
+            return cls(*flat, torch.from_numpy(first_cell[node] + position), None, None)
         to_nodes = EntryOrder.build(node, position, batch * num_nodes)
         return cls(*flat, None, to_nodes, EntryOrder.build(position, node_position, batch * positions))
 
@@ -109,25 +110,27 @@ class BranchMaps:
         upper, offset, _ = expand(table.subtree_size.ravel())
         lower = upper + offset
         check_nested(table, upper, lower)
-        leaf_depth = table.leaf_depth()
+        leaf_depth = table.leaf_depth().ravel()
         node, rank, first = expand(length)
-        tree, leaf = node // num_nodes, start[node] + rank
-        height = leaf_depth[tree, leaf] - depth[node]
+        tree, index = np.divmod(np.arange(start.size), num_nodes)
+        flat_leaf = (tree * num_leaves + start)[node] + rank
+        leaf, lower_position = (tree * positions + start)[node] + rank, (tree * positions + num_leaves + index)[lower]
+        height = leaf_depth[flat_leaf] - depth[node]
         max_height, max_length = max(1, int(leaf_depth.max())), max(1, int(length.max()))
-        pair_first = first[upper] + start[lower] - start[upper]
+        pair_first = (first - start)[upper] + start[lower]
         pair_length = length[lower]
 
         paths, ranks = None, (np.zeros(0, dtype=np.int64),) * 3
         if height.sum() <= PATHS_FROM_HEIGHT * len(height):
-            pair, rank_in_pair, _ = expand(pair_length)
-            ranks = pair_first[pair] + rank_in_pair, upper[pair], rank_in_pair
+            begin = np.cumsum(pair_length) - pair_length
+            item = np.arange(pair_length.sum())
+            branch, rank_of_t = (item + np.repeat(offset, pair_length) for offset in (pair_first - begin, -begin))
+            ranks = branch, np.repeat(upper, pair_length), rank_of_t
         else:
-            path_cell = (tree * num_leaves + leaf) * max_height + height - 1
+            path_cell = flat_leaf * max_height + height - 1
             paths = PathMaps(*map(torch.from_numpy, (path_cell, rank, first)), num_leaves=leaf_depth.size)
 
-        columns = np.concatenate([leaf, num_leaves + lower % num_nodes])
-        entries = Entries.build(table, np.concatenate([node, upper]), columns, sparse)
-        branches = tree * positions + leaf, height, length[node]
+        entries = Entries.build(table, np.concatenate([node, upper]), np.concatenate([leaf, lower_position]), sparse)
         height_cell, depth_cell = node * max_height + height - 1, upper * max_height + depth[lower]
-        arrays = (*branches, pair_first, pair_first + pair_length, height_cell, depth_cell)
+        arrays = (leaf, height, length[node], pair_first, pair_first + pair_length, height_cell, depth_cell)
         return cls(*map(torch.from_numpy, arrays), max_height, *map(torch.from_numpy, ranks), max_length, paths, entries)
