@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
 # What `treenet` may use of `treeproc`: the shard contract and what every command shares.
-SHARED = {"errors", "files", "schema", "shards", "settings", "progress", "ray_session"}
+SHARED = {"errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session"}
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {f"treeproc/parsers/{name}.py" for name in ("shift_reduce", "stanza_parser", "tagger", "tokenizer")}
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.

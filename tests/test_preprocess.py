@@ -18,7 +18,7 @@ from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.files import locked
 from treeproc.parsers import read_trees
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess, summary
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
@@ -209,6 +209,8 @@ def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
         (["--sample", "--out", "x", "parser.language=xx"], "no parser model for 'xx'"),
         (["--sample", "--out", "x", "parser.nam=stanza"], "parser.nam: unknown key"),
         (["--config", "nowhere.yaml", "--out", "x"], "cannot read the configuration nowhere.yaml"),
+        (["--sample", "--out", "x", "--turbo"], "unrecognized arguments: --turbo"),
+        (["--sample", "--out", "http://host/x"], "must be a local path, s3://BUCKET/NAME"),
     ],
 )
 def test_wrong_command_lines(arguments, message, run_workflow, tmp_path):
@@ -307,3 +309,32 @@ def test_sample_splits_share_no_sentence():
         min(len(key.split()) for key in keys("train.en.gz")) >= 4
         or min(len(line.split()) for line in lines_of("train.en.gz", 20_000)) >= 4
     )
+
+
+def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, run_workflow, data):
+    config = tmp_path / "c.yaml"
+    config.write_text(json.dumps(config_of(text).model_dump(mode="json")))
+    run = run_workflow("preprocess.py", "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
+    assert run.returncode == 0, run.stderr
+    assert "train: 57 examples; dropped: 1 empty_source, 1 empty_target, 1 source_too_long" in run.stdout
+    assert "plan: 4 shards of up to 20 input examples" in run.stdout and "probe: 59 sentences in " in run.stdout
+    assert "1 without a parse" in run.stdout and run.stdout.splitlines()[-1].endswith("hours")
+    assert not (tmp_path / "deep").exists()
+
+
+def test_a_job_without_a_pair_leaves_no_folder(text, tmp_path):
+    (tmp_path / "there").mkdir()
+    for out in (tmp_path / "deep" / "out", tmp_path / "there"):
+        with pytest.raises(UserError, match=r"splits.train: no .* is left after the filters \(dropped: .*source_too_long"):
+            preprocess(config_of(text, filters={"max_words": 1}), out)
+    assert [path.name for path in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())
+
+
+def test_an_empty_config_is_named(data, text, tmp_path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(UserError, match=r"config.yaml is empty: write the settings"):
+        preprocess(config_of(text), tmp_path)
+
+
+def test_the_summary_counts_what_was_not_parsed(data):
+    assert "parse_status: 1 flat_too_long, 1 parsed" in summary(read_index(data / "encoded"), data)

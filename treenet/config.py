@@ -1,11 +1,11 @@
 """Settings of models and training runs. An ablation is a value here, never a class."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.settings import Settings
+from treeproc.storage import DataPath
 
 
 class TreeAttentionConfig(Settings):
@@ -93,7 +93,7 @@ class DecodingConfig(Settings):
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
-    data: Path = Field(description="data set folder that workflows/preprocess.py wrote")
+    data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()

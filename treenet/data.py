@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from treenet.batch import RowLists, TreeBatch, collate_rows
 from treeproc.schema import ROWS_PER_RECORD_BATCH
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_lengths
+from treeproc.storage import AnyPath
 
 Item = TypeVar("Item")
 
@@ -26,7 +26,7 @@ class ExampleSource:
     shards and lengths do not belong together.
     """
 
-    def __init__(self, folder: Path, split: str):
+    def __init__(self, folder: AnyPath, split: str):
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
         rows = sum(len(shard) for shard in self._shards.values())

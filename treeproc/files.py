@@ -1,25 +1,38 @@
-"""Files that are whole or absent: atomic writes, locks, hashes, JSON."""
+"""Files and objects that are whole or absent: atomic writes, locks, hashes, JSON."""
 
 import fcntl
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from treeproc.errors import UserError
+from treeproc.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
 
 
-def file_sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+def file_sha256(path: AnyPath) -> str:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: temporary file beside it, fsync, rename, fsync of the folder."""
+def file_size(path: AnyPath) -> int:
+    """Raises FileNotFoundError."""
+    return path.size() if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def atomic_write(path: AnyPath, content: bytes) -> None:
+    """Write a whole file or nothing: temporary file beside it, fsync, rename, fsync of the folder.
+
+    An object needs no more than its upload. Raises UserError when the disk or the store refuses.
+    """
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+        return
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:
         with open(temporary, "wb") as file:
@@ -36,12 +49,18 @@ def atomic_write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: AnyPath) -> Iterator[None]:
     """Hold a folder against other processes; the lock goes with the process.
 
-    Raises UserError when another one has it.
+    An object store has no such locks: there it holds against processes of this machine alone, and two machines that
+    write the same data set write the same bytes. Raises UserError when another one has it.
     """
-    with open(folder / ".lock", "w") as file:
+    if isinstance(folder, RemotePath):
+        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        lock = Path(tempfile.gettempdir()) / f"tree-attention-{os.getuid()}-{name}.lock"
+    else:
+        lock = folder / ".lock"
+    with open(lock, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -62,7 +81,7 @@ def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_json(path: Path, mend: str = "run workflows/preprocess.py to the end") -> dict:
+def read_json(path: AnyPath, mend: str = "run workflows/preprocess.py to the end") -> dict:
     """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object."""
     try:
         value = json.loads(path.read_bytes())

@@ -22,6 +22,7 @@ from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
 from treeproc.stages.vocabulary import vocabulary_files, write_vocabulary
+from treeproc.storage import AnyPath, DataPath
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
     splits: dict[str, SplitFiles] = Field({}, description="files of train, valid and test")
-    parsed: Path | None = Field(
+    parsed: DataPath | None = Field(
         None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
     )
     format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
@@ -79,7 +80,11 @@ def sample_splits() -> dict:
     return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
 
 
-def preprocess(config: PreprocessConfig, out: Path) -> dict:
+class NothingLeft(UserError):
+    """The filters dropped every example of a split."""
+
+
+def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
 
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
@@ -87,17 +92,54 @@ def preprocess(config: PreprocessConfig, out: Path) -> dict:
     """
     if config.parsed is not None:
         return _encode_again(config, out)
-    unknown = sorted(set(config.splits) - set(SPLITS))
-    if unknown or "train" not in config.splits:
-        raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
-    parser = describe_parser(config.parser)
-    target_parser = _describe_target_parser(config)
-    scans = scan(config.inputs(), config.filters)
+    parser, target_parser, scans = check_inputs(config)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
+    first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
         job = _Job(config, out, parser, target_parser)
-        return job.encode(*job.parse(job.text(scans)))
+        try:
+            text = job.text(scans)
+        except NothingLeft:
+            if first_text:
+                _forget(out, made)
+            raise
+        return job.encode(*job.parse(text))
+
+
+def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str, Scan]]:
+    """The descriptions of the parsers, and what the text stage knows of every split before it writes. Reads all inputs."""
+    unknown = sorted(set(config.splits) - set(SPLITS))
+    if unknown or "train" not in config.splits:
+        raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
+    return describe_parser(config.parser), _describe_target_parser(config), scan(config.inputs(), config.filters)
+
+
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
+    """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
+    if config.parsed is not None:
+        raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
+    parser, target_parser, scans = check_inputs(config)
+    return parser, _Job(config, folder, parser, target_parser).text(scans)
+
+
+def count_lines(records: Sequence[ShardRecord]) -> list[str]:
+    """Examples that stay, and those dropped by reason, one line a split."""
+    rows: dict[str, int] = {}
+    for record in records:
+        rows[record.split] = rows.get(record.split, 0) + record.rows
+    dropped = _dropped(records)
+    return [f"  {split}: {count:,} examples; dropped: {_reasons(dropped[split])}" for split, count in rows.items()]
+
+
+def _forget(out: AnyPath, made: Sequence[Path]) -> None:
+    """Take back what a job wrote that found nothing to keep, and the folders that it made."""
+    for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
+        path.unlink(missing_ok=True)
+    if isinstance(out, Path):
+        for folder in (out / "text", *made):
+            folder.rmdir()
 
 
 def _describe_target_parser(config: PreprocessConfig) -> dict | None:
@@ -109,7 +151,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
         raise UserError(f"target_{error}") from None
 
 
-def _encode_again(config: PreprocessConfig, out: Path) -> dict:
+def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
     if borrowed := config.model_fields_set - {"parsed", "subwords", "tree"}:
         raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
@@ -136,7 +178,7 @@ _OPEN_UNTIL = {
 }
 
 
-def _claim(config: PreprocessConfig, out: Path) -> None:
+def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
 
     A vocabulary size that does not suit the text can be changed without parsing again.
@@ -144,6 +186,8 @@ def _claim(config: PreprocessConfig, out: Path) -> None:
     path = out / "config.yaml"
     text = dump_settings(config)
     if path.exists():
+        if not path.read_bytes().strip():
+            raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
         old, new = (c.model_dump(mode="json", exclude={"splits"}) for c in (load_settings(PreprocessConfig, path), config))
         if old == new:
             return
@@ -159,11 +203,13 @@ def _claim(config: PreprocessConfig, out: Path) -> None:
 
 @dataclass
 class _Job:
+    """The stages of one data set, one after the other; each does what is missing."""
+
     config: PreprocessConfig
-    out: Path
+    out: AnyPath
     parser: dict
     target_parser: dict | None
-    base: Path | None = None  # holds text and parsed stage, if not `out`
+    base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
     def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
         """Filtered examples as shards. Another text under the same folder is refused."""
@@ -191,7 +237,7 @@ class _Job:
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 reasons = _reasons(_dropped(records)[split])
-                raise UserError(
+                raise NothingLeft(
                     f"splits.{split}: no example is left after the filters (dropped: {reasons}); change filters or files"
                 )
         columns = ["example_id", *inputs.columns()]
@@ -206,7 +252,7 @@ class _Job:
         marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
-        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs)
+        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs, config.parser.gpus_per_actor)
         columns = parsed_columns(config.parser, config.target_parser)
         facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
         write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
@@ -273,6 +319,7 @@ class _Job:
         text: Sequence[ShardRecord],
         marks: Sequence[str],
         jobs: Sequence[dict],
+        gpus_per_actor: float = 0,
     ) -> list[ShardRecord]:
         """Run the jobs of the shards that are not finished; returns all records in the order of `text`."""
         folder = self.out / stage
@@ -286,22 +333,28 @@ class _Job:
         by_name = {record.name: record for record in done if record}
         if len(by_name) == len(text):
             return [by_name[record.name] for record in text]
+        failed = sum(_fallbacks(record.counts) for record in by_name.values())
         with Progress(label, total, unit="sentences", initial=finished) as progress:
             for record in ray_job.run_shards(
-                worker, arguments, [job for job, old in zip(jobs, done, strict=True) if old is None]
+                worker,
+                arguments,
+                [job for job, old in zip(jobs, done, strict=True) if old is None],
+                folder=folder,
+                gpus_per_actor=gpus_per_actor,
             ):
                 by_name[record.name] = record
-                progress.update(record.rows)
+                failed += _fallbacks(record.counts)
+                progress.update(record.rows, f"{failed:,} without a parse" if failed else None)
         return [by_name[record.name] for record in text]
 
 
-def _stage_places(out: Path, base: Path) -> dict[str, str]:
+def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
     """Where text and parsed stage of `out` are: relative where they are neighbours, so that a folder of both can move."""
     place = f"../{base.name}" if base.parent == out.parent else str(base)
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 
 
-def _previous_index(folder: Path) -> dict | None:
+def _previous_index(folder: AnyPath) -> dict | None:
     """The index of a finished stage, None where there is none or it is damaged: the stage is then redone by its shards."""
     path = folder / "index.json"
     if not path.exists():
@@ -316,7 +369,7 @@ def _previous_index(folder: Path) -> dict | None:
     return None
 
 
-def _remove_leftovers(folder: Path) -> None:
+def _remove_leftovers(folder: AnyPath) -> None:
     """Temporary files of a job that was killed; the lock says that no other one is at work."""
     for path in folder.glob(".tmp-*"):
         path.unlink(missing_ok=True)
@@ -334,11 +387,24 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
+def parse_statuses(parsed: AnyPath, split: str) -> dict[str, int]:
+    """Sentences by parse_status; empty where the parsed stage is not there: training does not need it."""
+    if not (parsed / "index.json").exists():
+        return {}
+    totals = read_index(parsed)["totals"].get(split, {})
+    return {name.removeprefix("status."): count for name, count in totals.items() if name.startswith("status.")}
+
+
+def _fallbacks(counts: dict[str, int]) -> int:
+    """Sentences that got a flat tree because no parser could analyse them."""
+    return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
+
+
 def _reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
-def summary(index: dict, out: Path) -> str:
+def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
     for split, total in index["totals"].items():
@@ -346,4 +412,6 @@ def summary(index: dict, out: Path) -> str:
             f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
             f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
         )
+        if statuses := parse_statuses(stage_folder(out, "parsed"), split):
+            lines.append(f"    parse_status: {_reasons(statuses)}")
     return "\n".join(lines)

@@ -7,23 +7,35 @@ what is missing and nothing else.
 
 import json
 import logging
+import time
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import ray
 import ray.data
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from treeproc.files import TEMPORARY_PREFIX, atomic_write
 from treeproc.ray_session import start_ray
 from treeproc.settings import UserError
 from treeproc.shards import ShardRecord
+from treeproc.storage import AnyPath
+
+# A network file system may show a new file a moment later to another machine.
+_LOOKS, _PAUSE_S = 3, 1.0
 
 
 class _ShardActor:
     """Runs in an actor: builds the worker once, then does one row after the other."""
 
-    def __init__(self, worker_class: type, arguments: dict):
+    def __init__(self, worker_class: type, arguments: dict, token: AnyPath):
         self._worker, self._error = None, ""
         try:
+            # Nodes may join while the job runs, so every actor looks again.
+            if problem := _blindness(token):
+                raise UserError(problem)
             self._worker = worker_class(**arguments)
         except UserError as error:  # raised here, Ray would print its own traceback
             self._error = str(error)
@@ -46,37 +58,74 @@ def _silence_ray_data() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def actor_pool() -> tuple[int, float]:
-    """Number of single-threaded actors and the CPUs each one asks for.
+def _blindness(token: AnyPath) -> str:
+    """Why this node cannot work on the data set, or nothing when it sees the token."""
+    for look in range(_LOOKS):
+        try:
+            if token.exists():
+                return ""
+        except UserError as error:
+            return f"node {ray.util.get_node_ip_address()}: {error}"
+        time.sleep(_PAUSE_S * (look + 1 < _LOOKS))
+    return (
+        f"{token.parent} is not seen by node {ray.util.get_node_ip_address()}: put --out on storage that all nodes share, "
+        "or in an object store (s3://..., gs://...)"
+    )
 
-    One actor a core; together they leave one CPU of every node to Ray Data's own tasks, which
-    would otherwise wait for ever.
-    """
-    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-    total, smallest = sum(nodes), min((cpus for cpus in nodes if cpus), default=1)
-    if smallest > 1:
-        return total, (smallest - 1) / smallest
-    return max(1, total - 1), 1.0 if total > 1 else 0.0
+
+@contextmanager
+def _shared(folder: AnyPath) -> Iterator[AnyPath]:
+    """A token in `folder` that every node must see. Raises UserError for the first node of several that does not."""
+    token = folder / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
+    atomic_write(token, b"")
+    try:
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        if len(nodes) > 1:
+            probe = ray.remote(num_cpus=0)(_blindness)
+            places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+            answers = ray.get([probe.options(scheduling_strategy=place).remote(token) for place in places])
+            if problems := list(filter(None, answers)):
+                raise UserError(problems[0])
+        yield token
+    finally:
+        token.unlink(missing_ok=True)
 
 
-def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[ShardRecord]:
-    """Yield the record of every job as its shard lands on disk, in any order.
+def actor_pool(gpus_per_actor: float = 0.0) -> int:
+    """Number of single-threaded actors that the cluster has room for now: one a core, or as many as share its GPUs."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if gpus_per_actor and any(node.get("GPU") for node in nodes):
+        return max(1, sum(int(node.get("GPU", 0) / gpus_per_actor) for node in nodes))
+    return max(1, sum(int(node.get("CPU", 0)) for node in nodes))
 
-    A job is the keyword arguments of one call of the worker. Raises UserError when a worker does.
+
+def run_shards(
+    worker_class: type, arguments: dict, jobs: Sequence[dict], *, folder: AnyPath, gpus_per_actor: float = 0.0
+) -> Iterator[ShardRecord]:
+    """Yield the record of every job as its shard lands in `folder`, in any order.
+
+    A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
+    it; actors ask for GPUs where the cluster has any. Raises UserError when a worker does, and before any work when a
+    node does not see `folder`.
     """
     if not jobs:
         return
     start_ray()
     _silence_ray_data()
-    actors, cpus = actor_pool()
     rows = [{"job": json.dumps({k: asdict(v) if isinstance(v, ShardRecord) else v for k, v in job.items()})} for job in jobs]
-    records = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        _ShardActor,
-        fn_constructor_args=(worker_class, arguments),
-        compute=ray.data.ActorPoolStrategy(size=min(actors, len(rows)), max_tasks_in_flight_per_actor=2),
-        num_cpus=cpus,
-    )
-    for row in records.iter_rows():
-        if row["error"]:
-            raise UserError(row["error"])
-        yield ShardRecord(**json.loads(row["record"]))
+    with _shared(folder) as token:
+        records = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+            _ShardActor,
+            fn_constructor_args=(worker_class, arguments, token),
+            # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
+            # of this pipeline needs one.
+            compute=ray.data.ActorPoolStrategy(
+                min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(rows), max_tasks_in_flight_per_actor=2
+            ),
+            num_cpus=1.0,
+            num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
+        )
+        for row in records.iter_rows():
+            if row["error"]:
+                raise UserError(row["error"])
+            yield ShardRecord(**json.loads(row["record"]))

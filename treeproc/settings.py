@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from treeproc.errors import UserError
+from treeproc.storage import AnyPath, RemotePath, as_path
 
 
 class Settings(BaseModel):
@@ -99,14 +100,14 @@ def build_settings(cls: type[SettingsT], values: dict, where: str) -> SettingsT:
         raise UserError(f"{where}: {path + ': ' if path else ''}{message}") from None
 
 
-def load_settings(cls: type[SettingsT], path: Path | None, overrides: Sequence[str] = (), **values: Any) -> SettingsT:
+def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequence[str] = (), **values: Any) -> SettingsT:
     """Read settings from a YAML file, then `values`, then dotted `key=value` overrides."""
     merged: dict = {}
     where = "settings"
     if path is not None:
         where = str(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = as_path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', error)}") from None
         merged = read_yaml(text, where) or {}
@@ -144,7 +145,7 @@ def describe_fields(cls: type[Settings], prefix: str = "") -> str:
     return "\n".join(lines)
 
 
-def refuse_relative_in_job(paths: Mapping[str, Path]) -> None:
+def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
     """In a job of `ray job submit` the working folder is a temporary copy: what is written there is lost.
 
     Raises UserError for the first of the named paths that is relative.
@@ -152,22 +153,40 @@ def refuse_relative_in_job(paths: Mapping[str, Path]) -> None:
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
         return
     for name, path in paths.items():
-        if not Path(path).is_absolute():
+        if not path.is_absolute():
             raise UserError(
                 f"{name} must be an absolute path in a submitted job, but is {path}: "
                 "a job runs in a temporary copy of the working folder"
             )
 
 
-def build_arg_parser(description: str, settings: type[Settings]) -> argparse.ArgumentParser:
-    """The command line that every workflow shares: --config, --out, --sample and overrides."""
-    parser = argparse.ArgumentParser(
+class ArgumentParser(argparse.ArgumentParser):
+    """A wrong command line is a UserError like any other mistake."""
+
+    def error(self, message: str):
+        raise UserError(f"{message}; --help lists what there is")
+
+
+def _local_path(text: str) -> Path:
+    path = as_path(text)
+    if isinstance(path, RemotePath):
+        raise UserError(f"{path}: must be a local path here; data sets alone may lie in an object store")
+    return path
+
+
+def build_arg_parser(description: str, settings: type[Settings], *, remote_out: bool = False) -> argparse.ArgumentParser:
+    """The command line that every workflow shares: --config, --out, --sample and overrides.
+
+    With `remote_out` the results may go to an object store.
+    """
+    parser = ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
     )
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; the same command continues there")
+    out_path = as_path if remote_out else _local_path
+    parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
     parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
     return parser

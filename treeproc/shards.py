@@ -1,16 +1,18 @@
-"""Arrow shards on disk: atomic writer, sidecars, `index.json`, memory-mapped reader.
+"""Arrow shards on disk or in an object store: atomic writer, sidecars, `index.json`, memory-mapped reader.
 
 A shard counts as written when its sidecar `.json` is there: the shard is written to a temporary
 file, synced, renamed, and only then its sidecar the same way. `index.json` merges the sidecars of
 a finished stage. A process killed at any moment leaves finished shards and temporary files behind,
-never half a shard.
+never half a shard. Objects are read through a local copy (`treeproc.cache`).
 """
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +20,14 @@ import pyarrow as pa
 import pyarrow.compute
 
 from treeproc.arrow import Batches, column_views, ipc_bytes, pick
+from treeproc.cache import local_copy
+from treeproc.errors import UserError
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
-from treeproc.settings import UserError
+from treeproc.storage import AnyPath, as_path
+
+# Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
+_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def write_shard(
-    folder: Path,
+    folder: AnyPath,
     name: str,
     rows: Sequence[dict] | Batches,
     schema: pa.Schema,
@@ -74,11 +81,11 @@ def write_shard(
     return record
 
 
-def sidecar_path(shard: Path) -> Path:
+def sidecar_path(shard: AnyPath) -> AnyPath:
     return shard.with_suffix(".json")
 
 
-def finished_shard(folder: Path, name: str, fingerprint: str) -> ShardRecord | None:
+def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
     """The record of a shard that is whole, hash included, and of this fingerprint; else None."""
     try:
         record = ShardRecord(**json.loads(sidecar_path(folder / name).read_bytes()))
@@ -88,7 +95,7 @@ def finished_shard(folder: Path, name: str, fingerprint: str) -> ShardRecord | N
     return record if whole else None
 
 
-def write_index(folder: Path, records: Iterable[ShardRecord], **facts: object) -> dict:
+def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object) -> dict:
     """Merge sidecars into `index.json`, the mark of a finished stage.
 
     `facts` go into the index as they are: the fingerprint of the stage, what was dropped, which
@@ -108,7 +115,7 @@ def write_index(folder: Path, records: Iterable[ShardRecord], **facts: object) -
     return index
 
 
-def read_index(folder: Path) -> dict:
+def read_index(folder: AnyPath) -> dict:
     """The index of a finished stage. Raises UserError when it is missing or of another version."""
     index = read_json(folder / "index.json")
     if index.get("schema_version") != SCHEMA_VERSION:
@@ -121,26 +128,34 @@ def read_index(folder: Path) -> dict:
     return index
 
 
-def stage_folder(data: Path, stage: str) -> Path:
+def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 
     Text and parsed stage may be those of another data set, which the index of the encoded stage names.
     """
     place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
     # A neighbour's place begins with ../ and is found without it: object stores have no such step.
-    return data.parent / place.removeprefix("../") if place.startswith("../") else data / place
+    if place.startswith("../"):
+        return data.parent / place.removeprefix("../")
+    path = as_path(place)
+    return path if path.is_absolute() else data / place
 
 
-def check_hashes(folder: Path, *splits: str) -> None:
+def check_hashes(folder: AnyPath, *splits: str) -> None:
     """Read the shards of these splits, and what the index names beside them, once.
 
-    Raises UserError for the first file that is missing, cut off, or whose bytes are not what the index says.
+    Of objects, the local copies are read, which are loaded where they are missing or damaged. Raises UserError for the
+    first file that is missing, cut off, or whose bytes are not what the index says.
     """
     shards = [shard for split in splits for shard in open_shards(folder, split)]
     hashes = {shard.record.name: shard.record.sha256 for shard in shards}
     for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
         path = folder / name
-        if not path.exists() or file_sha256(path) != sha256:
+        try:
+            whole = file_sha256(local_copy(path, sha256, recheck=True)) == sha256
+        except FileNotFoundError:
+            whole = False
+        if not whole:
             raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
 
 
@@ -150,10 +165,11 @@ class Shard:
     Raises UserError when the file is missing, was cut off, or does not fit its index record.
     """
 
-    def __init__(self, folder: Path, record: ShardRecord):
+    def __init__(self, folder: AnyPath, record: ShardRecord):
         path = folder / record.name
         try:
-            size = path.stat().st_size
+            local = local_copy(path, record.sha256)
+            size = local.stat().st_size
         except OSError:
             raise UserError(f"{path} is missing; run workflows/preprocess.py again to restore it") from None
         if size != record.bytes:
@@ -161,7 +177,7 @@ class Shard:
                 f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
             )
         try:
-            with pa.memory_map(str(path)) as source:
+            with pa.memory_map(str(local)) as source:
                 reader = pa.ipc.open_file(source)
                 batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
         except (OSError, pa.ArrowException) as error:
@@ -182,7 +198,7 @@ class Shard:
         return (self.row(i) for i in range(len(self)))
 
 
-def open_shards(folder: Path, split: str) -> list[Shard]:
+def open_shards(folder: AnyPath, split: str) -> list[Shard]:
     """The shards of one split, in order. Raises UserError when the split is not there."""
     index = read_index(folder)
     records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
@@ -191,11 +207,12 @@ def open_shards(folder: Path, split: str) -> list[Shard]:
     return [Shard(folder, record) for record in records]
 
 
-def read_lengths(folder: Path, split: str) -> dict[str, np.ndarray]:
+def read_lengths(folder: AnyPath, split: str) -> dict[str, np.ndarray]:
     """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces."""
     path = folder / "lengths.arrow"
     try:
-        with pa.memory_map(str(path)) as source:
+        local = path if isinstance(path, Path) else local_copy(path, read_index(folder)["files"]["lengths.arrow"])
+        with pa.memory_map(str(local)) as source:
             table = pa.ipc.open_file(source).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(f"{path} cannot be read ({error}); run workflows/preprocess.py again") from None
@@ -203,7 +220,7 @@ def read_lengths(folder: Path, split: str) -> dict[str, np.ndarray]:
     return {name: chosen[name].to_numpy() for name in LENGTHS_SCHEMA.names if name != "split"}
 
 
-def tables(folder: Path, split: str) -> dict[str, pa.Table]:
+def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
     """Flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
     parts: dict[str, list[pa.Table]] = {"leaves": [], "nodes": [], "spans": []}
     for shard in open_shards(folder, split):
@@ -215,6 +232,7 @@ def tables(folder: Path, split: str) -> dict[str, pa.Table]:
     return {name: pa.concat_tables(tables_) for name, tables_ in parts.items()}
 
 
-def finished_shards(folder: Path, names: Sequence[str], marks: Sequence[str]) -> list[ShardRecord | None]:
+def finished_shards(folder: AnyPath, names: Sequence[str], marks: Sequence[str]) -> list[ShardRecord | None]:
     """For every shard its record where it is whole and up to date, else None."""
-    return [finished_shard(folder, name, mark) for name, mark in zip(names, marks, strict=True)]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return list(pool.map(partial(finished_shard, folder), names, marks))

@@ -184,6 +184,10 @@ class Subwords:
         """Text of sequences of piece ids."""
         return self._decoder.decode([list(map(int, row)) for row in pieces])
 
+    def names(self, pieces: Sequence[int]) -> list[str]:
+        """The pieces as they stand in the vocabulary."""
+        return [self._decoder.id_to_piece(int(piece)) for piece in pieces]
+
     def _encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """(pieces of all texts, pieces per text), every different text once."""
         coded = texts.dictionary_encode()

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from treeproc.dry_run import dry_run
 from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits, summary
 from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
@@ -11,18 +12,23 @@ SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, PreprocessConfig).parse_intermixed_args(argv)
+    parser = build_arg_parser(__doc__, PreprocessConfig, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the job would do and how long, and leave --out alone")
+    args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
         raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
-    if args.out is None:
+    if args.out is None and not args.dry_run:
         raise UserError("preprocess.py needs --out DIR, the folder for the shards")
     if args.sample:
         config = load_settings(PreprocessConfig, SAMPLE_CONFIG, args.overrides, splits=sample_splits())
     else:
         config = load_settings(PreprocessConfig, args.config, args.overrides)
-    refuse_relative_in_job({"--out": args.out})
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
+    if args.dry_run:
+        print(dry_run(config))
+        return
+    refuse_relative_in_job({"--out": args.out})
     print(summary(preprocess(config, args.out.absolute()), args.out))
 
 

@@ -15,6 +15,7 @@ from treenet.inference.translate import detokenize, read_references, read_split,
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
+from treeproc.storage import DataPath
 
 SCORES = "scores.json"
 
@@ -23,7 +24,7 @@ class EvaluateSettings(Settings):
     """What to translate and how."""
 
     split: str = Field("test", description="split of the data set to translate")
-    data: Path | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )

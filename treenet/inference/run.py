@@ -14,6 +14,7 @@ from treenet.training.run import load_trained
 from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import read_index
+from treeproc.storage import AnyPath
 
 AVERAGED = "averaged"
 UNTRAINED = "untrained"
@@ -27,7 +28,7 @@ class LoadedRun:
     config: TrainConfig
     processor: SentencePieceProcessor
     checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
-    data: Path  # data set folder
+    data: AnyPath  # data set folder
     own_data: bool  # whether that is the data set of the training, trees included
 
 
@@ -51,7 +52,7 @@ def load_run(
     run: Path,
     *,
     checkpoint: str = AVERAGED,
-    data: Path | None = None,
+    data: AnyPath | None = None,
     untrained: bool = False,
     device: torch.device | str = "cpu",
 ) -> LoadedRun:
@@ -95,10 +96,10 @@ def load_run(
     )
 
 
-def load_processor(data: Path) -> SentencePieceProcessor:
+def load_processor(data: AnyPath) -> SentencePieceProcessor:
     """The sentencepiece model of a data set. Raises UserError when it is missing or broken."""
     path = data / "encoded" / "vocab" / "pieces.model"
     try:
-        return SentencePieceProcessor(model_file=str(path))
+        return SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError):
         raise UserError(f"{path} cannot be read; run workflows/preprocess.py again") from None

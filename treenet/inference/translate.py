@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from treenet.inference.search import Hypothesis, beam_search
 from treenet.plan import cut_batches
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
+from treeproc.storage import AnyPath
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.
 WINDOW = 4096
@@ -59,20 +59,20 @@ def detokenize(processor: SentencePieceProcessor, hypothesis: Hypothesis) -> str
     return " ".join(processor.decode(list(hypothesis.ids)).splitlines())
 
 
-def split_order(data: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
+def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
     """(shard, row) of every example of a split, by example_id: the order of the lines that were read."""
     lengths = read_lengths(data / "encoded", split)
     order = np.argsort(lengths["example_id"], kind="stable")
     return lengths["shard"][order], lengths["row"][order]
 
 
-def read_split(data: Path, stage: str, split: str) -> Iterator[dict]:
+def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
     """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when shards are missing."""
     shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, stage), split)}
     return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
 
 
-def read_references(data: Path, split: str) -> list[str]:
+def read_references(data: AnyPath, split: str) -> list[str]:
     """Lines of the side that models write, in example order, lower-cased where the pieces are.
 
     Raises UserError when text and encoded shards differ in their examples.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from treeproc.settings import UserError
+from treeproc.storage import RemotePath
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
@@ -21,9 +22,9 @@ def _open(path: Path) -> IO[bytes]:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
     try:
-        return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+        return gzip.open(path.open("rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -75,11 +76,16 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
     archive's part that is asked for is held in memory, because it can be read from front to back alone.
     """
     for path in paths:
-        archive = next((p for p in (path, *path.parents) if p.name.endswith(_ARCHIVES) and p.is_file()), None)
+        archive = next(
+            (p for p in (path, *(path.parents if isinstance(path, Path) else ())) if p.name.endswith(_ARCHIVES) and p.is_file()),
+            None,
+        )
         if archive is not None:
-            members = _members(archive, path.relative_to(archive).as_posix())
+            members = _members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else ".")
             yield from ((name, _lines([content], name)) for name, content in members)
         elif path.is_dir():
+            if isinstance(path, RemotePath):
+                raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
             files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
             if not files:
                 raise UserError(f"{path} holds no files")
@@ -92,7 +98,7 @@ def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:
     """Names and contents of the files below `folder` of a tar archive, `.` being all of it, by name."""
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(archive, "r|*") as tar:
+        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|*") as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
                 inside = folder == "." or name == folder or name.startswith(f"{folder}/")

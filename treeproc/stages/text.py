@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -17,6 +16,7 @@ from treeproc.readers import FORMATS, read_rows
 from treeproc.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.settings import Settings, UserError
 from treeproc.shards import ShardRecord, finished_shard, write_shard
+from treeproc.storage import AnyPath, DataPath
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _REPORT_EVERY = 1_000_000
 class SplitFiles(Settings):
     """One split: files of a side are read one after the other."""
 
-    source: list[Path] = Field([], description="files of the source side, plain or .gz; some formats take folders and .tar.gz")
-    target: list[Path] = Field([], description="files of the target side, for formats that have one")
+    source: list[DataPath] = Field([], description="files of the source side, plain or .gz; some formats: folders, .tar.gz")
+    target: list[DataPath] = Field([], description="files of the target side, for formats that have one")
     hold_out: int | None = Field(None, ge=2, description="instead of files: every n-th example of train, which train then lacks")
 
     @model_validator(mode="after")
@@ -136,7 +136,7 @@ def later_duplicates(keys: bytes | bytearray) -> np.ndarray:
 class TextWriter:
     """The second pass: examples that stay, as text shards. A shard covers a fixed range of examples of the input."""
 
-    folder: Path
+    folder: AnyPath
     inputs: Inputs
     filters: FilterConfig
     scans: Mapping[str, Scan]

@@ -1,0 +1,93 @@
+"""The figures of `treeproc.inspect` against a slow count of every row."""
+
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from toydata import write_toy_data
+
+from treeproc.inspect import SplitStatistics, describe, draw_example, histogram, plot, statistics
+from treeproc.settings import UserError
+from treeproc.shards import Shard, open_shards
+from treeproc.subwords import LabelVocab
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_toy_data(tmp_path_factory.mktemp("inspect") / "data", train=1500, shards=1)
+
+
+def levels(parents) -> int:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)
+
+
+def test_figures_are_those_of_a_slow_count(data):
+    """The shard has two record batches, so offsets that start anew are covered."""
+    rows = [row for shard in open_shards(data / "encoded", "train") for row in shard.rows()]
+    figures = statistics(data / "encoded", "train")
+    assert figures.rows == len(rows) == 1500
+    assert figures.leaves == sum(len(row["leaves"]["piece"]) for row in rows)
+    assert figures.nodes == sum(len(row["nodes"]["label"]) for row in rows)
+    assert figures.words == sum(row["leaves"]["word_index"][-1] + 1 for row in rows)
+    assert figures.tgt_pieces == sum(len(row["tgt_pieces"]) for row in rows)
+    for counts, expected in (
+        (figures.labels, Counter(int(label) for row in rows for label in row["nodes"]["label"])),
+        (figures.lengths, Counter(len(row["leaves"]["piece"]) for row in rows)),
+        (figures.depths, Counter(levels(row["nodes"]["parent"]) for row in rows)),
+    ):
+        assert {i: int(count) for i, count in enumerate(counts) if count} == expected
+
+
+def test_the_report_names_shares_labels_and_what_was_dropped(data):
+    text, figures = describe(data)
+    share = figures["train"].leaves / (figures["train"].leaves + figures["train"].nodes)
+    assert f"leaves / nodes: {share:.1%} / {1 - share:.1%}" in text and "train: 1,500 examples" in text
+    assert "parse_status: none" in text and "dropped: none" in text
+    names = LabelVocab.load(data / "encoded" / "vocab" / "labels.txt").names
+    commonest = names[int(np.argmax(figures["train"].labels))]
+    assert text.partition("  labels\n")[2].split()[0] == commonest
+
+
+def test_histograms_lose_nothing():
+    counts = np.array([0, 3, 0, 5] + [0] * 30 + [2])
+    lines = histogram(counts, "x")
+    assert sum(int(line.split()[1]) for line in lines[1:]) == 10 and len(lines) <= 13
+    assert lines[1].split()[0] == "0-2" and histogram(np.zeros(3, int), "x") == []
+
+
+def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
+    row = next(row for row in open_shards(data / "encoded", "valid")[0].rows() if row["example_id"] == 3)
+    text = draw_example(data, "valid", 3)
+    lines = text.splitlines()
+    assert lines[0] == f"valid example 3: {len(row['leaves']['piece'])} leaves, {len(row['nodes']['label'])} nodes"
+    assert len(lines) == 3 + len(row["leaves"]["piece"]) + len(row["nodes"]["label"])
+    source, target = (line.partition(": ")[2] for line in lines[-2:])
+    assert target.replace(" ", "").replace("▁", " ").split() == list(reversed(source.split()))
+    with pytest.raises(UserError, match=r"valid has no example 99 \(ids: 0 to 11"):
+        draw_example(data, "valid", 99)
+    plot(describe(data)[1], tmp_path / "x.png")
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command(data):
+    run = subprocess.run([sys.executable, "-m", "treeproc.inspect", str(data)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and "levels of nodes of an example" in run.stdout, run.stderr
+    for arguments, message in (([str(data), "--splt", "x"], "unrecognized arguments"), ([str(data / "no")], "is missing")):
+        run = subprocess.run([sys.executable, "-m", "treeproc.inspect", *arguments], capture_output=True, text=True, timeout=120)
+        assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1
+
+
+def test_a_million_rows_take_seconds(data):
+    """Extrapolated from 30,000 rows; a loop over rows would take minutes."""
+    shard: Shard = open_shards(data / "encoded", "train")[0]
+    figures = SplitStatistics()
+    started = time.process_time()
+    for _ in range(20):
+        figures.add(shard)
+    assert figures.rows == 30_000 and (time.process_time() - started) / 30_000 * 1e6 < 30

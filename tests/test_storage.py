@@ -1,0 +1,187 @@
+"""Data sets in an object store: the same job, the same bytes, the same guarantees, over a real S3 server."""
+
+import gzip
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow.fs
+import pytest
+from object_store import SECRET, s3_server
+
+from treenet.config import TrainConfig
+from treenet.data import ExampleSource
+from treeproc.cache import cache_folder, local_copy
+from treeproc.files import atomic_write, file_sha256, locked
+from treeproc.preprocess import SAMPLE
+from treeproc.settings import UserError, dump_settings, load_settings
+from treeproc.shards import check_hashes, read_lengths
+from treeproc.storage import RemotePath, _file_system, as_path
+from treeproc.verify import verify
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as uri:
+        yield uri
+
+
+@pytest.fixture
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+
+
+def test_uris_become_remote_paths_and_nothing_else_does():
+    path = as_path("s3://bucket/a//b/")
+    assert path == RemotePath("s3", "bucket/a/b") and str(path / "text") == "s3://bucket/a/b/text"
+    assert (path / "x.arrow").with_suffix(".json").name == "x.json" and path.parent == as_path("s3://bucket/a")
+    assert isinstance(as_path("data/x"), Path) and pickle.loads(pickle.dumps(path)) == path
+    for bad in ("http://host/x", "s3://", "s3://key:secret@bucket/x", "s3://bucket/x?endpoint_override=y"):
+        with pytest.raises(UserError, match="must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME") as error:
+            as_path(bad)
+        assert "secret" not in str(error.value)
+    with pytest.raises(TypeError):
+        open(path)
+
+
+def test_settings_keep_uris(tmp_path):
+    config = load_settings(TrainConfig, None, ["data=s3://bucket/data"])
+    assert config.data == as_path("s3://bucket/data")
+    (tmp_path / "c.yaml").write_text(dump_settings(config))
+    assert load_settings(TrainConfig, tmp_path / "c.yaml") == config
+    with pytest.raises(UserError, match="data: http://...: must be a local path"):
+        load_settings(TrainConfig, None, ["data=http://host/data"])
+
+
+def test_objects_behave_like_files(bucket):
+    folder = as_path(bucket) / "objects"
+    assert not folder.exists() and list(folder.glob("*")) == []
+    with pytest.raises(FileNotFoundError):
+        (folder / "a.txt").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        (folder / "a.txt").unlink()
+    (folder / "a.txt").unlink(missing_ok=True)
+    content = os.urandom(12 << 20)  # large enough for an upload in parts
+    for name, value in {"b.bin": content, "a.txt": b"eins\nzwei\n", ".tmp-x": b""}.items():
+        atomic_write(folder / name, value)
+    assert [path.name for path in folder.glob("*")] == [".tmp-x", "a.txt", "b.bin"]
+    assert [path.name for path in folder.glob(".tmp-*")] == [".tmp-x"]
+    assert folder.is_dir() and (folder / "a.txt").is_file() and (folder / "b.bin").size() == len(content)
+    assert (folder / "b.bin").read_bytes() == content and list((folder / "a.txt").open()) == [b"eins\n", b"zwei\n"]
+    assert file_sha256(folder / "b.bin") == file_sha256(local_copy(folder / "b.bin", file_sha256(folder / "b.bin")))
+
+
+def test_what_the_store_refuses_is_one_line_without_keys(bucket):
+    with pytest.raises(UserError, match="s3://nobucket/x: the object store refuses: .*check bucket") as error:
+        atomic_write(as_path("s3://nobucket/x"), b"x")
+    assert "\n" not in str(error.value) and SECRET not in str(error.value)
+
+
+def test_the_cache_loads_once_and_checks(bucket, fresh_cache):
+    path = as_path(bucket) / "cached.bin"
+    atomic_write(path, b"0123456789" * 100_000)
+    digest = file_sha256(path)
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(lambda _: local_copy(path, digest), range(8)))
+    assert len(set(copies)) == 1 and file_sha256(copies[0]) == digest
+    copies[0].write_bytes(b"damaged")
+    assert file_sha256(local_copy(path, digest, recheck=True)) == digest
+    copies[0].unlink()
+    atomic_write(path, b"1" + path.read_bytes()[1:])
+    with pytest.raises(UserError, match=r"s3://bucket/cached.bin is damaged: its hash"):
+        local_copy(path, digest)
+    assert [file.name for file in cache_folder().rglob("*") if file.is_file()] == [".lock"]
+
+
+def test_one_machine_has_one_writer(bucket):
+    folder = as_path(bucket) / "lock"
+    with locked(folder), pytest.raises(UserError, match="another process is writing to s3://bucket/lock"), locked(folder):
+        pass
+
+
+def local_snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+def remote_snapshot(folder: RemotePath) -> dict[str, bytes]:
+    selector = pyarrow.fs.FileSelector(folder.key, recursive=True)
+    infos = _file_system(folder.scheme).get_file_info(selector)
+    files = sorted(info.path for info in infos if info.is_file)
+    return {key.removeprefix(folder.key + "/"): RemotePath(folder.scheme, key).read_bytes() for key in files}
+
+
+@pytest.fixture(scope="module")
+def command(bucket, tmp_path_factory, repository):
+    """Command line of a small job whose input files are objects, all but `--out`."""
+    folder, inputs = tmp_path_factory.mktemp("job"), as_path(bucket) / "inputs"
+    for side in ("en", "de"):
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).split(b"\n")[:60]
+        atomic_write(inputs / f"train.{side}.gz", gzip.compress(b"\n".join(lines) + b"\n"))
+    train = {"source": [str(inputs / "train.en.gz")], "target": [str(inputs / "train.de.gz")]}
+    config = {"splits": {"train": train}, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 400}, "rows_per_shard": 10}
+    (folder / "config.yaml").write_text(json.dumps(config))
+    script = str(repository / "workflows" / "preprocess.py")
+    return [sys.executable, script, "--config", str(folder / "config.yaml"), "--out"]
+
+
+@pytest.fixture(scope="module")
+def data(bucket, command, tmp_path_factory):
+    """The data set in the store, of a job that was killed once and run again, and the same one on disk."""
+    logs, local = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("local") / "data"
+    remote = as_path(bucket) / "data"
+    with open(logs / "killed", "w") as log:
+        job = subprocess.Popen([*command, str(remote)], stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 200
+        while not list((remote / "parsed").glob("train-*.json")):
+            assert job.poll() is None and time.monotonic() < deadline, (logs / "killed").read_text()
+            time.sleep(0.05)
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    assert not (remote / "encoded" / "index.json").exists()
+    for out in (remote, local):
+        run = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=280)
+        assert run.returncode == 0, run.stderr
+        (logs / "output").open("a").write(run.stdout + run.stderr)
+    assert "parse: " in run.stderr and SECRET not in (logs / "output").read_text()
+    return remote, local
+
+
+@pytest.mark.timeout(600)
+def test_killed_and_rerun_gives_the_bytes_of_the_local_job(data):
+    remote, local = data
+    there = remote_snapshot(remote)
+    assert there == local_snapshot(local)
+    assert not any(secret in content for content in there.values() for secret in (SECRET.encode(), b"127.0.0.1"))
+
+
+def test_training_reads_the_objects(data, fresh_cache):
+    remote, local = (path / "encoded" for path in data)
+    check_hashes(remote, "train")
+    there, here = ExampleSource(remote, "train"), ExampleSource(local, "train")
+    assert len(there) == len(here) > 50
+    assert there.batch(range(8)).leaf_pieces.tolist() == here.batch(range(8)).leaf_pieces.tolist()
+    assert read_lengths(remote, "train")["leaves"].tolist() == here.lengths["leaves"].tolist()
+
+
+def test_a_flipped_byte_is_found_and_a_rerun_heals_it(data, command, fresh_cache):
+    remote, _ = data
+    victim = next((remote / "encoded").glob("train-00002-*.arrow"))
+    whole = victim.read_bytes()
+    middle = len(whole) // 2
+    victim.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    with pytest.raises(UserError, match=r"train-00002-.*\.arrow is damaged: its hash"):
+        ExampleSource(remote / "encoded", "train")
+    problems = verify(remote).problems
+    assert any(problem.path == victim and "hash" in problem.what for problem in problems)
+    subprocess.run([*command, str(remote)], check=True, capture_output=True, timeout=280)
+    assert victim.read_bytes() == whole and not verify(remote).problems

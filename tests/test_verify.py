@@ -1,0 +1,196 @@
+"""Every kind of damage and every broken rule is found, and a rerun mends the damage."""
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from strategies import batches, trees
+from toydata import write_toy_data
+
+from treeproc.checks import arc_problems, node_depths, tree_problems
+from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.schema import ENCODED_SCHEMA
+from treeproc.shards import ShardRecord, open_shards, read_index, write_index, write_shard
+from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
+from treeproc.verify import advice, verify
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches())
+def test_sound_trees_have_no_problem_and_their_depths(batch):
+    offsets, spans, parents, leaves = flat(batch)
+    bare = [(row, "leaves without a node") for row, tree in enumerate(batch) if not tree.spans]
+    assert list(tree_problems(offsets, spans, parents, leaves)) == bare
+    expected = [depth for tree in batch for depth in slow_depths(tree.parents)]
+    assert node_depths(offsets, spans["subtree_end"]).tolist() == expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(trees(max_roots=1), trees(max_roots=1))
+def test_any_change_of_a_tree_is_found_in_its_row(first, second):
+    """Against the slow oracle: whatever `check_tree` and a rebuilt tree refuse is found, and only there."""
+    for node in range(len(second.spans)):
+        for name in ("start", "end", "subtree_end", "parent"):
+            for step in (-1, 1, 3):
+                offsets, spans, parents, leaves = flat([first, second, first])
+                changed = parents if name == "parent" else spans[name]
+                changed[len(first.spans) + node] += step
+                rows = {row for row, what in tree_problems(offsets, spans, parents, leaves) if what != "leaves without a node"}
+                assert rows == ({1} if refused(offsets, spans, parents, leaves, 1) else set()), (name, step)
+
+
+def flat(batch):
+    spans = np.concatenate([tree.span_array for tree in batch])
+    offsets = np.concatenate([[0], np.cumsum([len(tree.spans) for tree in batch])])
+    columns = {name: spans[:, i].copy() for i, name in enumerate(("start", "end", "subtree_end"))}
+    parents = np.array([parent for tree in batch for parent in tree.parents], int)
+    return offsets, columns, parents, np.array([tree.num_leaves for tree in batch])
+
+
+def slow_depths(parents) -> list[int]:
+    out = []
+    for parent in parents:
+        out.append(0 if parent < 0 else out[parent] + 1)
+    return out
+
+
+def refused(offsets, spans, parents, leaves, row) -> bool:
+    part = slice(offsets[row], offsets[row + 1])
+    tree = SpanTree(["X"] * len(parents[part]), spans["start"][part].tolist(), spans["end"][part].tolist())
+    try:
+        check_tree(tree, int(leaves[row]))
+    except ValueError:
+        return True
+    rebuilt = parents_and_subtree_ends(tree)
+    return rebuilt != (parents[part].tolist(), spans["subtree_end"][part].tolist())
+
+
+def test_arcs_must_be_trees():
+    offsets = np.array([0, 3, 6, 8, 9])
+    good = np.array([1, -1, 1, -1, 0, 1, 1, -1, -1])
+    words = np.array([3, 3, 2, 1])
+    assert list(arc_problems(offsets, good, words)) == []
+    circle = good.copy()
+    circle[3:6] = [2, 0, 1]
+    assert list(arc_problems(offsets, circle, words)) == [(1, "arcs form a circle")]
+    outside = good.copy()
+    outside[0] = 3
+    assert list(arc_problems(offsets, outside, words)) == [(0, "a governor is no word of the sentence")]
+    assert list(arc_problems(offsets, good, np.array([3, 3, 2, 2]))) == [(3, "arcs and words differ in number")]
+
+
+def rewrite(data, change) -> ShardRecord:
+    """Put changed rows into the first encoded training shard, with right hashes everywhere."""
+    folder = data / "encoded"
+    index = read_index(folder)
+    shard = open_shards(folder, "train")[0]
+    rows = [{name: listed(value) for name, value in row.items()} for row in shard.rows()]
+    change(rows)
+    old = shard.record
+    new = write_shard(
+        folder, old.name, rows, ENCODED_SCHEMA,
+        split="train", index=old.index, fingerprint=old.fingerprint, counts=Counter(old.counts),
+    )  # fmt: skip
+    facts = {name: value for name, value in index.items() if name not in ("schema_version", "totals", "shards")}
+    write_index(folder, [new if r["name"] == new.name else ShardRecord(**r) for r in index["shards"]], **facts)
+    return new
+
+
+def listed(value):
+    if isinstance(value, dict):
+        return {name: list(column) for name, column in value.items()}
+    return value if isinstance(value, int) else list(value)
+
+
+def set_item(row, column, name, value, place=0):
+    def change(rows):
+        rows[row][column][name][place] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (set_item(2, "leaves", "piece", 10_000), r"leaves.piece is not below"),
+        (set_item(2, "nodes", "label", 5), "nodes.label is not below 5"),
+        (set_item(2, "leaves", "word_index", 1), "leaves.word_index does not count the words from 0"),
+        (set_item(2, "spans", "end", 99), "a span is empty or leaves the sentence"),
+        (set_item(2, "spans", "subtree_end", 0), "subtree_end does not follow"),
+        (set_item(2, "nodes", "parent", 0), "parent does not follow"),
+        (lambda rows: rows[2].update(tgt_pieces=[-1]), "tgt_pieces is not below"),
+    ],
+)
+def test_wrong_rows_with_right_hashes_are_named(change, what, tmp_path):
+    data = write_toy_data(tmp_path / "data")
+    record = rewrite(data, change)
+    report = verify(data)
+    found = [problem for problem in report.problems if problem.row is not None]
+    assert [(p.path.name, p.row, p.example_id) for p in found] == [(record.name, 2, 2)]
+    assert what in found[0].what and "into a new --out" in advice(report, data)
+
+
+def test_lengths_and_examples_must_be_those_of_the_shards(tmp_path):
+    data = write_toy_data(tmp_path / "data")
+    rewrite(data, lambda rows: rows[1].update(example_id=0))
+    whats = {(p.path.name, p.what) for p in verify(data).problems}
+    assert ("lengths.arrow", "example_id of train are not those of the shards") in whats
+    assert any(what == "example_id does not rise" for _, what in whats)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verify")
+    for side in ("en", "de"):
+        (folder / side).write_text("".join(f"The cat number {i} sees a dog .\n" for i in range(24)))
+    values = {
+        "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
+        "parser": {"name": "shipped"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 4,
+    }  # fmt: skip
+    config, data = PreprocessConfig.model_validate(values), folder / "data"
+    preprocess(config, data)
+    return config, data
+
+
+def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
+    """A flipped byte, a cut shard and a missing file in each stage, and the files beside them."""
+    config, data = job
+    assert not verify(data).problems
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    damaged = {}
+    for stage in ("text", "parsed", "encoded"):
+        flipped, cut, missing, sidecar = sorted((data / stage).glob("train-*.arrow"))[:4]
+        content = flipped.read_bytes()
+        flipped.write_bytes(
+            content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 4]) + content[len(content) // 2 + 1 :]
+        )
+        cut.write_bytes(cut.read_bytes()[:-100])
+        missing.unlink()
+        sidecar.with_suffix(".json").unlink()
+        damaged |= {flipped: "hash", cut: "bytes, but has", missing: "is missing", sidecar: ".json is missing"}
+    for name, what in {"lengths.arrow": "hash", "vocab/labels.txt": "is missing"}.items():
+        damaged[data / "encoded" / name] = what
+    (data / "encoded" / "lengths.arrow").write_bytes(before[data / "encoded" / "lengths.arrow"][:-1] + b"?")
+    (data / "encoded" / "vocab" / "labels.txt").unlink()
+
+    run = subprocess.run([sys.executable, "-m", "treeproc.verify", str(data)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2
+    *lines, last = run.stdout.splitlines()
+    for path, what in damaged.items():
+        assert any(line.startswith(f"{path}: ") and what in line for line in lines), (path, run.stdout)
+    assert {line.split(": ")[0] for line in lines} <= {str(path) for path in damaged}
+    assert last.endswith(f"python workflows/preprocess.py --config {data / 'config.yaml'} --out {data}")
+
+    preprocess(config, data)
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+    run = subprocess.run([sys.executable, "-m", "treeproc.verify", str(data)], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0 and "no problem" in run.stdout.splitlines()[-1] and "24/24 rows" not in run.stdout
+
+
+def test_no_data_set_is_one_line(tmp_path):
+    for arguments, message in (([str(tmp_path)], "holds no data set"), ([], "required: DATA")):
+        run = subprocess.run([sys.executable, "-m", "treeproc.verify", *arguments], capture_output=True, text=True, timeout=120)
+        assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1

@@ -1,0 +1,58 @@
+"""What a preprocessing job would do and how long it would take, from its own text stage and a few hundred parsed sentences."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from treeproc.parsers import describe_in_words
+from treeproc.preprocess import PreprocessConfig, count_lines, text_alone
+from treeproc.ray_job import actor_pool
+from treeproc.ray_session import start_ray
+from treeproc.shards import Shard, ShardRecord, write_shard
+from treeproc.stages.parse import ParseShard
+
+_PROBE_ROWS = 500
+
+
+def dry_run(config: PreprocessConfig) -> str:
+    """Filter all input into a temporary folder, parse a sample of it, and report. Raises UserError as the job would."""
+    with tempfile.TemporaryDirectory(prefix="tree-attention-") as name:
+        folder = Path(name)
+        parser, records = text_alone(config, folder)
+        probe = write_probe(folder, records)
+        started = time.monotonic()
+        worker = ParseShard(folder, config.parser, config.target_parser)
+        loaded = time.monotonic()
+        (folder / "parsed").mkdir()
+        parsed = worker(text=probe, mark="probe")
+        seconds = time.monotonic() - loaded
+    start_ray()
+    actors = min(actor_pool(config.parser.gpus_per_actor), len(records))
+    rate = probe.rows / seconds
+    total = sum(record.rows for record in records)
+    failures = sum(n for status, n in parsed.counts.items() if status.startswith("status.") and status != "status.parsed")
+    lines = [
+        "dry run, nothing is written to --out",
+        *count_lines(records),
+        f"  parser: {describe_in_words(parser)}",
+        f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} actors",
+        f"  probe: {probe.rows:,} sentences in {seconds:.1f} s, {rate:,.1f} sentences/s by one actor, {failures} without a parse",
+        f"  parsing takes about {(total / (rate * actors) + loaded - started) / 3600:.2f} hours",
+    ]
+    return "\n".join(lines)
+
+
+def write_probe(folder: Path, records: Sequence[ShardRecord]) -> ShardRecord:
+    """One shard of rows that lie evenly over all shards, so that their lengths are those of the whole."""
+    total = sum(record.rows for record in records)
+    wanted = {i * total // min(total, _PROBE_ROWS) for i in range(min(total, _PROBE_ROWS))}
+    rows, schema, before = [], None, 0
+    for record in records:
+        places = [place - before for place in range(before, before + record.rows) if place in wanted]
+        before += record.rows
+        if places:
+            shard = Shard(folder / "text", record)
+            schema = shard.schema
+            rows += [shard.row(place) for place in places]
+    return write_shard(folder / "text", "probe.arrow", rows, schema, split="train", index=0, fingerprint="probe")

@@ -1,0 +1,198 @@
+"""`python -m treeproc.inspect DATA`: what is in a data set, in numbers, histograms and drawn trees."""
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from treeproc.checks import node_depths
+from treeproc.errors import UserError
+from treeproc.preprocess import parse_statuses
+from treeproc.schema import SPLITS
+from treeproc.settings import ArgumentParser, run_cli
+from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths
+from treeproc.storage import AnyPath, as_path
+from treeproc.subwords import LabelVocab, Subwords
+from treeproc.trees import SpanTree, draw
+from treeproc.verify import stage_folders
+
+_BAR = 40
+_BINS = 12
+
+
+@dataclass
+class SplitStatistics:
+    """Sums and histograms over one split; index i of a histogram counts the value i."""
+
+    rows: int = 0
+    leaves: int = 0
+    nodes: int = 0
+    words: int = 0
+    tgt_pieces: int = 0
+    labels: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # nodes by label id
+    lengths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # rows by leaves
+    depths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # rows by levels of nodes
+
+    def add(self, shard: Shard) -> None:
+        """Whole columns at once: nothing here runs once per row."""
+        for views in shard.columns:
+            leaf_offsets, leaves = views["leaves"]
+            node_offsets, nodes = views["nodes"]
+            sizes = np.diff(leaf_offsets)
+            full = sizes > 0
+            self.rows += len(sizes)
+            self.leaves += int(sizes.sum())
+            self.nodes += len(nodes["label"])
+            self.words += int((leaves["word_index"][(leaf_offsets[1:] - leaf_offsets[0])[full] - 1].astype(np.int64) + 1).sum())
+            if "tgt_pieces" in views:
+                self.tgt_pieces += len(views["tgt_pieces"][1])
+            self.labels = _added(self.labels, np.bincount(nodes["label"]))
+            self.lengths = _added(self.lengths, np.bincount(sizes))
+            levels = np.zeros(len(sizes), np.int64)
+            filled = np.flatnonzero(np.diff(node_offsets))
+            if len(filled):
+                depths = node_depths(node_offsets, views["spans"][1]["subtree_end"])
+                levels[filled] = np.maximum.reduceat(depths, (node_offsets[:-1] - node_offsets[0])[filled]) + 1
+            self.depths = _added(self.depths, np.bincount(levels))
+
+
+def _added(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    if len(left) < len(right):
+        left, right = right.astype(np.int64), left
+    left[: len(right)] += right
+    return left
+
+
+def statistics(encoded: AnyPath, split: str) -> SplitStatistics:
+    """Read the shards of one split. Raises UserError when one is missing or cut off."""
+    out = SplitStatistics()
+    for record in read_index(encoded)["shards"]:
+        if record["split"] == split:
+            out.add(Shard(encoded, ShardRecord(**record)))
+    return out
+
+
+def histogram(counts: np.ndarray, name: str) -> list[str]:
+    """Text bars over ranges of equal width."""
+    if not counts.any():
+        return []
+    last = int(np.flatnonzero(counts)[-1])
+    width = max(1, -(-(last + 1) // _BINS))
+    bins = np.add.reduceat(counts[: last + 1], np.arange(0, last + 1, width))
+    lines = [name]
+    for i, count in enumerate(bins):
+        low, high = i * width, min(last, (i + 1) * width - 1)
+        lines.append(_bar_line(f"{low}-{high}" if width > 1 else str(low), int(count), int(bins.max()), int(bins.sum())))
+    return lines
+
+
+def _bar_line(name: str, count: int, most: int, total: int) -> str:
+    return f"    {name:>14} {count:>12,} {count / total:>6.1%} {'#' * round(_BAR * count / most)}".rstrip()
+
+
+def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
+    """The report as text, and the figures behind it. Raises UserError where the encoded stage is not finished."""
+    folders = stage_folders(data)
+    index = read_index(folders["encoded"])
+    labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
+    lines = [
+        f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}, "
+        f"parser: {index.get('parser', {}).get('library', 'unknown')}"
+    ]
+    found = {}
+    for split in (split for split in SPLITS if split in index["totals"]):
+        figures = found[split] = statistics(folders["encoded"], split)
+        elements = max(1, figures.leaves + figures.nodes)
+        lines += [
+            f"{split}: {figures.rows:,} examples, {figures.leaves:,} leaves, {figures.nodes:,} nodes, "
+            f"{figures.words:,} words, {figures.tgt_pieces:,} target pieces",
+            f"  leaves / nodes: {figures.leaves / elements:.1%} / {figures.nodes / elements:.1%} (paper, Table 4: 59.2-66.4 / "
+            "33.6-40.8)",
+            f"  pieces per word: {figures.leaves / max(1, figures.words):.3f}",
+            f"  parse_status: {_counts(parse_statuses(folders['parsed'], split))}",
+            f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
+            *histogram(figures.lengths, "  leaves of an example"),
+            *histogram(figures.depths, "  levels of nodes of an example"),
+        ]
+        order = np.argsort(-figures.labels, kind="stable")[:num_labels]
+        lines += ["  labels"] + [
+            _bar_line(labels[i], int(figures.labels[i]), int(figures.labels[order[0]]), figures.nodes)
+            for i in order
+            if figures.labels[i]
+        ]
+    return "\n".join(lines), found
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in Counter(counts).most_common()) or "none"
+
+
+def draw_example(data: AnyPath, split: str, example_id: int) -> str:
+    """One example: its tree over pieces with their tags, and its target. Raises UserError where the split has no such id."""
+    folder = data / "encoded"
+    lengths = read_lengths(folder, split)
+    places = np.flatnonzero(lengths["example_id"] == example_id)
+    if not len(places):
+        known = f"{lengths['example_id'].min()} to {lengths['example_id'].max()}" if len(lengths["example_id"]) else "none"
+        raise UserError(f"{split} has no example {example_id} (ids: {known}; dropped lines have none); choose another --example")
+    shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
+    row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
+    vocab = folder / "vocab"
+    subwords = Subwords(vocab / "pieces.model")
+    labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
+    leaves, spans = row["leaves"], row["spans"]
+    tree = SpanTree([labels[i] for i in row["nodes"]["label"]], spans["start"].tolist(), spans["end"].tolist())
+    lines = [
+        f"{split} example {example_id}: {len(leaves['piece'])} leaves, {len(tree)} nodes",
+        draw(tree, subwords.names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]]),
+        f"source: {subwords.decode([leaves['piece']])[0]}",
+    ]
+    if "tgt_pieces" in row:
+        lines.append(f"target: {' '.join(subwords.names(row['tgt_pieces']))}")
+    known = {name: row[name] for name in ("label", "node_labels", "leaf_labels") if name in row}
+    lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
+    return "\n".join(lines)
+
+
+def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
+    """Lengths and depths of all splits as a figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    for name, axis, title in (("lengths", axes[0], "leaves of an example"), ("depths", axes[1], "levels of nodes")):
+        for split, values in figures.items():
+            counts = vars(values)[name]
+            axis.plot(np.arange(len(counts)), counts / max(1, values.rows), label=split)
+        axis.set(xlabel=title, ylabel="share of examples")
+        axis.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = ArgumentParser(prog="python -m treeproc.inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
+    parser.add_argument("--example", type=int, metavar="ID", help="draw this example instead")
+    parser.add_argument("--split", default="train", choices=SPLITS, help="split of --example (default train)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
+    args = parser.parse_args(argv)
+    if args.example is not None:
+        print(draw_example(args.data, args.split, args.example))
+        return
+    text, figures = describe(args.data)
+    print(text)
+    if args.plot:
+        plot(figures, args.plot)
+        print(f"histograms: {args.plot}")
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,273 @@
+"""`python -m treeproc.verify DATA`: is a data set whole? Every file and every row is read; every problem is named.
+
+Damage (a hash that is not the one of the index, a missing file) is mended by running the job again. Rows that break a
+rule although their hash is right were written so.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.files import file_sha256, file_size
+from treeproc.progress import Progress
+from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, FULL_TEXT_SCHEMA, ROWS_PER_RECORD_BATCH
+from treeproc.settings import ArgumentParser, UserError, run_cli
+from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
+from treeproc.storage import AnyPath, as_path
+from treeproc.subwords import LabelVocab, Subwords
+
+STAGES = ("text", "parsed", "encoded")
+_KNOWN = {"text": FULL_TEXT_SCHEMA, "parsed": FULL_PARSED_SCHEMA, "encoded": FULL_ENCODED_SCHEMA}
+# Columns that every kind of data has.
+_NEEDED = {"example_id", "source", "words", "trees", "parse_status", "leaves", "nodes", "spans"}
+_GIVEN = {"words", "trees"}  # in the text stage: where the input came with them
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`row` counts within the shard. `mendable`: the job writes the file anew when it runs again."""
+
+    path: AnyPath
+    what: str
+    row: int | None = None
+    example_id: int | None = None
+    mendable: bool = True
+
+    def __str__(self) -> str:
+        where = "" if self.row is None else f", row {self.row}, example {self.example_id}"
+        return f"{self.path}{where}: {self.what}"
+
+
+@dataclass
+class Report:
+    """What was read and what was found."""
+
+    problems: list[Problem] = field(default_factory=list)
+    shards: int = 0
+    rows: int = 0
+
+
+def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
+    """Where the stages lie; without an index of the encoded stage, below `data`."""
+    try:
+        return {stage: stage_folder(data, stage) for stage in STAGES}
+    except UserError:
+        return {stage: data / stage for stage in STAGES}
+
+
+def verify(data: AnyPath) -> Report:
+    """Check all stages of a data set. Raises UserError where `data` holds none."""
+    folders = stage_folders(data)
+    if not any(folder.exists() for folder in folders.values()):
+        raise UserError(f"{data} holds no data set; give the --out of workflows/preprocess.py")
+    report = Report()
+    indices = {}
+    for stage, folder in folders.items():
+        try:
+            indices[stage] = read_index(folder)
+        except UserError as error:
+            report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
+    records = {stage: [ShardRecord(**shard) for shard in index["shards"]] for stage, index in indices.items()}
+    total = sum(record.rows for stage in records.values() for record in stage)
+    with Progress("verify", total, unit="rows") as progress:
+        for stage, index in indices.items():
+            whole = _check_files(folders[stage], index, records[stage], report)
+            for record in records[stage]:
+                shard = whole.get(record.name)
+                if shard is not None:
+                    report.problems += _check_rows(stage, folders, shard, records, indices)
+                report.shards += 1
+                report.rows += record.rows
+                progress.update(record.rows, f"{len(report.problems):,} problems")
+            report.problems += _check_order(folders[stage], whole.values())
+    if "encoded" in indices:
+        report.problems += _check_lengths(folders["encoded"], records["encoded"])
+    return report
+
+
+def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], report: Report) -> dict[str, Shard]:
+    """Hashes, sidecars and schemas; the shards that can be read on."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        whats = list(pool.map(lambda record: _file_problem(folder, record), records))
+    found = {record.name: Problem(folder / record.name, what) for record, what in zip(records, whats, strict=True) if what}
+    for name, sha256 in index.get("files", {}).items():
+        path = folder / name
+        if not path.exists() or file_sha256(path) != sha256:
+            found[name] = Problem(path, "its hash is not the one in index.json" if path.exists() else "is missing")
+    report.problems += found.values()
+    whole, schema = {}, None
+    for record in records:
+        if record.name in found:
+            continue
+        shard = Shard(folder, record)
+        schema = schema or shard.schema
+        if what := _schema_problem(folder.name, shard, index.get("columns"), schema):
+            report.problems.append(Problem(folder / record.name, what, mendable=False))
+        else:
+            whole[record.name] = shard
+    return whole
+
+
+def _file_problem(folder: AnyPath, record: ShardRecord) -> str:
+    path = folder / record.name
+    try:
+        if (size := file_size(path)) != record.bytes:
+            return f"must have {record.bytes} bytes, but has {size}"
+        if file_sha256(path) != record.sha256:
+            return "its hash is not the one in index.json"
+    except FileNotFoundError:
+        return "is missing"
+    if finished_shard(folder, record.name, record.fingerprint) != record:
+        return f"{sidecar_path(path).name} is missing or differs from index.json"
+    return ""
+
+
+def _schema_problem(stage: str, shard: Shard, columns: list[str] | None, first: pa.Schema) -> str:
+    schema = shard.schema
+    if schema != first:
+        return "its columns are not those of the first shard"
+    if columns is not None and list(columns) != schema.names:
+        return f"its columns are {', '.join(schema.names)}, but index.json names {', '.join(columns)}"
+    for known in _KNOWN[stage]:
+        if known.name not in schema.names:
+            if known.name in _NEEDED and not (stage == "text" and known.name in _GIVEN):
+                return f"column {known.name} is missing"
+        elif schema.field(known.name) != known:
+            return f"column {known.name} must be {known.type}, but is {schema.field(known.name).type}"
+    if sum(len(views["example_id"]) for views in shard.columns) != len(shard):
+        return "its number of rows is not the one in index.json"
+    return ""
+
+
+def _check_rows(stage: str, folders: dict, shard: Shard, records: dict, indices: dict) -> Iterator[Problem]:
+    """The rules of a stage, and the same examples as in the stage before."""
+    ids = shard_ids(shard)
+    before = STAGES[STAGES.index(stage) - 1] if stage != "text" else None
+    earlier = _sibling(before, folders, shard, records)
+    if earlier is not None and not np.array_equal(ids, shard_ids(earlier)):
+        yield Problem(folders[stage] / shard.record.name, f"its examples are not those of {before}", mendable=False)
+        earlier = None
+    if stage == "encoded":
+        sizes = _vocabulary_sizes(folders[stage], indices[stage])
+        found = chain.from_iterable(
+            ((batch * ROWS_PER_RECORD_BATCH + row, what) for row, what in encoded_problems(views, sizes))
+            for batch, views in enumerate(shard.columns)
+        )
+    elif stage == "parsed":
+        found = _parsed(shard, earlier)
+    else:
+        found = iter(())
+    for row, what in found:
+        yield Problem(folders[stage] / shard.record.name, what, row, int(ids[row]), mendable=False)
+
+
+def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
+    for number, row in enumerate(shard.rows()):
+        source = None if text is None else text.row(number)["source"]
+        words = {name: np.asarray(v) if name.endswith("_char") else v for name, v in row["words"].items()}
+        for what in parsed_problems(row | {"words": words}, source):
+            yield number, what
+        if "arcs" in row:
+            governors = np.asarray(row["arcs"]["governor"])
+            for _, what in arc_problems(np.array([0, len(governors)]), governors, np.array([len(words["text"])])):
+                yield number, what
+
+
+def _sibling(stage: str | None, folders: dict, shard: Shard, records: dict) -> Shard | None:
+    """The shard of the same examples in another stage, where it is whole."""
+    for record in records.get(stage, ()):
+        if record.name == shard.record.name and not _file_problem(folders[stage], record):
+            return Shard(folders[stage], record)
+    return None
+
+
+def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
+    """What ids must stay below; the index stands in for a file that is damaged, which is a problem of its own."""
+    sizes = {"pieces": index["num_pieces"], "labels": index["num_labels"], "pos_tags": 1 << 15}
+    try:
+        vocab = folder / "vocab"
+        found = {name: len(LabelVocab.load(vocab / f"{name}.txt")) for name in ("labels", "pos_tags")}
+        return sizes | found | {"pieces": len(Subwords(vocab / "pieces.model"))}
+    except (OSError, ValueError, UserError):
+        return sizes
+
+
+def shard_ids(shard: Shard) -> np.ndarray:
+    """example_id of every row."""
+    return np.concatenate([views["example_id"] for views in shard.columns] or [np.zeros(0, np.int64)])
+
+
+def _check_order(folder: AnyPath, shards) -> Iterator[Problem]:
+    last: dict[str, int] = {}
+    for shard in shards:
+        ids = shard_ids(shard)
+        for row, what in id_problems(ids, last.get(shard.record.split, -1)):
+            yield Problem(folder / shard.record.name, what, row, int(ids[row]), mendable=False)
+        if len(ids):
+            last[shard.record.split] = int(ids[-1])
+
+
+def _check_lengths(folder: AnyPath, records: Sequence[ShardRecord]) -> Iterator[Problem]:
+    """`lengths.arrow` says of every row what the shards say."""
+    path = folder / "lengths.arrow"
+    for split in dict.fromkeys(record.split for record in records):
+        try:
+            lengths = read_lengths(folder, split)
+            shards = [Shard(folder, record) for record in records if record.split == split]
+        except UserError as error:
+            if not str(error).startswith(f"{folder / split}-"):  # a damaged shard was named before
+                yield Problem(path, str(error).removeprefix(f"{path} "))
+            continue
+        expected: dict[str, list[np.ndarray]] = {}
+        for shard in shards:
+            columns = {
+                "shard": np.full(len(shard), shard.record.index),
+                "row": np.arange(len(shard)),
+                "example_id": shard_ids(shard),
+            }
+            for name in ("leaves", "nodes", "tgt_pieces"):
+                parts = [np.diff(views[name][0]) for views in shard.columns if name in views]
+                columns[name] = np.concatenate(parts) if parts else np.zeros(len(shard), int)
+            for name, values in columns.items():
+                expected.setdefault(name, []).append(values)
+        wrong = [name for name, parts in expected.items() if not np.array_equal(np.concatenate(parts), lengths[name])]
+        if wrong:
+            yield Problem(path, f"{', '.join(wrong)} of {split} are not those of the shards")
+
+
+def advice(report: Report, data: AnyPath) -> str:
+    """The last line: what to do."""
+    read = f"{report.shards:,} shards, {report.rows:,} rows read"
+    if not report.problems:
+        return f"{read}: no problem; nothing to do"
+    files = len(Counter(problem.path for problem in report.problems))
+    found = f"{read}: {len(report.problems):,} problems in {files} files"
+    if all(problem.mendable for problem in report.problems):
+        command = f"workflows/preprocess.py --config {data / 'config.yaml'} --out {data}"
+        return f"{found}; run the job again, it makes what is damaged anew and nothing else: python {command}"
+    return f"{found}; some rows were written like this, with a right hash: run the job into a new --out"
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = ArgumentParser(prog="python -m treeproc.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
+    data = parser.parse_args(argv).data
+    report = verify(data)
+    for problem in report.problems:
+        print(problem)
+    print(advice(report, data))
+    if report.problems:
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    run_cli(main)
