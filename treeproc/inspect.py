@@ -109,7 +109,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
         elements = max(1, figures.leaves + figures.nodes)
         lines += [
             f"{split}: {figures.rows:,} examples, {figures.leaves:,} leaves, {figures.nodes:,} nodes, "
-            f"{figures.words:,} words, {figures.tgt_pieces:,} target pieces",
+            f"{figures.words:,} words" + (f", {figures.tgt_pieces:,} target pieces" if figures.tgt_pieces else ""),
             f"  leaves / nodes: {figures.leaves / elements:.1%} / {figures.nodes / elements:.1%} (paper, Table 4: 59.2-66.4 / "
             "33.6-40.8)",
             f"  pieces per word: {figures.leaves / max(1, figures.words):.3f}",
@@ -141,7 +141,9 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
         raise UserError(f"{split} has no example {example_id} (ids: {known}; dropped lines have none); choose another --example")
     shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
     row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
-    vocab = folder / "vocab"
+    vocab, of_leaves, other = folder / "vocab", "source", "target"
+    if read_index(folder).get("tree_settings", {}).get("side") == "target":
+        of_leaves, other = other, of_leaves
     subwords = Subwords(vocab / "pieces.model")
     labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
     leaves, spans = row["leaves"], row["spans"]
@@ -149,10 +151,12 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
     lines = [
         f"{split} example {example_id}: {len(leaves['piece'])} leaves, {len(tree)} nodes",
         draw(tree, subwords.names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]]),
-        f"source: {subwords.decode([leaves['piece']])[0]}",
+        f"{of_leaves}: {subwords.decode([leaves['piece']])[0]}",
     ]
     if "tgt_pieces" in row:
-        lines.append(f"target: {' '.join(subwords.names(row['tgt_pieces']))}")
+        own = vocab / "pieces.tgt.model"
+        others = Subwords(own) if own.exists() else subwords
+        lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
     known = {name: row[name] for name in ("label", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
     return "\n".join(lines)

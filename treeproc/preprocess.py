@@ -334,7 +334,7 @@ class _Job:
         if len(by_name) == len(text):
             return [by_name[record.name] for record in text]
         failed = sum(_fallbacks(record.counts) for record in by_name.values())
-        with Progress(label, total, unit="sentences", initial=finished) as progress:
+        with Progress(label, total, unit="examples", initial=finished) as progress:
             for record in ray_job.run_shards(
                 worker,
                 arguments,
@@ -388,7 +388,7 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
 
 
 def parse_statuses(parsed: AnyPath, split: str) -> dict[str, int]:
-    """Sentences by parse_status; empty where the parsed stage is not there: training does not need it."""
+    """Examples by parse_status; empty where the parsed stage is not there: training does not need it."""
     if not (parsed / "index.json").exists():
         return {}
     totals = read_index(parsed)["totals"].get(split, {})
@@ -396,7 +396,7 @@ def parse_statuses(parsed: AnyPath, split: str) -> dict[str, int]:
 
 
 def _fallbacks(counts: dict[str, int]) -> int:
-    """Sentences that got a flat tree because no parser could analyse them."""
+    """Examples that got a flat tree because no parser could analyse them."""
     return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
 
 
@@ -408,10 +408,10 @@ def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
     for split, total in index["totals"].items():
-        lines.append(
-            f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
-            f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
-        )
+        pairs = "tgt_pieces" in index["columns"]
+        sizes = [f"{total['rows']:,} {'pairs' if pairs else 'examples'}", f"{total['leaves']:,} leaves", f"{total['nodes']:,} nodes"]
+        sizes += [f"{total['tgt_pieces']:,} target pieces"] if pairs else []
+        lines.append(f"  {split}: {', '.join(sizes)}; dropped: {_reasons(index['dropped'].get(split, {}))}")
         if statuses := parse_statuses(stage_folder(out, "parsed"), split):
             lines.append(f"    parse_status: {_reasons(statuses)}")
     return "\n".join(lines)
