@@ -23,10 +23,10 @@ CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 class Worker:
-    """Leaves a note of every start, and dies once where it is told to."""
+    """Leaves a note of every start, dies once where it is told to, and works when as many have started as `company` says."""
 
-    def __init__(self, notes: Path, dies: bool = False, seconds: float = 0.2):
-        self._notes, self._dies, self._seconds = notes, dies, seconds
+    def __init__(self, notes: Path, dies: bool = False, company: int = 1):
+        self._notes, self._dies, self._company = notes, dies, company
         (notes / f"started-{os.getpid()}").touch()
 
     def __call__(self, number: int) -> ShardRecord:
@@ -34,7 +34,10 @@ class Worker:
         if self._dies and number == 3 and not died.exists():
             died.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self._seconds)
+        time.sleep(0.2)
+        deadline = time.monotonic() + 60
+        while len(list(self._notes.glob("started-*"))) < self._company and time.monotonic() < deadline:
+            time.sleep(0.1)
         return ShardRecord(str(number), "train", number, 1, 0, "", "")
 
 
@@ -95,7 +98,7 @@ def growing(folder: Path) -> dict:
     os.environ["RAY_ADDRESS"] = cluster.address
     with ThreadPoolExecutor(1) as driver:
         try:
-            job = driver.submit(run, folder / "out", seconds=3.0)
+            job = driver.submit(run, folder / "out", company=2)
             time.sleep(5)
             started = job.done() or ((folder / "notes").exists() and len(list((folder / "notes").iterdir())))
             cluster.add_node(num_cpus=1)

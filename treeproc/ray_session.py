@@ -13,13 +13,15 @@ import ray
 def start_ray() -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
 
+    RAY_ADDRESS names another cluster; `local` starts Ray in this process whatever runs on the machine.
     Workers' own output stays in Ray's logs: the jobs report progress themselves. The caller's SIGTERM
     handler is kept, which `ray.init` replaces by its own.
     """
     if ray.is_initialized():
         return
     options: dict = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if "RAY_ADDRESS" not in os.environ and not _cluster_is_running():
+    address = os.environ.get("RAY_ADDRESS")
+    if address == "local" or (address is None and not _cluster_is_running()):
         options |= {"address": "local", "include_dashboard": False}
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")

@@ -98,7 +98,7 @@ class _Follow:
 
 def _check_resources(config: TrainConfig) -> None:
     """On a Ray of this machine alone, which never grows, refuse what would wait for ever."""
-    if os.environ.get("RAY_ADDRESS"):
+    if os.environ.get("RAY_ADDRESS", "local") != "local":
         return
     kind = "GPU" if config.use_gpu else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
