@@ -12,6 +12,7 @@ import pytest
 from treeproc.preprocess import PreprocessConfig
 from treeproc.readers import read_lines, read_rows
 from treeproc.readers.conllu import read_sentences
+from treeproc.readers.files import refuse_pipes
 from treeproc.settings import UserError, build_settings
 from treeproc.trees import check_tree, read_brackets
 
@@ -93,7 +94,7 @@ def test_missing_and_broken_files_and_pipes(tmp_path):
         with pytest.raises(UserError, match=f"cannot read .*{name}"):
             list(read_rows(form, [tmp_path / name], [tmp_path / name] if form == "parallel" else []))
     with pytest.raises(UserError, match="is a pipe or device"):
-        list(read_lines([tmp_path / "pipe"]))
+        refuse_pipes([tmp_path / "pipe"])
 
 
 # Segments

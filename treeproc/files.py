@@ -3,11 +3,13 @@
 import fcntl
 import hashlib
 import json
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from treeproc.errors import UserError
 from treeproc.storage import AnyPath, RemotePath
@@ -26,25 +28,41 @@ def file_size(path: AnyPath) -> int:
 
 
 def atomic_write(path: AnyPath, content: bytes) -> None:
-    """Write a whole file or nothing: temporary file beside it, fsync, rename, fsync of the folder.
-
-    An object needs no more than its upload. Raises UserError when the disk or the store refuses.
-    """
+    """Write a whole file or nothing; see `atomic_output`."""
     if isinstance(path, RemotePath):
         path.write_bytes(content)
+        return
+    with atomic_output(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
+    """A file to write to that takes its place whole or not at all: temporary file beside it, fsync, rename, fsync of the folder.
+
+    An object is written to a local file first and needs no more than its upload. Raises UserError when the disk or the
+    store refuses.
+    """
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.flush()
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                path.write_bytes(memoryview(content))
         return
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:
         with open(temporary, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(
             f"cannot write {path}: {error.strerror}; free space or choose another --out, then run the same command again"
         ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

@@ -18,9 +18,14 @@ _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 Item = TypeVar("Item")
 
 
+def refuse_pipes(paths: Iterable[Path]) -> None:
+    """Raise UserError for what can be read only once."""
+    for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
+
+
 def _open(path: Path) -> IO[bytes]:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
     try:
         return gzip.open(path.open("rb")) if path.suffix == ".gz" else path.open("rb")
     except OSError as error:

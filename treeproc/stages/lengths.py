@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from treeproc.files import atomic_write
+from treeproc.files import atomic_output
 from treeproc.schema import LENGTHS_SCHEMA
 from treeproc.shards import Shard, ShardRecord
 
@@ -16,11 +16,9 @@ _SIZES = ("leaves", "nodes", "tgt_pieces")
 def write_lengths(folder: Path, records: Sequence[ShardRecord]) -> None:
     """`lengths.arrow` of an encoded stage, one record batch per shard."""
     splits = list(dict.fromkeys(record.split for record in records))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
+    with atomic_output(folder / "lengths.arrow") as file, pa.ipc.new_file(file, LENGTHS_SCHEMA) as writer:
         for record in records:
             writer.write_batch(_lengths_of(Shard(folder, record), splits))
-    atomic_write(folder / "lengths.arrow", memoryview(sink.getvalue()))
 
 
 def _lengths_of(shard: Shard, splits: Sequence[str]) -> pa.RecordBatch:

@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.filters import FilterConfig, drop_reason
 from treeproc.readers import FORMATS, read_rows
+from treeproc.readers.files import refuse_pipes
 from treeproc.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.settings import Settings, UserError
 from treeproc.shards import ShardRecord, finished_shard, write_shard
@@ -91,6 +92,7 @@ def scan(inputs: Inputs, filters: FilterConfig) -> dict[str, Scan]:
     It holds 16 bytes per training example when duplicates are dropped, else nothing that grows with the input.
     Raises UserError on bad input and for a split without examples.
     """
+    refuse_pipes(path for files in inputs.splits.values() for path in (*files.source, *files.target))
     return {split: _scan_split(inputs, split, filters) for split in inputs.splits}
 
 
