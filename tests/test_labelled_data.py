@@ -6,7 +6,8 @@ from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.training.run import run_training
 from treeproc.inspect import describe, draw_example
-from treeproc.preprocess import PreprocessConfig, preprocess, summary
+from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.report import summary
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index
 from treeproc.subwords import Subwords
@@ -60,7 +61,24 @@ def test_what_is_said_of_it_names_no_pairs(data):
     assert ExampleSource(data / "encoded", "train").batch([0, 1]).tgt_in.shape == (2, 1)
 
 
+def test_statuses_are_those_of_the_leaves_side(tmp_path):
+    for name, lines in (("en", "One dog\nTwo dogs\n"), ("xx", "Dogs , one\nDogs , two\n")):
+        (tmp_path / name).write_text(lines * 30, encoding="utf-8")
+    config = {
+        "splits": {"train": {"source": [tmp_path / "xx"], "target": [tmp_path / "en"]}},
+        "parser": {"name": "words"},
+        "target_parser": {"name": "shipped"},
+        "tree": {"side": "target"},
+        "subwords": {"vocab_size": 280},
+    }
+    index = preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
+    assert "train: 60 pairs" in summary(index, tmp_path / "data")
+    assert "parse_status: 60 parsed" in summary(index, tmp_path / "data")
+    assert "parse_status: 60 parsed" in describe(tmp_path / "data")[0]
+    assert "\ntarget: One dog\nsource: ▁" in draw_example(tmp_path / "data", "train", 0)
+
+
 def test_a_translation_model_refuses_it(data, tmp_path):
-    with pytest.raises(UserError, match=r"data has no target side \(its columns: example_id, leaves, nodes, spans, label, .*pairs"):
+    with pytest.raises(UserError, match=r"data has no target side \(its columns: example_id, leaves, nodes, spans, .*pairs"):
         run_training(TrainConfig(data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()

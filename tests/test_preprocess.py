@@ -19,7 +19,8 @@ from treenet.training.run import run_training
 from treeproc.files import locked
 from treeproc.inspect import draw_example
 from treeproc.parsers import read_trees
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess, summary
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.report import summary
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
@@ -260,6 +261,16 @@ def test_settings_of_another_data_set_are_refused(data, tmp_path):
         encoded_again(data, data)
 
 
+def test_sides_that_are_not_there_are_refused_before_anything_is_written(text, tmp_path):
+    for changes, message in (
+        ({"tree": {"side": "target"}}, "tree.side: target cannot be the leaves' side"),
+        ({"parser": {"name": "given"}}, "parser.name: is given, but this format gives no trees"),
+    ):
+        with pytest.raises(UserError, match=message):
+            preprocess(config_of(text, **changes), tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
 def test_separate_vocabularies_and_lower_case(data):
     out = data.parent / "separate"
     index = encoded_again(data, out, subwords={"vocab_size": 350, "joint": False, "lowercase": True})
@@ -321,7 +332,7 @@ def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, run_workflow, data
     run = run_workflow("preprocess.py", "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
     assert run.returncode == 0, run.stderr
     assert "train: 57 examples; dropped: 1 empty_source, 1 empty_target, 1 source_too_long" in run.stdout
-    assert "plan: 4 shards of up to 20 input examples" in run.stdout and "probe: 59 sentences in " in run.stdout
+    assert "plan: 4 shards of up to 20 input examples" in run.stdout and "probe: 59 examples in " in run.stdout
     assert "1 without a parse" in run.stdout and run.stdout.splitlines()[-1].endswith("hours")
     assert not (tmp_path / "deep").exists()
 

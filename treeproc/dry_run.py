@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeproc.parsers import describe_in_words
-from treeproc.preprocess import PreprocessConfig, count_lines, text_alone
+from treeproc.preprocess import PreprocessConfig, text_alone
 from treeproc.ray_job import actor_pool
 from treeproc.ray_session import start_ray
+from treeproc.report import count_lines, fallbacks
 from treeproc.shards import Shard, ShardRecord, write_shard
 from treeproc.stages.parse import ParseShard
 
@@ -31,7 +32,7 @@ def dry_run(config: PreprocessConfig) -> str:
     actors = min(actor_pool(config.parser.gpus_per_actor), len(records))
     rate = probe.rows / seconds
     total = sum(record.rows for record in records)
-    failures = sum(n for status, n in parsed.counts.items() if status.startswith("status.") and status != "status.parsed")
+    failures = fallbacks(parsed.counts)
     lines = [
         "dry run, nothing is written to --out",
         *count_lines(records),

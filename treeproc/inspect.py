@@ -12,7 +12,7 @@ import numpy as np
 from treeproc.checks import node_depths
 from treeproc.errors import UserError
 from treeproc.parsers import describe_in_words
-from treeproc.preprocess import parse_statuses
+from treeproc.report import parse_statuses
 from treeproc.schema import SPLITS
 from treeproc.settings import ArgumentParser, run_cli
 from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths

@@ -1,7 +1,7 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +14,7 @@ from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
 from treeproc.readers import FORMATS, Format, FormatName
+from treeproc.report import dropped, fallbacks, reasons
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
@@ -136,15 +137,6 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[Sh
     return parser, _Job(config, folder, parser, target_parser).text(scans)
 
 
-def count_lines(records: Sequence[ShardRecord]) -> list[str]:
-    """Examples that stay, and those dropped by reason, one line a split."""
-    rows: dict[str, int] = {}
-    for record in records:
-        rows[record.split] = rows.get(record.split, 0) + record.rows
-    dropped = _dropped(records)
-    return [f"  {split}: {count:,} examples; dropped: {_reasons(dropped[split])}" for split, count in rows.items()]
-
-
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
     """Take back what a job wrote that found nothing to keep, and the folders that it made."""
     for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
@@ -249,12 +241,12 @@ class _Job:
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
-                reasons = _reasons(_dropped(records)[split])
+                why = reasons(dropped(records)[split])
                 raise NothingLeft(
-                    f"splits.{split}: no example is left after the filters (dropped: {reasons}); change filters or files"
+                    f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
                 )
         columns = ["example_id", *inputs.columns()]
-        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=_dropped(records))
+        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=dropped(records))
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
@@ -308,7 +300,7 @@ class _Job:
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
-            dropped=_dropped(text),
+            dropped=dropped(text),
             parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
@@ -336,7 +328,7 @@ class _Job:
         by_name = {record.name: record for record in done if record}
         if len(by_name) == len(text):
             return [by_name[record.name] for record in text]
-        failed = sum(_fallbacks(record.counts) for record in by_name.values())
+        failed = sum(fallbacks(record.counts) for record in by_name.values())
         with Progress(label, total, unit="examples", initial=finished) as progress:
             for record in ray_job.run_shards(
                 worker,
@@ -346,7 +338,7 @@ class _Job:
                 gpus_per_actor=gpus_per_actor,
             ):
                 by_name[record.name] = record
-                failed += _fallbacks(record.counts)
+                failed += fallbacks(record.counts)
                 progress.update(record.rows, f"{failed:,} without a parse" if failed else None)
         return [by_name[record.name] for record in text]
 
@@ -376,46 +368,3 @@ def _remove_leftovers(folder: AnyPath) -> None:
     """Temporary files of a job that was killed; the lock says that no other one is at work."""
     for path in folder.glob(".tmp-*"):
         path.unlink(missing_ok=True)
-
-
-def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
-    """Dropped rows by split and reason."""
-    out: dict[str, dict[str, int]] = {}
-    for record in records:
-        reasons = out.setdefault(record.split, {})
-        for name, count in record.counts.items():
-            if name.startswith("dropped."):
-                reason = name.removeprefix("dropped.")
-                reasons[reason] = reasons.get(reason, 0) + count
-    return out
-
-
-def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
-    """Examples by parse_status of a side; empty where the parsed stage is not there: training does not need it."""
-    if not (parsed / "index.json").exists():
-        return {}
-    totals = read_index(parsed)["totals"].get(split, {})
-    prefix = "status." if side == "source" else "target_status."
-    return {name.removeprefix(prefix): count for name, count in totals.items() if name.startswith(prefix)}
-
-
-def _fallbacks(counts: dict[str, int]) -> int:
-    """Examples that got a flat tree because no parser could analyse them."""
-    return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
-
-
-def _reasons(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
-
-
-def summary(index: dict, out: AnyPath) -> str:
-    """What a person wants to know at the end of the job."""
-    lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
-    for split, total in index["totals"].items():
-        pairs = "tgt_pieces" in index["columns"]
-        sizes = [f"{total['rows']:,} {'pairs' if pairs else 'examples'}", f"{total['leaves']:,} leaves", f"{total['nodes']:,} nodes"]
-        sizes += [f"{total['tgt_pieces']:,} target pieces"] if pairs else []
-        lines.append(f"  {split}: {', '.join(sizes)}; dropped: {_reasons(index['dropped'].get(split, {}))}")
-        if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
-            lines.append(f"    parse_status: {_reasons(statuses)}")
-    return "\n".join(lines)

@@ -20,7 +20,8 @@ from treenet.inference.translate import read_split
 from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treeproc.files import atomic_write
-from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits, summary
+from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.report import summary
 from treeproc.schema import SPLITS
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 from treeproc.shards import read_index

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeproc.dry_run import dry_run
-from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits, summary
+from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.report import summary
 from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
 SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
