@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from treeproc.control_trees import control_tree
 from treeproc.schema import SPLIT_WORD_PREFIX
 from treeproc.trees import SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
 
@@ -66,6 +65,32 @@ def word_pieces(line: str, ends: Sequence[int], encode) -> list[list[int]]:
     return [encode((" " if i == 0 else "") + line[edges[i] : edges[i + 1]]) for i in range(len(ends))]
 
 
+def _mixed(number: int) -> int:
+    """SplitMix64."""
+    x = (number + 0x9E3779B97F4A7C15) % 2**64
+    x = ((x ^ x >> 30) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ x >> 27) * 0x94D049BB133111EB) % 2**64
+    return x ^ x >> 31
+
+
+def control_tree(kind: str, num_words: int, example_id: int, seed: int) -> SpanTree:
+    """A control tree over `num_words` >= 1 words, one cut after the other."""
+    key = _mixed((_mixed(seed % 2**64) + example_id) % 2**64)
+    nodes = [(0, num_words)]
+    waiting = [] if kind == "flat" else [(0, num_words)]
+    while waiting:
+        start, end = waiting.pop()
+        if end - start < 2:
+            continue
+        draw = _mixed((key + (start << 32) + end) % 2**64) >> 32
+        uniform = start + 1 + (draw * (end - start - 1) >> 32)
+        middle = {"balanced": (start + end) // 2, "left": end - 1, "right": start + 1, "random": uniform}[kind]
+        waiting += [(start, middle), (middle, end)]
+        nodes += [(s, e) for s, e in ((start, middle), (middle, end)) if e - s > 1]
+    nodes.sort(key=lambda node: (node[0], -node[1]))
+    return SpanTree(["X"] * len(nodes), [n[0] for n in nodes], [n[1] for n in nodes])
+
+
 def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> dict:
     """An encoded row; `labels` and `tags` give ids."""
     trees = []
@@ -81,7 +106,7 @@ def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> di
         if config.documents == "dummy_root" and len(trees) > 1:
             tree = SpanTree(["DOC", *tree.labels], [0, *tree.starts], [len(word_tags), *tree.ends])
     elif word_tags:
-        tree = control_tree(config.tree_source, len(word_tags), config.seed * 1_000_003 + text["example_id"])
+        tree = control_tree(config.tree_source, len(word_tags), text["example_id"], config.seed)
     else:
         tree = SpanTree([], [], [])
     pieces = word_pieces(text["source"], parsed["words"]["end_char"], encode)

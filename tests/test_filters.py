@@ -149,7 +149,7 @@ def test_all_columns_come_back_from_the_shards(tmp_path):
 
 
 def test_empty_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"train.a and .*train.b are empty; at least one example"):
+    with pytest.raises(UserError, match=r"no example of format parallel in .*train.a and .*train.b; at least one is needed"):
         scan(Inputs(files(tmp_path, train=[]), "parallel", "none", None), FilterConfig())
 
 

@@ -264,6 +264,8 @@ def test_imdb_folder_and_archive(tmp_path):
         assert [(row["source"], row["label"]) for row in read_rows("imdb", [path], [])] == expected
     with pytest.raises(UserError, match="no review found"):
         list(read_rows("imdb", [tar / "aclImdb/train/unsup"], []))
+    with pytest.raises(UserError, match="cannot read .*nowhere: No such file"):
+        list(read_rows("imdb", [tmp_path / "nowhere"], []))
 
 
 def test_agreement(tmp_path):

@@ -1,11 +1,16 @@
 """Spans <-> brackets, normal form, split words, drawing: on hand-made trees and Hypothesis trees."""
 
+from collections import Counter
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_encoding import join, split_words
 
-from treeproc.control_trees import CONTROL_TREES, control_tree
+from treeproc.control_trees import ControlTree, control_spans
 from treeproc.trees import (
     SpanTree,
     check_tree,
@@ -175,21 +180,38 @@ def test_check_tree_finds_bad_trees(tree, num_leaves):
         check_tree(tree, num_leaves)
 
 
-@pytest.mark.parametrize("kind", CONTROL_TREES)
-@pytest.mark.parametrize("num_words", [1, 2, 3, 8, 300])
-def test_control_trees(kind, num_words):
-    tree = control_tree(kind, num_words, seed=5)
-    check_tree(tree, num_words)
-    assert tree == control_tree(kind, num_words, seed=5)
-    if kind != "flat" and num_words > 1:
-        assert len(tree) == num_words - 1
-    if num_words == 8:
-        height = {"balanced": 2, "left": 6, "right": 6, "flat": 0}
-        assert kind == "random" or max(depths(tree)) == height[kind]
+def control_trees(kind: str, lengths: list[int], seed: int = 1) -> list[SpanTree]:
+    starts, ends = control_spans(kind, np.array(lengths), np.arange(len(lengths)), seed)
+    trees = []
+    for first, last in pairwise(np.cumsum([0, *lengths])):
+        mine = (starts >= first) & (starts < last)
+        trees.append(SpanTree(["X"] * int(mine.sum()), (starts[mine] - first).tolist(), (ends[mine] - first).tolist()))
+    return trees
 
 
-def test_random_control_trees_follow_the_seed():
-    assert len({tuple(control_tree("random", 20, seed).starts) for seed in range(10)}) > 5
+@pytest.mark.parametrize("kind", get_args(ControlTree))
+def test_control_trees(kind):
+    lengths = [1, 2, 0, 3, 8, 300]
+    for tree, num_words in zip(control_trees(kind, lengths), lengths, strict=True):
+        if num_words:
+            check_tree(tree, num_words)
+        if kind != "flat":
+            assert len(tree) == (num_words - 1 if num_words > 1 else num_words)
+        if num_words == 8:
+            height = {"balanced": 2, "left": 6, "right": 6, "flat": 0}
+            assert kind == "random" or max(depths(tree)) == height[kind]
+
+
+def test_random_control_trees_follow_seed_and_example_alone():
+    assert control_trees("random", [20, 5])[0] == control_trees("random", [20, 9, 7])[0]
+    assert len({tuple(tree.starts) for tree in control_trees("random", [20] * 50)}) > 45
+    assert len({tuple(control_trees("random", [20], seed)[0].starts) for seed in range(-25, 25)}) > 45
+
+
+def test_random_control_trees_cut_anywhere_alike():
+    cuts = Counter(tree.ends[1] if tree.starts[1] == 0 else 1 for tree in control_trees("random", [5] * 8000))
+    assert sorted(cuts) == [1, 2, 3, 4]
+    assert all(abs(count - 2000) < 200 for count in cuts.values())
 
 
 def test_join_and_flat():

@@ -105,6 +105,7 @@ def write_toy_data(
         text_fingerprint=marks["text"],
         tree_fingerprint=marks["tree"],
         vocab_fingerprint=marks["vocab"],
+        columns=ENCODED_SCHEMA.names,
         tree_source="random",
         num_pieces=pieces.get_piece_size(),
         num_labels=len(LABELS),

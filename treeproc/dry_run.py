@@ -37,7 +37,7 @@ def dry_run(config: PreprocessConfig) -> str:
         *count_lines(records),
         f"  parser: {describe_in_words(parser)}",
         f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} actors",
-        f"  probe: {probe.rows:,} sentences in {seconds:.1f} s, {rate:,.1f} sentences/s by one actor, {failures} without a parse",
+        f"  probe: {probe.rows:,} examples in {seconds:.1f} s, {rate:,.1f} examples/s by one actor, {failures} without a parse",
         f"  parsing takes about {(total / (rate * actors) + loaded - started) / 3600:.2f} hours",
     ]
     return "\n".join(lines)

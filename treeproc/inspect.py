@@ -11,6 +11,7 @@ import numpy as np
 
 from treeproc.checks import node_depths
 from treeproc.errors import UserError
+from treeproc.parsers import describe_in_words
 from treeproc.preprocess import parse_statuses
 from treeproc.schema import SPLITS
 from treeproc.settings import ArgumentParser, run_cli
@@ -76,6 +77,11 @@ def statistics(encoded: AnyPath, split: str) -> SplitStatistics:
     return out
 
 
+def leaf_side(index: dict) -> str:
+    """The side whose words are leaves, by the index of the encoded stage."""
+    return index.get("tree_settings", {}).get("side", "source")
+
+
 def histogram(counts: np.ndarray, name: str) -> list[str]:
     """Text bars over ranges of equal width."""
     if not counts.any():
@@ -98,10 +104,11 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     """The report as text, and the figures behind it. Raises UserError where the encoded stage is not finished."""
     folders = stage_folders(data)
     index = read_index(folders["encoded"])
+    side = leaf_side(index)
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
     lines = [
         f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}, "
-        f"parser: {index.get('parser', {}).get('library', 'unknown')}"
+        f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}"
     ]
     found = {}
     for split in (split for split in SPLITS if split in index["totals"]):
@@ -109,11 +116,11 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
         elements = max(1, figures.leaves + figures.nodes)
         lines += [
             f"{split}: {figures.rows:,} examples, {figures.leaves:,} leaves, {figures.nodes:,} nodes, "
-            f"{figures.words:,} words, {figures.tgt_pieces:,} target pieces",
+            f"{figures.words:,} words" + (f", {figures.tgt_pieces:,} target pieces" if figures.tgt_pieces else ""),
             f"  leaves / nodes: {figures.leaves / elements:.1%} / {figures.nodes / elements:.1%} (paper, Table 4: 59.2-66.4 / "
             "33.6-40.8)",
             f"  pieces per word: {figures.leaves / max(1, figures.words):.3f}",
-            f"  parse_status: {_counts(parse_statuses(folders['parsed'], split))}",
+            f"  parse_status: {_counts(parse_statuses(folders['parsed'], split, side))}",
             f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
             *histogram(figures.lengths, "  leaves of an example"),
             *histogram(figures.depths, "  levels of nodes of an example"),
@@ -141,7 +148,8 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
         raise UserError(f"{split} has no example {example_id} (ids: {known}; dropped lines have none); choose another --example")
     shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
     row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
-    vocab = folder / "vocab"
+    vocab, side = folder / "vocab", leaf_side(read_index(folder))
+    other = "source" if side == "target" else "target"
     subwords = Subwords(vocab / "pieces.model")
     labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
     leaves, spans = row["leaves"], row["spans"]
@@ -149,10 +157,16 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
     lines = [
         f"{split} example {example_id}: {len(leaves['piece'])} leaves, {len(tree)} nodes",
         draw(tree, subwords.names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]]),
-        f"source: {subwords.decode([leaves['piece']])[0]}",
+        f"{side}: {subwords.decode([leaves['piece']])[0]}",
     ]
     if "tgt_pieces" in row:
-        lines.append(f"target: {' '.join(subwords.names(row['tgt_pieces']))}")
+        own = vocab / "pieces.tgt.model"
+        others = Subwords(own) if own.exists() else subwords
+        lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
+    if "arcs" in row:
+        relations = LabelVocab.load(vocab / "deprels.txt").names
+        arcs = zip(row["arcs"]["governor"], row["arcs"]["deprel"], strict=True)
+        lines.append(f"arcs: {', '.join(f'{governor} {relations[deprel]}' for governor, deprel in arcs)}")
     known = {name: row[name] for name in ("label", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
     return "\n".join(lines)

@@ -113,7 +113,19 @@ def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str,
     unknown = sorted(set(config.splits) - set(SPLITS))
     if unknown or "train" not in config.splits:
         raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
-    return describe_parser(config.parser), _describe_target_parser(config), scan(config.inputs(), config.filters)
+    inputs = config.inputs()
+    check_columns(config.parser, config.target_parser, inputs.columns())
+    _check_sides(config, inputs.columns(), parsed_columns(config.parser, config.target_parser))
+    return describe_parser(config.parser), _describe_target_parser(config), scan(inputs, config.filters)
+
+
+def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
+    """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
+    tree = config.tree
+    if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
+        raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
+    if not config.subwords.joint and tree.other_side not in text:
+        raise UserError("subwords.joint: must be true where examples have one side")
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
@@ -163,6 +175,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
+    _check_sides(config, *(index["columns"] for index in stages))
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         _claim(config, out)
@@ -248,7 +261,6 @@ class _Job:
         """Words and trees of every text shard, in Ray actors."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
-        check_columns(config.parser, config.target_parser, Shard(self.out / "text", text[0]).schema.names)
         marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
@@ -263,7 +275,6 @@ class _Job:
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         train = [i for i, record in enumerate(text) if record.split == "train"]
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
-        self._check_sides(*stages)
         with Progress("vocabulary", None, unit="pieces") as progress:
             vocab_mark = write_vocabulary(
                 self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
@@ -302,14 +313,6 @@ class _Job:
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 
-    def _check_sides(self, text: Sequence[str], parsed: Sequence[str]) -> None:
-        """Raises UserError when the settings ask for a side that the data set has not got."""
-        tree = self.config.tree
-        if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
-            raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
-        if not self.config.subwords.joint and tree.other_side not in text:
-            raise UserError("subwords.joint: must be true where examples have one side")
-
     def _run(
         self,
         stage: str,
@@ -334,7 +337,7 @@ class _Job:
         if len(by_name) == len(text):
             return [by_name[record.name] for record in text]
         failed = sum(_fallbacks(record.counts) for record in by_name.values())
-        with Progress(label, total, unit="sentences", initial=finished) as progress:
+        with Progress(label, total, unit="examples", initial=finished) as progress:
             for record in ray_job.run_shards(
                 worker,
                 arguments,
@@ -387,16 +390,17 @@ def _dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
-def parse_statuses(parsed: AnyPath, split: str) -> dict[str, int]:
-    """Sentences by parse_status; empty where the parsed stage is not there: training does not need it."""
+def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
+    """Examples by parse_status of a side; empty where the parsed stage is not there: training does not need it."""
     if not (parsed / "index.json").exists():
         return {}
     totals = read_index(parsed)["totals"].get(split, {})
-    return {name.removeprefix("status."): count for name, count in totals.items() if name.startswith("status.")}
+    prefix = "status." if side == "source" else "target_status."
+    return {name.removeprefix(prefix): count for name, count in totals.items() if name.startswith(prefix)}
 
 
 def _fallbacks(counts: dict[str, int]) -> int:
-    """Sentences that got a flat tree because no parser could analyse them."""
+    """Examples that got a flat tree because no parser could analyse them."""
     return sum(count for name, count in counts.items() if name.startswith("status.") and name != "status.parsed")
 
 
@@ -408,10 +412,10 @@ def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
     for split, total in index["totals"].items():
-        lines.append(
-            f"  {split}: {total['rows']:,} pairs, {total['leaves']:,} leaves, {total['nodes']:,} nodes, "
-            f"{total['tgt_pieces']:,} target pieces; dropped: {_reasons(index['dropped'].get(split, {}))}"
-        )
-        if statuses := parse_statuses(stage_folder(out, "parsed"), split):
+        pairs = "tgt_pieces" in index["columns"]
+        sizes = [f"{total['rows']:,} {'pairs' if pairs else 'examples'}", f"{total['leaves']:,} leaves", f"{total['nodes']:,} nodes"]
+        sizes += [f"{total['tgt_pieces']:,} target pieces"] if pairs else []
+        lines.append(f"  {split}: {', '.join(sizes)}; dropped: {_reasons(index['dropped'].get(split, {}))}")
+        if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
             lines.append(f"    parse_status: {_reasons(statuses)}")
     return "\n".join(lines)

@@ -60,6 +60,11 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
     run_dir = Path(out).resolve()
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
+    if "tgt_pieces" not in index["columns"]:
+        raise UserError(
+            f"{config.data} has no target side (its columns: {', '.join(index['columns'])}), and a translation model needs "
+            "one; choose a data set of pairs"
+        )
     if not index.get("subword_settings", {}).get("joint", True):
         raise UserError(
             f"{config.data} has a vocabulary for each side, but models share one table of pieces between the sides; "

@@ -96,6 +96,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
                 raise UserError(f"{path} holds no files")
             yield from ((str(file), _lines(_blocks(file), str(file))) for file in files)
         else:
+            _open(path).close()  # not every caller reads what it is given
             yield str(path), _lines(_blocks(path), str(path))
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from treeproc.arrow import Batches, Lists, column_batch
-from treeproc.control_trees import control_tree
+from treeproc.control_trees import ControlTree, control_spans
 from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words
 from treeproc.ragged import edges_of
 from treeproc.schema import FULL_ENCODED_SCHEMA, select
@@ -27,7 +26,7 @@ Views = Mapping[str, Any]
 class TreeConfig(Settings):
     """How the parsed trees become the trees that models read."""
 
-    tree_source: Literal["parsed", "balanced", "left", "right", "flat", "random"] = Field(
+    tree_source: Literal["parsed"] | ControlTree = Field(
         "parsed", description="trees of the parser, or control trees over the same words"
     )
     side: Literal["source", "target"] = Field("source", description="the side whose words are leaves; models write the other")
@@ -179,27 +178,8 @@ class Encoder:
 
 def _control_forest(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> Forest:
     """One control tree per example, over its words."""
-    lengths = np.diff(word_edges)
-    if config.tree_source == "random":
-        seeds = (config.seed * 1_000_003 + int(i) for i in ids)
-        shapes = [_shape("random", int(n), seed) for n, seed in zip(lengths, seeds, strict=True)]
-    else:
-        shapes = [_known_shape(config.tree_source, int(n)) for n in lengths]
-    none = [np.zeros((2, 0), dtype=np.int64)]
-    first = np.repeat(word_edges[:-1], [shape.shape[1] for shape in shapes])
-    starts, ends = np.concatenate(none + shapes, axis=1) + first
+    starts, ends = control_spans(config.tree_source, np.diff(word_edges), ids, config.seed)
     return Forest(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
-
-
-def _shape(kind: str, num_words: int, seed: int = 0) -> np.ndarray:
-    """[2, N], starts and ends of a control tree; no words have none."""
-    if not num_words:
-        return np.zeros((2, 0), dtype=np.int64)
-    tree = control_tree(kind, num_words, seed)
-    return np.array([tree.starts, tree.ends], dtype=np.int64)
-
-
-_known_shape = lru_cache(maxsize=2000)(_shape)
 
 
 class EncodeShard:

@@ -118,8 +118,8 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
     if not count:
         files = inputs.splits[split]
         names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
-        what = f"{names} {'are' if files.target else 'is'} empty" if names else f"splits.{split}: hold_out leaves nothing"
-        raise UserError(f"{what}; at least one example is needed")
+        what = f"no example of format {inputs.format} in {names}" if names else f"splits.{split}: hold_out leaves nothing"
+        raise UserError(f"{what}; at least one is needed")
     digest.update(keys)
     return Scan(count, digest.hexdigest(), later_duplicates(keys) if keep else None, known)
 

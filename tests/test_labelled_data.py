@@ -1,0 +1,66 @@
+"""Data sets without a target side, from their files to what a person and a training run see of them."""
+
+import pytest
+
+from treenet.config import TrainConfig
+from treenet.data import ExampleSource
+from treenet.training.run import run_training
+from treeproc.inspect import describe, draw_example
+from treeproc.preprocess import PreprocessConfig, preprocess, summary
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_index
+from treeproc.subwords import Subwords
+from treeproc.verify import verify
+
+TREES = """(3 (2 The) (4 (4 (3 very) (4 best)) (2 .)))
+(2 (2 So) (2 so))
+(0 (1 Bad) (2 (2 quite) (0 (1 bad) (2 .))))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentiment")
+    (folder / "train.txt").write_text(TREES * 20, encoding="utf-8")
+    config = {
+        "splits": {"train": {"source": [folder / "train.txt"]}},
+        "format": "sst",
+        "labels": {0: 0, 1: 0, 3: 1, 4: 1},
+        "parser": {"name": "given"},
+        "subwords": {"vocab_size": 300},
+        "rows_per_shard": 60,
+    }
+    preprocess(PreprocessConfig.model_validate(config), folder / "data")
+    return folder / "data"
+
+
+def test_classes_of_a_sentiment_treebank(data):
+    shard = open_shards(data / "encoded", "train")[0]
+    first, second = shard.row(0), shard.row(1)
+    subwords = Subwords(data / "encoded" / "vocab" / "pieces.model")
+    assert subwords.decode([first["leaves"]["piece"]]) == ["The very best ."]
+    assert (first["label"], second["label"]) == (1, 0) and second["example_id"] == 2  # the neutral one between them went
+    labels = (data / "encoded" / "vocab" / "labels.txt").read_text().splitlines()
+    words = {"The": -1, "very": 1, "best": 1, ".": -1}
+    of_words = list(words.values())
+    assert first["leaf_labels"].tolist() == [of_words[word] for word in first["leaves"]["word_index"]]
+    phrases = [c for c, node in zip(first["node_labels"], first["nodes"]["label"], strict=True) if labels[node] == "X"]
+    assert phrases == [1, 1, 1]
+    added = [c for c, node in zip(first["node_labels"], first["nodes"]["label"], strict=True) if labels[node] != "X"]
+    assert set(added) <= {-1}
+
+
+def test_what_is_said_of_it_names_no_pairs(data):
+    text = summary(read_index(data / "encoded"), data)
+    assert "train: 40 examples" in text and "20 label_2" in text and "target" not in text and "pairs" not in text
+    assert "target" not in describe(data)[0]
+    drawn = draw_example(data, "train", 0)
+    assert "\nsource: The very best .\n" in drawn and "\nlabel: 1\n" in drawn and "target" not in drawn
+    assert not verify(data).problems
+    assert ExampleSource(data / "encoded", "train").batch([0, 1]).tgt_in.shape == (2, 1)
+
+
+def test_a_translation_model_refuses_it(data, tmp_path):
+    with pytest.raises(UserError, match=r"data has no target side \(its columns: example_id, leaves, nodes, spans, label, .*pairs"):
+        run_training(TrainConfig(data=data), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
