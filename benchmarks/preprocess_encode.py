@@ -10,14 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import torch
 from measure import emit
 
 from treenet.data import ExampleSource
-from treenet.structure import TreeStructure
 from treeproc.parsers import ParserConfig
 from treeproc.preprocess import SAMPLE
 from treeproc.schema import TEXT_SCHEMA, shard_name
@@ -82,17 +80,16 @@ def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:
 
 
 def measure_read(encoded: Path, seconds: float) -> None:
-    source = ExampleSource(encoded, "train")
-    batches = batches_of(source.lengths["leaves"])
-    total = int(source.lengths["leaves"].sum())
+    for case, trees in (("read", False), ("read_with_tree_maps", True)):
+        source = ExampleSource(encoded, "train", trees)
+        batches = batches_of(source.lengths["leaves"])
+        total = int(source.lengths["leaves"].sum())
 
-    def read_all() -> None:
-        for batch in batches:
-            source.batch(batch)
+        def read_all(source: ExampleSource = source, batches: list = batches) -> None:
+            for batch in batches:
+                source.batch(batch)
 
-    with mock.patch.object(TreeStructure, "build", lambda **_: None):
-        emit("preprocess_encode", "read_without_structure_maps", "leaves_per_second", best_rate(total, read_all, seconds))
-    emit("preprocess_encode", "read", "leaves_per_second", best_rate(total, read_all, seconds), leaves=total)
+        emit("preprocess_encode", case, "leaves_per_second", best_rate(total, read_all, seconds), leaves=total)
 
 
 def main() -> None:

@@ -142,6 +142,14 @@ def test_batches_hold_the_rows_asked_for(data):
     assert batch.num_target_tokens == source.target_tokens(np.array(rows))
 
 
+def test_models_without_trees_get_the_same_batch_without_maps(data):
+    with_trees, without = (ExampleSource(data / "encoded", "train", trees).batch([59, 0, 31]) for trees in (True, False))
+    assert without.structure is None and with_trees.structure is not None
+    for name in set(vars(without)) - {"structure"}:
+        assert torch.equal(getattr(with_trees, name), getattr(without, name))
+    assert without.to("cpu").structure is None
+
+
 def test_prefetcher_keeps_order_raises_errors_and_ends_with_its_consumer():
     def items():
         yield from range(20)

@@ -23,7 +23,7 @@ class TreeBatch:
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_labels: Tensor  # [B, N] int64, UNKNOWN_LABEL_ID where padded
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    structure: TreeStructure  # maps shared by all layers, heads and the cross-attention
+    structure: TreeStructure | None  # maps shared by all layers, heads and the cross-attention; None for models without trees
     tgt_in: Tensor  # [B, T] int64, BOS first, PAD_ID where padded
     tgt_out: Tensor  # [B, T] int64, EOS last, PAD_ID where padded
 
@@ -36,7 +36,7 @@ class TreeBatch:
         return int((self.tgt_out != PAD_ID).sum())
 
     def to(self, device: torch.device | str) -> "TreeBatch":
-        return TreeBatch(**{name: value.to(device) for name, value in vars(self).items()})
+        return TreeBatch(**{name: value if value is None else value.to(device) for name, value in vars(self).items()})
 
 
 @dataclass
@@ -78,20 +78,23 @@ def collate(examples: Sequence[dict]) -> TreeBatch:
     return collate_rows(rows)
 
 
-def collate_rows(rows: RowLists) -> TreeBatch:
-    """Examples to one padded batch."""
+def collate_rows(rows: RowLists, trees: bool = True) -> TreeBatch:
+    """Examples to one padded batch; without `trees`, the maps of tree attention are not built."""
     num_leaves, num_nodes, num_targets = (_lengths(lists) for lists in (rows.pieces, rows.labels, rows.targets))
     leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID)
     node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID)
     tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
-    spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
+    structure = None
+    if trees:
+        spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
+        structure = TreeStructure.build(num_leaves.tolist(), np.split(spans, np.cumsum(num_nodes)[:-1]))
     return TreeBatch(
         example_ids=torch.tensor(rows.example_ids),
         leaf_pieces=torch.from_numpy(leaf_pieces),
         leaf_pad_mask=torch.from_numpy(leaf_padding),
         node_labels=torch.from_numpy(node_labels),
         node_pad_mask=torch.from_numpy(node_padding),
-        structure=TreeStructure.build(num_leaves=num_leaves.tolist(), spans=np.split(spans, np.cumsum(num_nodes)[:-1])),
+        structure=structure,
         tgt_in=torch.from_numpy(tgt_in),
         tgt_out=torch.from_numpy(tgt_out),
     )

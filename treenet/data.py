@@ -23,10 +23,11 @@ class ExampleSource:
     """One split of DATA/encoded, memory-mapped.
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
-    shards and lengths do not belong together.
+    shards and lengths do not belong together. Without `trees`, batches lack the maps of tree attention.
     """
 
-    def __init__(self, folder: AnyPath, split: str):
+    def __init__(self, folder: AnyPath, split: str, trees: bool = True):
+        self._trees = trees
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
         rows = sum(len(shard) for shard in self._shards.values())
@@ -59,7 +60,7 @@ class ExampleSource:
             start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
             out.targets.append(targets[start:stop])
             out.example_ids.append(columns["example_id"][row])
-        return collate_rows(out)
+        return collate_rows(out, self._trees)
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, without reading a shard."""

@@ -64,6 +64,8 @@ class Seq2Seq(nn.Module):
     decoder cross-attention tree attentions.
     """
 
+    reads_trees = False  # whether batches need `structure`
+
     def __init__(self, config: ModelConfig, vocab: VocabSizes, tree: TreeAttentionConfig | None = None):
         super().__init__()
         self.embedding_scale = math.sqrt(config.d_model)

@@ -15,6 +15,8 @@ class TreeTransformer(Seq2Seq):
     they get no position.
     """
 
+    reads_trees = True
+
     def __init__(self, config: ModelConfig, vocab: VocabSizes):
         super().__init__(config, vocab, config.tree)
         self.label_embedding = build_embedding(vocab.labels, config.d_model)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from treenet.batch import TreeBatch
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource, Prefetcher
-from treenet.models import VocabSizes, build_model
+from treenet.models import VocabSizes, build_model, model_class
 from treenet.plan import BatchPlan, plan_in_order
 from treenet.training.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint
 from treenet.training.logs import MetricLog, describe_metrics
@@ -95,11 +95,12 @@ class _Run:
         self.config, self.run_dir, self.rank, self.world_size, self.device = config, run_dir, rank, world_size, device
         encoded = config.data / "encoded"
         index = read_index(encoded)
-        self.source = ExampleSource(encoded, "train")
+        trees = model_class(config.model).reads_trees
+        self.source = ExampleSource(encoded, "train", trees)
         self.plan = BatchPlan.build(
             self.source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed
         )
-        self.valid = ExampleSource(encoded, "valid") if "valid" in index["totals"] else None
+        self.valid = ExampleSource(encoded, "valid", trees) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
             "num_pieces": index["num_pieces"],

@@ -60,7 +60,7 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
     run_dir = Path(out).resolve()
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
-    if "tgt_pieces" not in index["columns"]:
+    if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
         raise UserError(
             f"{config.data} has no target side (its columns: {', '.join(index['columns'])}), and a translation model needs "
             "one; choose a data set of pairs"
