@@ -21,6 +21,7 @@ from treeproc.progress import Progress
 from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, FULL_TEXT_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.settings import ArgumentParser, UserError, run_cli
 from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
+from treeproc.stages.lengths import example_ids, row_sizes
 from treeproc.storage import AnyPath, as_path
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -78,17 +79,18 @@ def verify(data: AnyPath) -> Report:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
     records = {stage: [ShardRecord(**shard) for shard in index["shards"]] for stage, index in indices.items()}
     total = sum(record.rows for stage in records.values() for record in stage)
+    whole: dict[str, dict[str, Shard]] = {}
     with Progress("verify", total, unit="rows") as progress:
         for stage, index in indices.items():
-            whole = _check_files(folders[stage], index, records[stage], report)
+            shards = whole[stage] = _check_files(folders[stage], index, records[stage], report)
             for record in records[stage]:
-                shard = whole.get(record.name)
+                shard = shards.get(record.name)
                 if shard is not None:
-                    report.problems += _check_rows(stage, folders, shard, records, indices)
+                    report.problems += _check_rows(stage, folders, shard, whole, indices)
                 report.shards += 1
                 report.rows += record.rows
                 progress.update(record.rows, f"{len(report.problems):,} problems")
-            report.problems += _check_order(folders[stage], whole.values())
+            report.problems += _check_order(folders[stage], shards.values())
     if "encoded" in indices:
         report.problems += _check_lengths(folders["encoded"], records["encoded"])
     return report
@@ -148,12 +150,12 @@ def _schema_problem(stage: str, shard: Shard, columns: list[str] | None, first: 
     return ""
 
 
-def _check_rows(stage: str, folders: dict, shard: Shard, records: dict, indices: dict) -> Iterator[Problem]:
+def _check_rows(stage: str, folders: dict, shard: Shard, whole: dict[str, dict[str, Shard]], indices: dict) -> Iterator[Problem]:
     """The rules of a stage, and the same examples as in the stage before."""
-    ids = shard_ids(shard)
+    ids = example_ids(shard)
     before = STAGES[STAGES.index(stage) - 1] if stage != "text" else None
-    earlier = _sibling(before, folders, shard, records)
-    if earlier is not None and not np.array_equal(ids, shard_ids(earlier)):
+    earlier = whole.get(before, {}).get(shard.record.name)
+    if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
         yield Problem(folders[stage] / shard.record.name, f"its examples are not those of {before}", mendable=False)
         earlier = None
     if stage == "encoded":
@@ -182,14 +184,6 @@ def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
                 yield number, what
 
 
-def _sibling(stage: str | None, folders: dict, shard: Shard, records: dict) -> Shard | None:
-    """The shard of the same examples in another stage, where it is whole."""
-    for record in records.get(stage, ()):
-        if record.name == shard.record.name and not _file_problem(folders[stage], record):
-            return Shard(folders[stage], record)
-    return None
-
-
 def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
     """What ids must stay below; the index stands in for a file that is damaged, which is a problem of its own."""
     sizes = {"pieces": index["num_pieces"], "labels": index["num_labels"], "pos_tags": 1 << 15}
@@ -201,15 +195,10 @@ def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
         return sizes
 
 
-def shard_ids(shard: Shard) -> np.ndarray:
-    """example_id of every row."""
-    return np.concatenate([views["example_id"] for views in shard.columns] or [np.zeros(0, np.int64)])
-
-
 def _check_order(folder: AnyPath, shards) -> Iterator[Problem]:
     last: dict[str, int] = {}
     for shard in shards:
-        ids = shard_ids(shard)
+        ids = example_ids(shard)
         for row, what in id_problems(ids, last.get(shard.record.split, -1)):
             yield Problem(folder / shard.record.name, what, row, int(ids[row]), mendable=False)
         if len(ids):
@@ -229,15 +218,7 @@ def _check_lengths(folder: AnyPath, records: Sequence[ShardRecord]) -> Iterator[
             continue
         expected: dict[str, list[np.ndarray]] = {}
         for shard in shards:
-            columns = {
-                "shard": np.full(len(shard), shard.record.index),
-                "row": np.arange(len(shard)),
-                "example_id": shard_ids(shard),
-            }
-            for name in ("leaves", "nodes", "tgt_pieces"):
-                parts = [np.diff(views[name][0]) for views in shard.columns if name in views]
-                columns[name] = np.concatenate(parts) if parts else np.zeros(len(shard), int)
-            for name, values in columns.items():
+            for name, values in row_sizes(shard).items():
                 expected.setdefault(name, []).append(values)
         wrong = [name for name, parts in expected.items() if not np.array_equal(np.concatenate(parts), lengths[name])]
         if wrong:

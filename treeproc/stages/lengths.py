@@ -21,11 +21,23 @@ def write_lengths(folder: Path, records: Sequence[ShardRecord]) -> None:
             writer.write_batch(_lengths_of(Shard(folder, record), splits))
 
 
-def _lengths_of(shard: Shard, splits: Sequence[str]) -> pa.RecordBatch:
+def row_sizes(shard: Shard) -> dict[str, np.ndarray]:
+    """The columns of `lengths.arrow` for one encoded shard, but the split."""
     flat = {name: _joined(_sizes(views, name) for views in shard.columns) for name in _SIZES}
-    flat["example_id"] = _joined(views["example_id"] for views in shard.columns)
-    flat["shard"] = np.full(len(shard), shard.record.index)
-    flat["row"] = np.arange(len(shard))
+    return flat | {
+        "example_id": example_ids(shard),
+        "shard": np.full(len(shard), shard.record.index),
+        "row": np.arange(len(shard)),
+    }
+
+
+def example_ids(shard: Shard) -> np.ndarray:
+    """example_id of every row of a shard of any stage."""
+    return _joined(views["example_id"] for views in shard.columns)
+
+
+def _lengths_of(shard: Shard, splits: Sequence[str]) -> pa.RecordBatch:
+    flat = row_sizes(shard)
     codes = pa.array(np.full(len(shard), splits.index(shard.record.split)), pa.int8())
     split = pa.DictionaryArray.from_arrays(codes, pa.array(splits, pa.string()))
     arrays = [split if column.name == "split" else pa.array(flat[column.name], column.type) for column in LENGTHS_SCHEMA]
