@@ -126,3 +126,11 @@ def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> di
         "spans": {"start": tree.starts, "end": tree.ends, "subtree_end": subtree_ends},
         "tgt_pieces": list(chain.from_iterable(encode(" " + word) for word in text["target"].split(" "))),
     }
+
+
+def slow_depths(parents) -> list[int]:
+    """Depth of every node by its parent; a root has depth 0."""
+    out: list[int] = []
+    for parent in parents:
+        out.append(0 if parent < 0 else out[parent] + 1)
+    return out

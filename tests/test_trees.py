@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_encoding import join, split_words
+from reference_encoding import join, slow_depths, split_words
 
 from treeproc.control_trees import ControlTree, control_spans
 from treeproc.trees import (
     SpanTree,
     check_tree,
-    depths,
     draw,
     flat_tree,
     keep_leaves,
@@ -161,7 +160,7 @@ def test_deep_nesting_does_not_recurse():
     depth = 10_000
     words, _, tree = read_brackets("(S " * depth + "(N a)" + ")" * depth)
     assert words == ["a"] and len(tree) == depth
-    assert max(depths(tree)) == depth - 1
+    assert max(slow_depths(parents_and_subtree_ends(tree)[0])) == depth - 1
     assert len(normalise(tree, collapse_unary=True)) == 1
 
 
@@ -199,7 +198,7 @@ def test_control_trees(kind):
             assert len(tree) == (num_words - 1 if num_words > 1 else num_words)
         if num_words == 8:
             height = {"balanced": 2, "left": 6, "right": 6, "flat": 0}
-            assert kind == "random" or max(depths(tree)) == height[kind]
+            assert kind == "random" or max(slow_depths(parents_and_subtree_ends(tree)[0])) == height[kind]
 
 
 def test_random_control_trees_follow_seed_and_example_alone():

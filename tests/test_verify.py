@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
@@ -48,13 +49,6 @@ def flat(batch):
     columns = {name: spans[:, i].copy() for i, name in enumerate(("start", "end", "subtree_end"))}
     parents = np.array([parent for tree in batch for parent in tree.parents], int)
     return offsets, columns, parents, np.array([tree.num_leaves for tree in batch])
-
-
-def slow_depths(parents) -> list[int]:
-    out = []
-    for parent in parents:
-        out.append(0 if parent < 0 else out[parent] + 1)
-    return out
 
 
 def refused(offsets, spans, parents, leaves, row) -> bool:

@@ -48,14 +48,6 @@ def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
     return parents, subtree_ends
 
 
-def depths(tree: SpanTree) -> list[int]:
-    """Depth of every node; a root has depth 0."""
-    out: list[int] = []
-    for parent in parents_and_subtree_ends(tree)[0]:
-        out.append(0 if parent < 0 else out[parent] + 1)
-    return out
-
-
 def check_tree(tree: SpanTree, num_leaves: int) -> None:
     """Raises ValueError unless the spans are non-empty, nested, in pre-order and cover every leaf."""
     for node, parent in enumerate(parents_and_subtree_ends(tree)[0]):
