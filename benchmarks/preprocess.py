@@ -9,7 +9,8 @@ BULK_BATCHES on a tenth of them, once as `nlp(list of texts)` and once as `nlp.b
 are sentences per CPU second over sentences per CPU second, in one process on one thread, rounds in turn, the best round
 of each. `different_trees` counts lines whose words, tags or trees are not those of Stanza's bulk call, `plain_differs`
 those of the bulk call that are not those of the plain one. `two_actors_to_one` is wall time: two processes with half
-of the lines each against one with all. `batch_curve` gives sentences per CPU second by `batch_words`.
+of the lines each against one with all. `batch_curve` gives sentences per CPU second by `batch_words`, and
+`tag_parse_to_models` is tagging and parsing of given words by the shipped models against those of another folder.
 """
 
 import argparse
@@ -18,12 +19,13 @@ import html
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import stanza
 import torch
 from measure import emit
 
-from treeproc.parsers import ParsedLine, ParserConfig, build_parser, find_models
+from treeproc.parsers import Given, ParsedLine, ParserConfig, build_parser, find_models
 from treeproc.parsers.documents import span_tree
 from treeproc.parsers.stanza_parser import stanza_options
 from treeproc.trees import write_brackets
@@ -128,6 +130,16 @@ def run_case(name: str, lines: list[str], options: argparse.Namespace) -> None:
     )
 
 
+def run_models(name: str, lines: list[str], folder: Path, rounds: int) -> None:
+    """Tagging and parsing of the same words by the shipped models and by those of another folder, rounds in turn."""
+    parsers = [build_parser(CONFIG), build_parser(CONFIG.model_copy(update={"models": folder}))]
+    words = [{key: parsed.words[key] for key in ("text", "start_char", "end_char")} for parsed in parsers[0].parse(lines)]
+    given = [Given(words=of_line) for of_line in words]
+    seconds = [[cpu_seconds(lambda parser=parser: parser.parse(lines, given)) for parser in parsers] for _ in range(rounds)]
+    rates = [len(lines) / min(times) for times in zip(*seconds, strict=True)]
+    emit("preprocess", name, "tag_parse_to_models", rates[0] / rates[1], shipped=round(rates[0]), other=round(rates[1]))
+
+
 def run_curve(name: str, lines: list[str]) -> None:
     """Sentences per CPU second by batch size."""
     for batch_words in CURVE:
@@ -169,6 +181,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, help="lines of a case; default 5,000 captions, 2,000 WMT lines")
     parser.add_argument("--plain", type=int, default=250, help="lines of the plain way")
     parser.add_argument("--rounds", type=int, default=2, help="interleaved rounds")
+    parser.add_argument("--models", type=Path, metavar="DIR", help="also tag_parse_to_models, against the models of this folder")
     parser.add_argument("--curve", action="store_true", help="also the batch_curve, on 2,000 lines at most")
     parser.add_argument("--actors", action="store_true", help="also two_actors_to_one; wants two idle cores")
     options = parser.parse_args()
@@ -180,6 +193,8 @@ def main() -> None:
         cases["parse_wmt"] = read_wmt(options.wmt, options.sentences or 2000)
     for name, lines in cases.items():
         run_case(name, lines, options)
+        if options.models:
+            run_models(name, lines, options.models, options.rounds)
         if options.curve:
             run_curve(name, lines[:2000])
         if options.actors:

@@ -13,6 +13,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
+# Ray's workers are nice to other processes, and get next to nothing where these are busy.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,17 @@
-"""Checkpoints: whole or passed over, the last k kept, averages."""
-
-import json
+"""Checkpoints: whole or passed over, the last k kept."""
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from treenet.training.checkpoint import (
-    average_checkpoints,
-    average_weights,
     checkpoint_folders,
+    checkpoint_step,
     is_whole,
     latest_checkpoint,
     load_checkpoint,
-    save_checkpoint,
+    take_snapshot,
+    write_checkpoint,
 )
 from treeproc.settings import UserError
 
@@ -40,9 +37,11 @@ def trained(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save(run_dir, step, seed=0, keep=5):
+def save(run_dir, step, seed=0, keep=5, **options):
     model, optimizer = trained(seed)
-    return save_checkpoint(run_dir, step, model, optimizer, {"step": step}, META, keep=keep), model, optimizer
+    meta = {**META, **{name: options.pop(name) for name in ("valid_nll", "due") if name in options}}
+    folder = write_checkpoint(run_dir, take_snapshot(step, model, optimizer, {"step": step}, meta), keep=keep, **options)
+    return folder, model, optimizer
 
 
 def test_load_restores_weights_optimiser_and_state(tmp_path):
@@ -61,6 +60,22 @@ def test_the_last_k_are_kept_and_the_latest_is_found(tmp_path):
     assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step_00000030", "step_00000040"]
     assert latest_checkpoint(tmp_path).name == "step_00000040"
     assert latest_checkpoint(tmp_path / "nothing") is None
+
+
+def test_the_best_k_and_the_latest_are_kept(tmp_path):
+    for step, nll in ((10, 3.0), (20, None), (30, 2.0), (40, 2.5), (50, 2.6), (60, None)):
+        save(tmp_path, step, keep=2, best=True, valid_nll=nll)
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step_00000030", "step_00000040", "step_00000060"]
+
+
+def test_a_checkpoint_where_a_run_was_stopped_takes_no_place_and_goes_with_the_next(tmp_path):
+    for best in (False, True):
+        for step, due in ((10, True), (20, True), (25, False)):
+            save(tmp_path / str(best), step, keep=2, best=best, due=due, valid_nll=2.0)
+        assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path / str(best))] == [10, 20, 25]
+        save(tmp_path / str(best), 30, keep=2, best=best, due=True, valid_nll=1.0)
+    assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path / "False")] == [20, 30]
+    assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path / "True")] == [10, 30]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "meta.json"])
@@ -113,34 +128,3 @@ def test_nothing_that_is_loaded_executes_code(tmp_path):
     torch.save({"optimizer": print, "state": {}}, folder / "trainer.pt")
     with pytest.raises(Exception, match="[Ww]eights.only"):
         load_checkpoint(folder, model, optimizer, data_fingerprint="abc")
-
-
-def test_averaging_identical_checkpoints_is_the_identity(tmp_path):
-    for step in (1, 2, 3):
-        folder, _, _ = save(tmp_path, step, seed=5)
-    averaged = load_file(average_checkpoints(tmp_path, 3) / "model.safetensors")
-    single = load_file(folder / "model.safetensors")
-    assert averaged.keys() == single.keys()
-    assert all(torch.equal(averaged[name], single[name]) for name in single)
-
-
-def test_average_is_the_mean_of_the_last_whole_checkpoints(tmp_path):
-    folders = [save(tmp_path, step, seed=step)[0] for step in (1, 2, 3, 4)]
-    (folders[3] / "meta.json").unlink()
-    averaged = average_checkpoints(tmp_path, 2)
-    assert json.loads((averaged / "meta.json").read_text())["averaged_steps"] == [2, 3]
-    second, third = (load_file(folder / "model.safetensors") for folder in folders[1:3])
-    for name, value in load_file(averaged / "model.safetensors").items():
-        torch.testing.assert_close(value, (second[name] + third[name]) / 2)
-
-
-def test_averages_of_different_models_are_refused(tmp_path):
-    paths = [tmp_path / f"{i}.safetensors" for i in range(3)]
-    for path, weights in zip(paths, ({"a": torch.ones(2)}, {"b": torch.ones(2)}, {"a": torch.ones(3)}), strict=True):
-        save_file(weights, path)
-    with pytest.raises(UserError, match="different weights: a, b"):
-        average_weights(paths[:2])
-    with pytest.raises(UserError, match="a must have shape"):
-        average_weights([paths[0], paths[2]])
-    with pytest.raises(UserError, match="no whole checkpoint"):
-        average_checkpoints(tmp_path, 2)

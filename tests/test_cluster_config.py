@@ -1,17 +1,94 @@
-"""cluster.yaml, checked by the cluster launcher's own validation, offline."""
+"""cluster.yaml and what docs/cluster.md shows: by the cluster launcher's own validation, offline, and against the repository."""
 
 import copy
+import re
 
 import pytest
 import yaml
 
+from treeproc.settings import load_settings
+
 launcher = pytest.importorskip("ray.autoscaler._private.util", reason="this Ray has no launcher validation to call")
 
 
-def test_cluster_yaml_is_valid(repository):
-    config = yaml.safe_load((repository / "cluster.yaml").read_text())
+def validate(config: dict) -> None:
     launcher.validate_config(launcher.prepare_config(copy.deepcopy(config)))
-    assert set(config["available_node_types"]) == {"head", "parse", "train"}
-    assert any("constraints.txt" in command for command in config["setup_commands"])
+
+
+@pytest.fixture
+def cluster(repository) -> dict:
+    return yaml.safe_load((repository / "cluster.yaml").read_text())
+
+
+@pytest.fixture
+def page(repository) -> str:
+    return (repository / "docs" / "cluster.md").read_text()
+
+
+def yaml_blocks(page: str) -> list[dict]:
+    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+
+
+def test_cluster_yaml_is_valid(cluster):
+    validate(cluster)
+    assert any("constraints.txt" in command for command in cluster["setup_commands"])
     with pytest.raises(ValueError, match="head_node_type"):
-        launcher.validate_config(launcher.prepare_config({**copy.deepcopy(config), "head_node_type": "none"}))
+        validate({**cluster, "head_node_type": "none"})
+
+
+def test_groups_start_at_zero_and_gpus_are_those_of_training(cluster):
+    types = cluster["available_node_types"]
+    assert set(types) == {"head", "parse", "train"} and cluster["head_node_type"] == "head"
+    assert types["head"]["resources"] == {"CPU": 0}
+    assert types["parse"]["min_workers"] == types["train"]["min_workers"] == 0
+    assert "GPU" not in types["parse"]["resources"] and types["train"]["resources"]["GPU"] > 0
+    assert cluster["max_workers"] >= types["parse"]["max_workers"] + types["train"]["max_workers"]
+    # Whoever may submit jobs has the token; without it on the nodes, they could not join.
+    assert "~/.ray/auth_token" in cluster["file_mounts"] and "RAY_AUTH_MODE=token" in "".join(cluster["setup_commands"])
+
+
+def test_what_a_job_leaves_behind_is_not_carried_to_the_cluster(cluster, repository):
+    ignored = (repository / ".gitignore").read_text().replace("/", "").split()
+    assert {".venv", "runs", "demo-output"} <= set(ignored) and {".venv", "runs", "demo-output"} <= set(cluster["rsync_exclude"])
+
+
+def test_the_launcher_file_for_machines_that_are_there_is_valid(page):
+    [local] = [block for block in yaml_blocks(page) if block.get("provider", {}).get("type") == "local"]
+    validate(local)
+
+
+def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
+    [job] = [block for block in yaml_blocks(page) if block.get("kind") == "RayJob"]
+    spec = job["spec"]["rayClusterSpec"]
+    groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
+    assert set(groups) == {"parse", "train"} and all(group["minReplicas"] == group["replicas"] == 0 for group in groups.values())
+    assert spec["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"} and spec["authOptions"] == {"mode": "token"}
+    for group in groups.values():
+        [container] = group["template"]["spec"]["containers"]
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+    version = re.search(r"^ray==(.*)$", (repository / "constraints.txt").read_text(), re.MULTILINE)[1]
+    assert spec["rayVersion"] == version and f"rayproject/ray:{version}-" in page
+    command = job["spec"]["entrypoint"].replace("/home/ray/tree-attention", str(repository)).split()
+    check_command(command, repository)
+
+
+def test_every_command_of_the_page_can_be_given(page, repository):
+    commands = re.findall(r"-- (python workflows/\S+\.py .*)", page)
+    assert {re.search(r"workflows/(\w+)\.py", command)[1] for command in commands} >= {
+        path.stem for path in (repository / "workflows").glob("*.py") if path.stem not in ("demo", "train_parser")
+    }
+    for command in commands:
+        check_command(command.split(), repository)
+
+
+def check_command(command: list[str], repository) -> None:
+    """The script and the configuration are there, and the configuration takes the settings."""
+    from treenet.config import TrainConfig
+
+    assert command[0] == "python" and (repository / command[1]).is_file(), command
+    options = dict(zip(command[2:], command[3:], strict=False))
+    config = options.get("--config", "")
+    if "workflows/configs" in config:
+        assert (repository / config).is_file(), config
+    if command[1].endswith("train_wmt.py"):
+        load_settings(TrainConfig, repository / config, [part for part in command[2:] if "=" in part])

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from treenet.config import TrainConfig
+from treenet.experiments.scaling import ScalingConfig
 from treeproc.preprocess import PreprocessConfig, sample_splits
 from treeproc.settings import dump_settings, load_settings, read_yaml
+from treeproc.training.config import TrainParserConfig
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "workflows" / "configs").glob("*.yaml"))
 
@@ -16,7 +18,48 @@ def test_configuration_loads(path, tmp_path):
     if path.stem.endswith("_data"):
         values = {} if "splits" in read_yaml(path.read_text(), path.name) else {"splits": sample_splits()}
         config = load_settings(PreprocessConfig, path, **values)
+    elif path.stem.startswith("parser_"):
+        config = load_settings(TrainParserConfig, path)
     else:
-        config = load_settings(TrainConfig, path, ["data=somewhere"])
+        config = load_settings(ScalingConfig if path.stem.startswith("scaling_") else TrainConfig, path, ["data=somewhere"])
     (tmp_path / "again.yaml").write_text(dump_settings(config))
     assert load_settings(type(config), tmp_path / "again.yaml") == config
+
+
+# Updates, tokens an update, learning rate, dropout, d_model, d_ff, length penalty: section 5.1 and appendix 7.4 of the paper.
+# The paper gives no learning rate, dropout, d_ff and length penalty for the big model: those are the base model's and the
+# released code's.
+PAPER = {
+    "iwslt14_en_de": (60_000, 4_096, 5e-4, 0.3, 512, 1024, 1.0),
+    "iwslt14_de_en": (60_000, 4_096, 5e-4, 0.3, 512, 1024, 1.0),
+    "iwslt13_en_fr": (60_000, 4_096, 5e-4, 0.3, 512, 1024, 0.7),
+    "iwslt13_fr_en": (60_000, 4_096, 5e-4, 0.3, 512, 1024, 0.7),
+    "wmt14_en_de_base": (200_000, 32_768, 7e-4, 0.1, 512, 2048, 0.6),
+    "wmt14_en_de_big": (20_000, 524_288, 7e-4, 0.1, 1024, 4096, 0.6),
+    "wmt14_en_de_data_size": (100_000, 32_768, 7e-4, 0.1, 512, 2048, 0.6),
+}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_translation_settings_are_those_of_the_paper(name):
+    config = load_settings(TrainConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
+    model, optimizer = config.model, config.optimizer
+    assert PAPER[name] == (
+        config.max_steps,
+        config.batch.max_tokens,
+        optimizer.learning_rate,
+        model.dropout,
+        model.d_model,
+        model.d_ff,
+        config.decoding.length_penalty,
+    )
+    assert (optimizer.warmup_steps, optimizer.weight_decay, config.decoding.beam_size) == (4000, 1e-4, 5)
+    assert (config.average, config.average_checkpoints) == ("last", 5)
+    assert (model.tree.vertical_rows, model.tree.horizontal_rows) == (100, 100)
+    assert (model.num_encoder_layers, model.num_decoder_layers, model.attention_dropout) == (6, 6, 0.2)
+    assert model.tree.accumulation_rule == "paper"
+
+
+def test_every_translation_experiment_has_its_data_set():
+    data = {path.stem.removesuffix("_data") for path in CONFIGS if path.stem.endswith("_data")}
+    assert all(any(name.startswith(task) for task in data) for name in PAPER)

@@ -1,9 +1,10 @@
 """Scores of known translations."""
 
+import numpy as np
 import pytest
 import sacrebleu
 
-from treenet.inference.metrics import compare_systems, compute_scores
+from treenet.inference.metrics import compare_seeds, compare_systems, compute_scores
 from treeproc.settings import UserError
 
 REFERENCES = [
@@ -51,3 +52,31 @@ def test_paired_bootstrap_tells_better_worse_and_equal():
     assert compare_systems(worse, worse, REFERENCES, num_samples=200)["chrf"].p_value == 1
     with pytest.raises(UserError, match="system translations: must have one line per reference"):
         compare_systems(worse, worse[1:], REFERENCES)
+
+
+def spoil(seed: int, share: float) -> list[str]:
+    """The references with words of other places in a share of all places."""
+    random = np.random.default_rng(seed)
+    words = [line.split() for line in REFERENCES]
+    return [" ".join(str(random.choice(line)) if random.random() < share else word for word in line) for line in words]
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.1), (0.3, 0.25), (0.1, 0.4)])
+def test_comparing_one_seed_is_the_paired_bootstrap_of_sacrebleu(shares):
+    baseline, system = spoil(1, shares[0]), spoil(2, shares[1])
+    found = compare_seeds([baseline], [system], REFERENCES, num_samples=300)
+    expected = compare_systems(baseline, system, REFERENCES, num_samples=300)["bleu"]
+    assert found.difference == pytest.approx(expected.difference) and found.p_value == pytest.approx(expected.p_value)
+    assert found.interval[0] < found.difference < found.interval[1]
+
+
+def test_comparing_seeds_takes_the_mean_over_seeds():
+    groups = [[spoil(seed, share) for seed in seeds] for share, seeds in ((0.4, (1, 2, 3)), (0.2, (4, 5, 6)))]
+    means = [np.mean([compute_scores(lines, REFERENCES)["bleu"] for lines in group]) for group in groups]
+    found = compare_seeds(*groups, REFERENCES, num_samples=200)
+    assert found.difference == pytest.approx(means[1] - means[0])
+    back = compare_seeds(*groups[::-1], REFERENCES, num_samples=200)
+    assert back.difference == pytest.approx(-found.difference) and back.p_value == found.p_value
+    assert back.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    same = compare_seeds(groups[0], groups[0][::-1], REFERENCES, num_samples=50)
+    assert (same.difference, same.p_value) == (0, 1)

@@ -1,6 +1,5 @@
 """Parsers: the lean ways give what Stanza gives, no line is lost, given words and trees are taken as they are."""
 
-import gzip
 import http.server
 import json
 import os
@@ -15,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sample_lines import sample_lines
 from treeproc.parsers import (
     Given,
     ParserConfig,
@@ -30,7 +30,7 @@ from treeproc.parsers.corenlp import CoreNLPParser, describe_server
 from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import stanza_options
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.settings import UserError
 from treeproc.shards import Shard, write_shard
@@ -48,11 +48,6 @@ ODD = [
     "🙂 smiles , 𝔘nicode",
 ]
 REVIEW = "I saw it twice. Was it good?! No, it was not... The actors don't care. " * 20
-
-
-def sample_lines(count: int) -> list[str]:
-    lines = gzip.decompress((SAMPLE / "train.en.gz").read_bytes()).decode().split("\n")
-    return lines[:: len(lines) // count][:count]
 
 
 @pytest.fixture(scope="module")
@@ -250,21 +245,6 @@ def test_tokens_that_their_words_do_not_spell_are_one_leaf():
     assert row.arcs == {"governor": [1, -1, 1], "deprel": ["nsubj", "root", "advmod"]}
 
 
-def test_arcs_of_stanzas_processors():
-    class Chain:
-        """Every word depends on the one before it."""
-
-        def process(self, document):
-            for sentence in document.sentences:
-                for word in sentence.words:
-                    word.upos, word.head, word.deprel = "NOUN", word.id - 1, "dep" if word.id > 1 else "root"
-            return document
-
-    tags, arcs = DocumentTagger([Chain()], dependencies=True).tag([["a", "b c"], ["d"], ["e", "f", "g"]], 3)
-    assert [len(sentence) for sentence in tags] == [2, 1, 3]
-    assert arcs == [[(-1, "root"), (0, "dep")], [(-1, "root")], [(-1, "root"), (0, "dep"), (1, "dep")]]
-
-
 def test_given_trees_and_their_labels():
     line = "The old man saw dogs"
     words = {"text": line.split(), "start_char": [0, 4, 8, 12, 16], "end_char": [3, 7, 11, 15, 20]}
@@ -307,7 +287,18 @@ def test_installed_stanza_models_are_preferred(tmp_path, monkeypatch):
     (tmp_path / "resources.json").write_text("{}")
     assert find_models(ParserConfig()).origin == "installed"
     assert find_models(ParserConfig(name="shipped")).origin == "shipped"
-    with pytest.raises(UserError, match="hold no dependency parser"):
+    # The installed ones lack a dependency parser.
+    assert find_models(ParserConfig(dependencies=True)).origin == "shipped"
+
+
+def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
+    monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
+    monkeypatch.setattr("treeproc.parsers.models.SHIPPED_MODELS", tmp_path)
+    (tmp_path / "en").mkdir()
+    for name in ("tokenizer", "pos", "constituency"):
+        (tmp_path / "en" / f"{name}.pt").write_bytes(b"x")
+    assert set(find_models(ParserConfig()).files) == {"tokenize", "pos", "constituency"}
+    with pytest.raises(UserError, match="shipped models for 'en' hold no dependency parser; set name: stanza and install"):
         find_models(ParserConfig(dependencies=True))
 
 
@@ -316,7 +307,7 @@ def test_installed_stanza_models_are_preferred(tmp_path, monkeypatch):
     [
         ({"language": "de"}, "no parser model for 'de'; shipped languages: en; install Stanza's own"),
         ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
-        ({"dependencies": True}, "shipped models for 'en' hold no dependency parser; set name: stanza and install"),
+        ({"models": "/nowhere"}, r"/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
         ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
         ({"name": "corenlp", "endpoint": "http://localhost:1"}, r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP"),
         pytest.param(
@@ -338,10 +329,11 @@ def test_refused_before_anything_runs(settings, message, monkeypatch, tmp_path):
         {"given_labels": "parsed"},
         {"name": "given", "split_sentences": True},
         {"name": "words", "dependencies": True},
+        {"name": "corenlp", "models": "somewhere"},
     ],
 )
 def test_settings_that_contradict_each_other(settings):
-    with pytest.raises(ValueError, match="choose|is for name: given"):
+    with pytest.raises(ValueError, match="choose|is for name: (given|stanza)"):
         ParserConfig(**settings)
 
 

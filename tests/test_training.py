@@ -1,7 +1,5 @@
-"""The training loop: losses, schedule, resume bit for bit, ranks, refusals, Ray Train."""
+"""The training loop: losses, schedule, resume bit for bit, refusals."""
 
-import importlib
-import json
 import math
 import os
 import runpy
@@ -11,18 +9,17 @@ import sys
 import threading
 import time
 from pathlib import Path
-from socket import socket
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from toydata import write_toy_data
+from toyruns import final_weights, losses, make_config, same
 
 from treenet.config import OptimizerConfig, TrainConfig
 from treenet.data import ExampleSource, Prefetcher
-from treenet.training import loop
+from treenet.training import step
 from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint
 from treenet.training.logs import MetricLog, read_metrics
 from treenet.training.loop import train
@@ -35,16 +32,6 @@ from treeproc.schema import PAD_ID
 from treeproc.settings import UserError, dump_settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = {
-    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
-    "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},
-    "batch": {"max_tokens": 64},
-    "max_steps": 20,
-    "log_every": 1,
-    "checkpoint_every": 5,
-    "validate_every": 10,
-    "workers": 0,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -58,22 +45,6 @@ def _one_thread():
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return write_toy_data(tmp_path_factory.mktemp("toy"))
-
-
-def make_config(data: Path, *overrides: str) -> TrainConfig:
-    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
-
-
-def losses(run_dir: Path) -> list[tuple[int, float]]:
-    return [(line["step"], line["loss"]) for line in read_metrics(run_dir) if line["event"] == "train"]
-
-
-def final_weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return load_file(latest_checkpoint(run_dir) / "model.safetensors")
-
-
-def same(first: dict, second: dict) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.fixture(scope="module")
@@ -228,37 +199,6 @@ def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_pat
     assert last[1] < first[1] - 0.7
 
 
-# Ranks.
-
-
-def _rank(rank: int, world_size: int, config: TrainConfig, run_dir: Path, port: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
-    train(config, run_dir, rank=rank, world_size=world_size)
-    dist.destroy_process_group()
-
-
-def train_ranks(world_size: int, config: TrainConfig, run_dir: Path) -> None:
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, (world_size, config, run_dir, port), nprocs=world_size)
-
-
-def test_two_ranks_follow_one_rank(data, tmp_path):
-    """Batches of one or two examples among them, so that some slices are empty."""
-    config = make_config(data, "model.dropout=0", "batch.max_tokens=20")
-    (tmp_path / "one").mkdir()
-    train(config, tmp_path / "one")
-    (tmp_path / "two").mkdir()
-    train_ranks(2, config, tmp_path / "two")
-    one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
-    assert [step for step, _ in two] == list(range(1, 21))
-    np.testing.assert_allclose([loss for _, loss in two], [loss for _, loss in one], atol=1e-5)
-    valid = [[line["nll"] for line in read_metrics(tmp_path / name) if line["event"] == "valid"] for name in ("one", "two")]
-    np.testing.assert_allclose(valid[0], valid[1], atol=1e-5)
-
-
 # The run folder.
 
 
@@ -296,14 +236,14 @@ def test_two_runs_in_one_folder_and_relative_paths_in_a_job_are_refused(data, tm
 
 
 def test_updates_that_are_not_finite_are_skipped_and_twenty_in_a_row_stop(data, tmp_path, monkeypatch):
-    true_loss, calls = loop.label_smoothed_nll, iter(range(1000))
+    true_loss, calls = step.label_smoothed_nll, iter(range(1000))
 
     def poisoned(logits, targets, smoothing):
         sums = true_loss(logits, targets, smoothing)
         call = next(calls)  # call 0 is the rehearsal
         return sums._replace(loss=sums.loss * float("nan")) if call == 3 or call > 5 else sums
 
-    monkeypatch.setattr(loop, "label_smoothed_nll", poisoned)
+    monkeypatch.setattr(step, "label_smoothed_nll", poisoned)
     with pytest.raises(UserError, match="not finite in 20 updates in a row, up to step 25"):
         train(make_config(data, "max_steps=40", "validate_every=100", "checkpoint_every=4"), tmp_path)
     lines = read_metrics(tmp_path)
@@ -352,48 +292,9 @@ def test_train_wmt_says_in_one_line_what_it_needs(arguments, message, tmp_path, 
 def test_average_checkpoints_prints_what_it_averaged(uninterrupted, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", "--out", str(uninterrupted), "last=2"])
     runpy.run_path(str(ROOT / "workflows" / "average_checkpoints.py"), run_name="__main__")
-    assert capsys.readouterr().out.endswith("model.safetensors: average of steps 15, 20\n")
+    assert capsys.readouterr().out.endswith("model.safetensors: mean of the last checkpoints, steps 15, 20\n")
 
 
 def test_training_without_ray_does_not_import_it():
     code = "import sys, treenet.training.run; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
-
-
-# Ray Train.
-
-
-def test_ray_train_survives_the_kill_of_a_worker(data, tmp_path):
-    """SIGKILL of one of two workers after a checkpoint: Ray restarts both, they resume, every step is there once."""
-    import ray
-
-    psutil = importlib.import_module("psutil")  # comes with ray, and is found once ray is imported
-    started_here = not ray.is_initialized()
-    if started_here:
-        ray.init(num_cpus=2, include_dashboard=False)
-    run_dir, killed = tmp_path / "run", []
-
-    def kill_one_worker() -> None:
-        while not checkpoint_folders(run_dir):
-            time.sleep(0.02)
-        for process in psutil.Process().children(recursive=True):
-            if "RayTrainWorker" in "".join(process.cmdline()):
-                process.kill()
-                killed.append(process.pid)
-                return
-
-    killer = threading.Thread(target=kill_one_worker, daemon=True)
-    killer.start()
-    try:
-        config = make_config(data, "workers=2", "max_steps=60", "checkpoint_every=5", "log_every=15", "model.dropout=0")
-        summary = run_training(config, run_dir)
-    finally:
-        if started_here:
-            ray.shutdown()
-    killer.join(timeout=1)
-    assert len(killed) == 1
-    assert summary.finished and summary.step == 60
-    assert [step for step, _ in losses(run_dir)] == [15, 30, 45, 60]
-    (tmp_path / "alone").mkdir()
-    train(config, tmp_path / "alone")
-    np.testing.assert_allclose([loss for _, loss in losses(run_dir)], [loss for _, loss in losses(tmp_path / "alone")], rtol=1e-3)

@@ -58,6 +58,9 @@ class OptimizerConfig(Settings):
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
+    r_drop: float = Field(
+        0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"
+    )
 
 
 class BatchConfig(Settings):
@@ -73,6 +76,11 @@ class BatchConfig(Settings):
     max_target_pieces: PositiveInt = Field(256, description="training examples with more target pieces are left out")
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
+    )
+    tokens_per_device: PositiveInt | None = Field(
+        None,
+        description="a worker's part of max_tokens is computed in micro-batches of at most so many, and their gradients are "
+        "added up; null takes the part at once. An update has max_tokens either way",
     )
 
 
@@ -103,11 +111,29 @@ class TrainConfig(Settings):
     validate_every: PositiveInt = Field(1000, description="updates between validations")
     checkpoint_every: PositiveInt = Field(1000, description="updates between checkpoints")
     keep_checkpoints: PositiveInt = Field(5, description="checkpoints kept on disk")
-    average_checkpoints: PositiveInt = Field(5, description="last checkpoints averaged at the end")
+    average: Literal["last", "best", "ema"] = Field(
+        "last",
+        description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation "
+        "nll (which are then the ones that are kept, beside the latest), or the moving average of ema_decay",
+    )
+    average_checkpoints: PositiveInt = Field(5, description="checkpoints averaged at the end")
+    ema_decay: float = Field(
+        0.0, ge=0, lt=1, description="decay of a moving average of the weights, which is then what is validated; 0 keeps none"
+    )
+    patience: int = Field(
+        0, ge=0, description="validations in a row without a better nll after which training is finished; 0 goes to max_steps"
+    )
+    max_skipped_updates: PositiveInt = Field(
+        20, description="updates in a row that are not finite, and so skipped, after which training gives up"
+    )
     log_every: PositiveInt = Field(100, description="updates between metric lines")
     workers: int = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
+    min_workers: int = Field(
+        0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
+    )
     use_gpu: bool = Field(False, description="one GPU a worker")
     precision: Literal["float32", "bf16"] = Field("float32", description="'bf16' runs under autocast")
+    compile: bool = Field(False, description="compile the model with torch.compile; the first steps take minutes")
 
     @model_validator(mode="after")
     def _check_checkpoints(self):
@@ -116,4 +142,8 @@ class TrainConfig(Settings):
                 f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, "
                 f"but is {self.average_checkpoints}"
             )
+        if self.min_workers > self.workers:
+            raise ValueError(f"min_workers must be at most workers = {self.workers}, but is {self.min_workers}")
+        if self.average == "ema" and not self.ema_decay:
+            raise ValueError("average = 'ema' needs ema_decay, for example 0.999, but it is 0")
         return self

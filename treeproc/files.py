@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -47,8 +46,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
         with tempfile.TemporaryFile() as file:
             yield file
             file.flush()
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                path.write_bytes(memoryview(content))
+            path.write_file(file)
         return
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:

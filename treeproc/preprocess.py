@@ -175,6 +175,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         return _Job(whole, out, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
+# Where things lie; what they are is told by hashes.
+_PLACES = {"splits": True, "parser": {"models"}, "target_parser": {"models"}}
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
 _OPEN_UNTIL = {
     **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
@@ -193,7 +195,7 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
-        old, new = (c.model_dump(mode="json", exclude={"splits"}) for c in (load_settings(PreprocessConfig, path), config))
+        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (load_settings(PreprocessConfig, path), config))
         if old == new:
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
@@ -294,7 +296,7 @@ class _Job:
             vocab_fingerprint=fingerprint(vocab_mark, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
-            parser_settings=settings.model_dump(),
+            parser_settings=settings.model_dump(mode="json"),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},

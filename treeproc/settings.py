@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -137,12 +137,18 @@ def describe_fields(cls: type[Settings], prefix: str = "") -> str:
     lines = []
     for name, field in cls.model_fields.items():
         inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
+        if _is_settings(inner):
             lines.append(describe_fields(inner, f"{prefix}{name}."))
             continue
         default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
         lines.append(f"  {prefix}{name}: {field.description or ''} ({default})")
+        if get_origin(inner) is dict and _is_settings(get_args(inner)[1]):
+            lines.append(describe_fields(get_args(inner)[1], f"{prefix}{name}.NAME."))
     return "\n".join(lines)
+
+
+def _is_settings(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
@@ -170,7 +176,7 @@ class ArgumentParser(argparse.ArgumentParser):
 def _local_path(text: str) -> Path:
     path = as_path(text)
     if isinstance(path, RemotePath):
-        raise UserError(f"{path}: must be a local path here; data sets alone may lie in an object store")
+        raise UserError(f"{path}: must be a local path here; data sets and training runs may lie in an object store")
     return path
 
 
@@ -193,7 +199,8 @@ def build_arg_parser(description: str, settings: type[Settings], *, remote_out: 
 
 
 # What the file system refuses, and a user can mend.
-_REFUSALS = {getattr(errno, name) for name in ["ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR"]}
+_REFUSED = ["ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR"]
+_REFUSALS = {getattr(errno, name) for name in _REFUSED}
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 
 
@@ -214,8 +221,15 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(PIPE_CLOSED)
     except OSError as error:
-        if error.errno not in _REFUSALS:
+        if not (reason := describe_refusal(error)):
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; free space, or choose another --out", file=sys.stderr)
+        print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
+
+
+def describe_refusal(error: OSError) -> str | None:
+    """What a user is told when the file system refuses to write; None for an error that no user can mend."""
+    if error.errno not in _REFUSALS:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; free space, or choose another --out"

@@ -9,6 +9,7 @@ environment alone (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...; `
 import fnmatch
 import functools
 import io
+import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -113,6 +114,14 @@ class RemotePath:
         names = sorted(info.base_name for info in infos if info.type == pyarrow.fs.FileType.File)
         return (self / name for name in names if fnmatch.fnmatchcase(name, pattern))
 
+    def objects(self) -> dict[str, int]:
+        """Bytes of all objects below this prefix, by name relative to it."""
+        selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
+        with _told(self):
+            infos = _file_system(self.scheme).get_file_info(selector)
+        files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
+        return {str(PurePosixPath(info.path).relative_to(self.key)): info.size for info in files}
+
     def open(self, mode: str = "rb") -> IO[bytes]:
         """The object as a buffered stream of bytes."""
         with _told(self):
@@ -129,6 +138,13 @@ class RemotePath:
         """Replace the object. Readers see the old one or the new one, never a part."""
         with _told(self), _file_system(self.scheme).open_output_stream(self.key) as sink:
             sink.write(content)
+
+    def write_file(self, file: IO[bytes]) -> None:
+        """Replace the object by the content of an open file, of any size."""
+        if not os.fstat(file.fileno()).st_size:  # nothing to map
+            return self.write_bytes(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            self.write_bytes(view)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:

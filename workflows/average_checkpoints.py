@@ -1,31 +1,55 @@
-"""Average the last checkpoints of a run into RUN/averaged/model.safetensors.
+"""Average checkpoints of a run into RUN/averaged/model.safetensors, which translate.py and evaluate.py then use.
 
-python workflows/average_checkpoints.py --out RUN last=5
+    python workflows/average_checkpoints.py --out RUN            as the run itself averages
+    python workflows/average_checkpoints.py --out RUN last=5
+    python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
+    python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
 """
 
 from collections.abc import Sequence
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
-from treenet.training.checkpoint import average_checkpoints
+from treenet.config import TrainConfig
+from treenet.training.averaging import Choice, average_checkpoints
+from treenet.training.checkpoint import META, WEIGHTS
+from treenet.training.remote_run import read_run
 from treeproc.files import read_json
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 
 
 class AverageConfig(Settings):
-    """What to average."""
+    """What to average; nothing chosen, what RUN/config.yaml says."""
 
-    last: PositiveInt = Field(5, description="checkpoints to average, counted from the last")
+    last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
+    best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")
+    ema: bool = Field(False, description="the moving average of the weights, of a run with ema_decay")
+
+    @model_validator(mode="after")
+    def _check_one(self):
+        if len(self.chosen()) > 1:
+            raise ValueError(f"choose one of last, best and ema, not {' and '.join(self.chosen())}")
+        return self
+
+    def chosen(self) -> dict[Choice, int]:
+        return {name: int(count) for name, count in self if count}
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, AverageConfig).parse_intermixed_args(argv)
+    args = build_arg_parser(__doc__, AverageConfig, remote_out=True).parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run; --sample of workflows/train_wmt.py makes one")
-    config = load_settings(AverageConfig, args.config, args.overrides)
-    folder = average_checkpoints(args.out, config.last)
-    steps = read_json(folder / "meta.json")["averaged_steps"]
-    print(f"{folder / 'model.safetensors'}: average of steps {', '.join(str(step) for step in steps)}")
+    chosen = load_settings(AverageConfig, args.config, args.overrides).chosen()
+    with read_run(args.out, "checkpoints/*") as run:
+        if not chosen:
+            config = load_settings(TrainConfig, run / "config.yaml")
+            chosen = {config.average: config.average_checkpoints}
+        [(choice, count)] = chosen.items()
+        folder = average_checkpoints(run, choice, count)
+    folder = args.out / folder.name
+    steps = ", ".join(str(step) for step in read_json(folder / META)["averaged_steps"])
+    what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"
+    print(f"{folder / WEIGHTS}: {what} {steps}")
 
 
 if __name__ == "__main__":

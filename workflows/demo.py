@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.inference.evaluate import SCORES, EvaluateSettings, evaluate_run
 from treenet.inference.translate import read_split
+from treenet.training.curves import plot_curves
 from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treeproc.files import atomic_write
@@ -28,8 +28,6 @@ from treeproc.shards import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.stages.text import SplitFiles
 from treeproc.trees import draw
-
-matplotlib.use("Agg")
 
 CONFIGS = Path(__file__).parent / "configs"
 MODELS = ("tree_transformer", "transformer")
@@ -118,22 +116,6 @@ def _indent(text: str) -> str:
     return "\n".join(" " * 18 + line for line in text.split("\n"))
 
 
-def plot_curves(out: Path) -> Path:
-    """Validation loss of both models by update."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for name in MODELS:
-        valid = [line for line in read_metrics(out / name) if line["event"] == "valid"]
-        axes.plot([line["step"] for line in valid], [line["nll"] for line in valid], marker="o", label=TITLES[name])
-    axes.set(xlabel="updates", ylabel="validation loss, nats a piece", title="Shipped sample, one seed")
-    axes.legend()
-    path = out / "learning_curves.png"
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-    return path
-
-
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, DemoSettings).parse_intermixed_args(argv)
     settings = load_settings(DemoSettings, args.config, args.overrides)
@@ -165,7 +147,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"shards             {out / 'data'}")
     for name in MODELS:
         print(f"{TITLES[name]:18} {out / name}: averaged/model.safetensors, {SCORES}, translations.test.txt, metrics.jsonl")
-    print(f"learning curves    {plot_curves(out)}")
+    curves = {TITLES[name]: read_metrics(out / name) for name in MODELS}
+    print(f"learning curves    {plot_curves(curves, out / 'learning_curves.png', 'Shipped sample, one seed')}")
     print(f"this report        {out / 'report.txt'}")
     print("\nTranslate a sentence of your own:")
     print(f"  echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {out / MODELS[0]}")

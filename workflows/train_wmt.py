@@ -1,7 +1,8 @@
-"""Train a translation model on a data set of workflows/preprocess.py, then average its last checkpoints.
+"""Train a translation model on a data set of workflows/preprocess.py, then average its checkpoints and draw its curves.
 
     python workflows/train_wmt.py --config FILE.yaml --out RUN data=DATA
     python workflows/train_wmt.py --sample --out RUN data=DATA
+    python workflows/train_wmt.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
 The same command continues an interrupted run. workers=0 trains in this process, without Ray.
 """
@@ -11,27 +12,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.training.run import STOPPED_BY_SIGTERM, run_training
+from treenet.training.dry_run import dry_run
+from treenet.training.run import STOPPED_BY_SIGTERM, describe_run, run_training
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "sample.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, TrainConfig).parse_intermixed_args(argv)
+    parser = build_arg_parser(__doc__, TrainConfig, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
         raise UserError("give --config FILE.yaml (workflows/configs has examples), or --sample for a small run; --help lists all")
-    if args.out is None:
+    if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
+    if args.dry_run:
+        print(dry_run(config, args.out))
+        return
     summary = run_training(config, args.out)
-    nll = "" if summary.valid_nll is None else f", validation nll {summary.valid_nll:.4f}"
-    print(f"{config.model.name}: {summary.parameters:,} parameters, step {summary.step}{nll}")
+    print(describe_run(summary))
     if not summary.finished:
         print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
         sys.exit(STOPPED_BY_SIGTERM)
-    print(f"model:   {summary.averaged / 'model.safetensors'}")
-    print(f"metrics: {summary.run_dir / 'metrics.jsonl'}; curves: tensorboard --logdir {summary.run_dir / 'tensorboard'}")
+    print(f"  translate: python workflows/evaluate.py --out {args.out}")
 
 
 if __name__ == "__main__":

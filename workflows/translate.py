@@ -15,8 +15,9 @@ from pydantic import Field, PositiveInt
 
 from treenet.config import DecodingConfig
 from treenet.inference.evaluate import decoding_of
-from treenet.inference.run import AVERAGED, load_run
+from treenet.inference.run import AVERAGED, checkpoint_names, load_run
 from treenet.inference.translate import detokenize, translate_examples
+from treenet.training.remote_run import read_run
 from treeproc.line_encoder import LineEncoder
 from treeproc.readers import read_lines
 from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
@@ -34,11 +35,12 @@ class TranslateSettings(Settings):
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, TranslateSettings).parse_intermixed_args(argv)
+    args = build_arg_parser(__doc__, TranslateSettings, remote_out=True).parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("translate.py needs --out RUN, the folder of a training run; it has no sample of its own")
     settings = load_settings(TranslateSettings, args.config, args.overrides)
-    run = load_run(args.out, checkpoint=settings.checkpoint)
+    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as folder:
+        run = load_run(folder, checkpoint=settings.checkpoint)
     encoder = LineEncoder(run.data)
 
     def rows() -> Iterator[dict]:

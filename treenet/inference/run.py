@@ -32,14 +32,17 @@ class LoadedRun:
     own_data: bool  # whether that is the data set of the training, trees included
 
 
+def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
+    """The folder inside a run that holds `averaged` or a step number; nothing for a path, which is somewhere else."""
+    if checkpoint.isdigit():
+        return (f"checkpoints/step_{int(checkpoint):08d}",)
+    return (AVERAGED,) if checkpoint == AVERAGED else ()
+
+
 def checkpoint_folder(run: Path, checkpoint: str) -> Path:
     """Folder of `averaged`, of a step number, or of a path to a checkpoint. Raises UserError when it is not there."""
-    if checkpoint == AVERAGED:
-        folder = run / AVERAGED
-    elif checkpoint.isdigit():
-        folder = run / "checkpoints" / f"step_{int(checkpoint):08d}"
-    else:
-        folder = Path(checkpoint)
+    names = checkpoint_names(checkpoint)
+    folder = run / names[0] if names else Path(checkpoint)
     if is_whole(folder):
         return folder
     if (folder / WEIGHTS).is_file():

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, SelfAttention
+from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.structure import TreeStructure
 
@@ -40,12 +41,13 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
         self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: TreeStructure | None = None) -> Tensor:
         """x [B, S, D] -> [B, S, D]; see `SelfAttention`."""
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+        num_leaves = structure.num_leaves if structure is not None else None
+        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure), num_leaves))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 
 
 class DecoderLayer(nn.Module):
@@ -59,7 +61,7 @@ class DecoderLayer(nn.Module):
         self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.cross_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, memory: KeysValues, memory_attend_mask: Tensor | None, past: KeysValues | None = None

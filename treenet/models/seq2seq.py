@@ -14,6 +14,7 @@ from treenet.batch import TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer, EncoderLayer
+from treenet.layers.dropout import Dropout
 from treenet.layers.positions import SinusoidalPositions
 from treenet.structure import TreeStructure
 
@@ -71,7 +72,7 @@ class Seq2Seq(nn.Module):
         self.embedding_scale = math.sqrt(config.d_model)
         self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
         self.positions = SinusoidalPositions(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder_layers = nn.ModuleList([EncoderLayer(config, tree) for _ in range(config.num_encoder_layers)])
         self.decoder_layers = nn.ModuleList([DecoderLayer(config, tree) for _ in range(config.num_decoder_layers)])
 

@@ -28,7 +28,7 @@ class TreeTransformer(Seq2Seq):
         structure = batch.structure
         attend_mask = None if self.subtree_mask else padding_to_attend_mask(pad_mask)
         nodes = self.embedding_scale * self.label_embedding(batch.node_labels)
-        x = self.dropout(torch.cat([self.embed_pieces(batch.leaf_pieces), nodes], dim=1))
+        x = self.dropout(torch.cat([self.embed_pieces(batch.leaf_pieces), nodes], dim=1), structure.num_leaves)
         for layer in self.encoder_layers:
             x = layer(x, attend_mask, structure)
         return Memory(x, pad_mask, structure)

@@ -1,26 +1,29 @@
-"""Checkpoints: RUN/checkpoints/step_XXXXXXXX/{model.safetensors,trainer.pt,meta.json}, and their average.
+"""Checkpoints: RUN/checkpoints/step_XXXXXXXX/{model.safetensors,trainer.pt,meta.json}.
 
-A checkpoint is written to a temporary folder, synced and renamed. `meta.json` holds size and hash
-of the other files; a checkpoint that does not agree with it is passed over, never loaded. Nothing
-that is loaded can execute code. There is no random state inside: every step seeds its own.
+A moving average of the weights, if there is one, is in ema.safetensors under the same names. A checkpoint is written to a
+temporary folder, synced and renamed. `meta.json` holds size and hash of the other files; a checkpoint that does not agree
+with it is passed over, never loaded. Nothing that is loaded can execute code. There is no random state inside: every step
+seeds its own.
 """
 
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_file, save_model
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
 from treeproc.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.settings import UserError
 
-WEIGHTS, TRAINER, META = "model.safetensors", "trainer.pt", "meta.json"
+WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
@@ -53,7 +56,7 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
     return None
 
 
-def _publish(folder: Path, write: dict, meta: dict) -> None:
+def publish(folder: Path, write: dict, meta: dict) -> None:
     """Write files with their writers {name: function of path}, then meta.json, sync, and rename to `folder`."""
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
     try:
@@ -81,26 +84,111 @@ def remove_checkpoint(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def save_checkpoint(
-    run_dir: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict, meta: dict, *, keep: int
-) -> Path:
-    """Write the checkpoint of `step` and remove all but the last `keep`. `state` holds plain numbers."""
-    folder = run_dir / "checkpoints" / f"step_{step:08d}"
+@dataclass(frozen=True)
+class Snapshot:
+    """A training state in CPU memory, which further steps do not change."""
+
+    step: int
+    weights: dict[str, Tensor]
+    average: dict[str, Tensor] | None  # the moving average of the weights
+    trainer: dict  # state of the optimiser, and plain numbers
+    meta: dict
+
+
+def take_snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict,
+    meta: dict,
+    average: dict[str, Tensor] | None = None,
+) -> Snapshot:
+    """`state` holds plain numbers; `meta`, for readers, becomes meta.json. Weights that share memory are taken once."""
+    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    weights = {name: value for name, value in model.state_dict().items() if name not in repeated}
     trainer = {"optimizer": optimizer.state_dict(), "state": state}
-    writers = {WEIGHTS: lambda path: save_model(model, str(path)), TRAINER: lambda path: torch.save(trainer, path)}
-    _publish(folder, writers, {"step": step, **meta})
+    return Snapshot(step, _copy(weights), _copy(average), _copy(trainer), {"step": step, **meta})
+
+
+def _copy(value: Any) -> Any:
+    """`value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
+    """Write a checkpoint and remove all but the last `keep`; with `best`, all but the latest and the `keep` of lowest valid_nll.
+
+    One that is not `due` by its meta, but saved where a run was stopped, counts for neither and goes with the next: so
+    that an interrupted run averages the checkpoints of an undisturbed one. Raises UserError when the disk refuses.
+    """
+    folder = run_dir / "checkpoints" / f"step_{snapshot.step:08d}"
+    writers = {
+        WEIGHTS: lambda path: save_file(snapshot.weights, path, {"format": "pt"}),
+        TRAINER: lambda path: _torch_save(snapshot.trainer, path),
+    }
+    if snapshot.average is not None:
+        writers[AVERAGE] = lambda path: save_file(snapshot.average, path, {"format": "pt"})
+    publish(folder, writers, snapshot.meta)
     folders = checkpoint_folders(run_dir)
     # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
-    done = [path for path in folders if checkpoint_step(path) <= step]
-    for old in done[:-keep] + folders[len(done) :]:
-        remove_checkpoint(old)
+    done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
+    due = [path for path in done if _read_meta(path).get("due", True)]
+    kept = {folder, *(sorted(due, key=_valid_nll)[:keep] if best else due[-keep:])}
+    for path in folders:
+        if path not in kept:
+            remove_checkpoint(path)
     for stale in folder.parent.glob(f"{TEMPORARY_PREFIX}*"):
         shutil.rmtree(stale, ignore_errors=True)
     return folder
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, *, data_fingerprint: str) -> dict:
-    """Load weights and optimiser in place and return `state`. Raises UserError when the checkpoint is of another run."""
+def _torch_save(content: Any, path: Path) -> None:
+    """`torch.save`, which hides why the disk refuses behind an error of its own."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        raise error.__context__ or error from None
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json of a checkpoint; empty where it is missing or damaged."""
+    try:
+        return dict(json.loads((folder / META).read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _read_meta(folder: Path) -> dict:
+    """meta.json of a checkpoint, empty when it is damaged."""
+    try:
+        return json.loads((folder / META).read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _valid_nll(folder: Path) -> float:
+    """Validation nll of a checkpoint; infinite when it was not validated."""
+    nll = _read_meta(folder).get("valid_nll")
+    return math.inf if nll is None else nll
+
+
+def load_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    data_fingerprint: str,
+    average: dict[str, Tensor] | None = None,
+) -> dict:
+    """Load weights, optimiser and moving average in place, and return `state`.
+
+    Raises UserError when the checkpoint is of another run.
+    """
     meta = read_json(folder / META)
     if meta["data_fingerprint"] != data_fingerprint:
         raise UserError(
@@ -110,6 +198,9 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     device = next(model.parameters()).device
     trainer = torch.load(folder / TRAINER, map_location=device, weights_only=True)
     optimizer.load_state_dict(trainer["optimizer"])
+    if average is not None:
+        for name, value in load_file(folder / AVERAGE).items():
+            average[name].copy_(value)
     return trainer["state"]
 
 
@@ -119,38 +210,3 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         load_model(model, folder / WEIGHTS)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{folder / WEIGHTS} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-
-
-def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Mean of weight files, summed in float64. Raises UserError when names or shapes differ."""
-    sums: dict[str, Tensor] = {}
-    types: dict[str, torch.dtype] = {}
-    first, count = None, 0
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if first is not None and names != set(sums):
-                raise UserError(f"{path} and {first} hold different weights: {', '.join(sorted(names ^ set(sums))[:5])}")
-            for name in names:
-                value = file.get_tensor(name)
-                if first is None:
-                    sums[name], types[name] = torch.zeros(value.shape, dtype=torch.float64), value.dtype
-                if value.shape != sums[name].shape:
-                    raise UserError(
-                        f"{path}: {name} must have shape {tuple(sums[name].shape)} as in {first}, but has {tuple(value.shape)}"
-                    )
-                sums[name] += value
-        first, count = first or path, count + 1
-    return {name: (total / count).to(types[name]) for name, total in sums.items()}
-
-
-def average_checkpoints(run_dir: Path, count: int) -> Path:
-    """Average the last `count` whole checkpoints (fewer when there are fewer) into RUN/averaged and return that folder."""
-    whole = [folder for folder in reversed(checkpoint_folders(run_dir)) if is_whole(folder)][:count]
-    if not whole:
-        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run workflows/train_wmt.py --out {run_dir} first")
-    weights = average_weights(folder / WEIGHTS for folder in whole)
-    meta = {name: value for name, value in read_json(whole[0] / META).items() if name != "files"}
-    meta["averaged_steps"] = sorted(checkpoint_step(folder) for folder in whole)
-    _publish(run_dir / "averaged", {WEIGHTS: lambda path: save_file(weights, str(path))}, meta)
-    return run_dir / "averaged"

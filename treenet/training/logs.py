@@ -1,6 +1,8 @@
 """RUN/metrics.jsonl and RUN/tensorboard: one JSON object a line, the same numbers in both."""
 
 import json
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -23,10 +25,23 @@ def read_metrics(run_dir: Path) -> list[dict]:
     return lines
 
 
+def best_validation(lines: Iterable[dict]) -> dict | None:
+    """The validation of the lowest negative log-likelihood, the first of several; None where there was none."""
+    valid = [line for line in lines if line["event"] == "valid" and math.isfinite(line["nll"])]
+    return min(valid, key=lambda line: line["nll"]) if valid else None
+
+
 def describe_metrics(line: dict) -> str:
     """The part of a training line that a person watches."""
-    loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
-    return f"loss {loss}, lr {line['lr']:.2e}, {line['tokens_per_s']:,.0f} target tokens/s, data wait {line['data_wait']:.1%}"
+    parts = [
+        "loss not finite" if line["loss"] is None else f"loss {line['loss']:.3f}",
+        f"{line['tokens_per_s_per_device']:,.0f} tokens/s a device",
+        f"padding {line['padding']:.1%}",
+        f"data wait {line['data_wait']:.1%}",
+    ]
+    if line["skipped"]:
+        parts.append(f"{line['skipped']} updates skipped")
+    return ", ".join(parts)
 
 
 class MetricLog:

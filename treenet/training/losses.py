@@ -1,4 +1,4 @@
-"""Label-smoothed negative log-likelihood. Shapes: B batch, T target, V vocabulary."""
+"""Label-smoothed negative log-likelihood and R-Drop. Shapes: B batch, T target, V vocabulary."""
 
 from typing import NamedTuple
 
@@ -47,3 +47,17 @@ def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float) -> Los
     logits [B, T, V], targets [B, T] int64. Differentiable in the loss; `nll` is for reading.
     """
     return LossSums(*_SmoothedCrossEntropy.apply(logits.float(), targets, smoothing))
+
+
+def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor) -> Tensor:
+    """Sum over the target tokens of (KL(p || q) + KL(q || p)) / 2, p and q the softmax of two logits [B, T, V]."""
+    counted = targets != PAD_ID
+    log_p, log_q = (logits[counted].float().log_softmax(dim=-1) for logits in (first, second))
+    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()
+
+
+def r_drop_loss(first: Tensor, second: Tensor, targets: Tensor, smoothing: float, alpha: float) -> LossSums:
+    """R-Drop (Wu et al., 2021): both passes' loss, plus alpha times their divergence. `nll` is the mean of the passes."""
+    one, other = label_smoothed_nll(first, targets, smoothing), label_smoothed_nll(second, targets, smoothing)
+    loss = one.loss + other.loss + alpha * symmetric_divergence(first, second, targets)
+    return LossSums(loss, (one.nll + other.nll) / 2)

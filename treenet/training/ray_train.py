@@ -1,75 +1,123 @@
 """The training loop on Ray Train workers, CPU (gloo) or GPU (NCCL).
 
-Ray starts the workers, restarts all of them when one dies, and carries metrics. Checkpoints are
-ours: the restarted workers continue from the latest whole one in the run folder.
+Ray starts the workers and ends all of them when one dies; the driver starts them again as long as they get on. Checkpoints
+are ours: new workers continue from the latest whole one in the run folder, which may be in an object store.
 """
 
 import os
-import shutil
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import ray
 import ray.train
+import ray.train.collective
 import ray.train.torch
 import torch
+from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from treenet.config import TrainConfig
 from treenet.training.logs import describe_metrics, read_metrics
-from treenet.training.loop import Outcome, TrainingDiverged, train
+from treenet.training.loop import Outcome, train
+from treenet.training.ranks import TrainingFailed
+from treenet.training.remote_run import RAY_FOLDER, RunMirror
+from treeproc.files import locked
 from treeproc.progress import Progress
 from treeproc.ray_session import start_ray
-from treeproc.settings import UserError, build_settings
+from treeproc.settings import UserError, build_settings, describe_refusal
+from treeproc.storage import RemotePath, as_path
 
+# Failures in a row without a new checkpoint between them, after which a run gives up.
 MAX_FAILURES = 3
 # Longer than any save of a checkpoint by rank 0, during which the other ranks wait.
 COLLECTIVE_TIMEOUT_S = 900
-# How often the driver looks for new metrics.
-POLL_S = 1.0
+# How often the driver looks for new metrics, on disk and in an object store.
+POLL_S, REMOTE_POLL_S = 1.0, 5.0
+# Workers of a driver that was killed live on for some seconds.
+ORPHANS_S = 120
 
 
-def train_with_ray(config: TrainConfig, run_dir: Path, stop_file: Path) -> Outcome:
-    """Run `config.workers` workers to the end; `config.data` and `run_dir` are absolute paths that every node sees.
+def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> Outcome:
+    """Run `config.workers` workers to the end; a local run folder and `config.data` are absolute paths that every node sees.
 
+    Lost workers and nodes are replaced, however often, as long as there is a new checkpoint between two failures or a few.
     Raises UserError for what a user can mend, also when a worker finds it.
     """
     start_ray()
     _check_resources(config)
-    trainer = TorchTrainer(
-        _work,
-        train_loop_config={"config": config.model_dump(mode="json"), "run_dir": str(run_dir), "stop_file": str(stop_file)},
-        scaling_config=ScalingConfig(num_workers=config.workers, use_gpu=config.use_gpu),
-        run_config=RunConfig(
-            name=f"start-{time.time_ns()}",  # a name used before would restore Ray's own record of it
-            storage_path=str(run_dir / "ray"),
-            failure_config=FailureConfig(max_failures=MAX_FAILURES),
-        ),
-        torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
-    )
+    mirror.push()
+    mirror.forget_stop()
     try:
-        with _Follow(config, run_dir):
-            outcome = trainer.fit().return_value
-    except TrainingFailedError as error:
-        for failure in vars(error).get("worker_failures", {}).values():
-            if isinstance(failure, UserError):
-                raise UserError(str(failure)) from None
-        raise
+        with _Follow(config, mirror, stop_file):
+            outcome = _fit_with_restarts(config, mirror, stop_file)
     finally:
-        shutil.rmtree(run_dir / "ray", ignore_errors=True)  # holds markers of Ray Train alone
+        mirror.remove_ray_folder()
+        mirror.forget_stop()
+    mirror.pull()
     if "error" in outcome:
         raise UserError(outcome["error"])
     return Outcome(**outcome)
 
 
-class _Follow:
-    """Shows in the driver what rank 0 writes to metrics.jsonl: workers have no terminal of their own."""
+def _fit_with_restarts(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
+    """What `_work` returned. Ray's own limit counts failures in total, which a run of weeks on spot nodes would reach."""
+    failures, reached = 0, mirror.last_step()
+    while True:
+        try:
+            outcome = _fit(config, mirror, stop_file)
+            if not outcome.pop("node_ends", False) or stop_file.exists():
+                return outcome
+            sys.stderr.write(f"a node was called back; other workers continue from step {outcome['step']}\n")
+        except (TrainingFailedError, RayActorError) as error:  # the latter: Ray Train's controller died
+            lost = list(vars(error).get("worker_failures", {}).items())
+            for _, failure in lost:
+                if isinstance(failure, UserError):
+                    raise UserError(str(failure)) from None
+            before, reached = reached, mirror.last_step()
+            failures = 1 if reached > before else failures + 1
+            if failures > MAX_FAILURES:
+                raise
+            what = f"worker {lost[0][0]} failed: {_one_line(lost[0][1])}" if lost else f"training failed: {_one_line(error)}"
+            sys.stderr.write(f"warning: {what}; new workers continue from step {reached}\n")
 
-    def __init__(self, config: TrainConfig, run_dir: Path):
-        lines = read_metrics(run_dir)
-        self._run_dir = run_dir
+
+def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
+    """One group of workers, from its start to its end."""
+    elastic = 0 < config.min_workers < config.workers
+    workers = (config.min_workers, config.workers) if elastic else config.workers
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
+        run_config=RunConfig(
+            name=f"start-{time.time_ns()}",  # a name used before would restore Ray's own record of it
+            storage_path=str(mirror.out / RAY_FOLDER),
+            failure_config=FailureConfig(max_failures=0),  # but nodes that announce their end do not count
+        ),
+        torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
+    )
+    return trainer.fit().return_value
+
+
+def _one_line(error: BaseException) -> str:
+    """The first line of what Ray says; the rest is in its logs."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+class _Follow:
+    """Shows in the driver what rank 0 writes to metrics.jsonl: workers have no terminal of their own.
+
+    And tells rank 0 on another machine, which does not see `stop_file`, when that file appears.
+    """
+
+    def __init__(self, config: TrainConfig, mirror: RunMirror, stop_file: Path):
+        lines = read_metrics(mirror.out)
+        self._mirror, self._stop_file, self._told = mirror, stop_file, False
         self._progress = Progress("train", config.max_steps, unit="steps", initial=lines[-1]["step"] if lines else 0)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -86,11 +134,17 @@ class _Follow:
         self._progress.__exit__(*exception)
 
     def _follow(self) -> None:
+        shown = time.monotonic()
         while not self._stop.wait(POLL_S):
-            self._show()
+            if self._stop_file.exists() and not self._told:
+                self._mirror.ask_to_stop()
+                self._told = True
+            if time.monotonic() - shown >= (REMOTE_POLL_S if isinstance(self._mirror.out, RemotePath) else 0):
+                self._show()
+                shown = time.monotonic()
 
     def _show(self) -> None:
-        lines = [line for line in read_metrics(self._run_dir) if line["event"] == "train"]
+        lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
         if lines and lines[-1]["step"] != self._progress.count:
             last = lines[-1]
             self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
@@ -102,7 +156,7 @@ def _check_resources(config: TrainConfig) -> None:
         return
     kind = "GPU" if config.use_gpu else "CPU"
     there = int(ray.cluster_resources().get(kind, 0))
-    if there < config.workers:
+    if there < (config.min_workers or config.workers):
         raise UserError(
             f"workers = {config.workers} need as many {kind}s, but Ray has {there}; lower workers, or use 0 to train without Ray"
         )
@@ -110,12 +164,32 @@ def _check_resources(config: TrainConfig) -> None:
 
 def _work(settings: dict) -> dict:
     """One worker. Returns the outcome, or the error that a restart would only repeat."""
-    run_dir, stop_file = Path(settings["run_dir"]), Path(settings["stop_file"])
-    if not run_dir.is_dir():
+    out = as_path(settings["out"])
+    mirror, rank = RunMirror(out), ray.train.get_context().get_world_rank()
+    if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
-            f"{run_dir} is not seen by node {ray.util.get_node_ip_address()}: put --out and data on storage that all nodes share"
+            f"{out} is not seen by node {ray.util.get_node_ip_address()}: put --out and data on storage that all nodes share, "
+            "or in an object store (s3://..., gs://...)"
         )
-    config = build_settings(TrainConfig, settings["config"], str(run_dir / "config.yaml"))
+    with _only_writer(mirror.folder) if rank == 0 else nullcontext():
+        if isinstance(out, RemotePath):
+            ray.train.collective.barrier()  # nobody uploads any more: all ranks get the same files
+            mirror.pull()
+        config = build_settings(TrainConfig, settings["config"], str(out / "config.yaml"))
+        stop_file = mirror.folder / settings["stop_file"]
+        with mirror.watch(stop_file) if rank == 0 else nullcontext():
+            return _train_rank(config, mirror.folder, stop_file)
+
+
+def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
+    """Train until the end, until the file is there, or until a node announces its end, as spot nodes do two minutes before."""
+    announced, last = threading.Event(), {}
+
+    def report(metrics: dict) -> None:
+        last.update(metrics)
+        if ray.train.get_preemption_info() is not None:  # asked by all ranks together
+            announced.set()
+
     if not config.use_gpu:
         torch.set_num_threads(1)
     context = ray.train.get_context()
@@ -127,10 +201,34 @@ def _work(settings: dict) -> dict:
             rank=rank,
             world_size=context.get_world_size(),
             device=ray.train.torch.get_device(),
-            should_stop=lambda: rank == 0 and stop_file.exists(),
-            report=ray.train.report,
+            should_stop=lambda: rank == 0 and (announced.is_set() or stop_file.exists()),
+            report=report,
             show_progress=False,
         )
-    except TrainingDiverged as error:
+    except TrainingFailed as error:
         return {"error": str(error)}
-    return vars(outcome)
+    except OSError as error:  # of one rank, while the others wait for it: Ray ends them
+        if reason := describe_refusal(error):
+            raise UserError(reason) from None
+        raise
+    # Once: Ray takes a report every two seconds, and a rank with one more waits. All lines are in metrics.jsonl.
+    ray.train.report(last)
+    return {**vars(outcome), "node_ends": announced.is_set() and not outcome.finished}
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Rank 0 alone writes, and after the rank 0 of a driver that was killed: both would write the same files."""
+    deadline = time.monotonic() + ORPHANS_S
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    while True:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(folder / "checkpoints"))
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+                continue
+            yield
+            return

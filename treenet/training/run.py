@@ -1,6 +1,7 @@
 """A training run from configuration to averaged model, in one folder that the same command continues."""
 
 import signal
+import statistics
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,51 +14,113 @@ from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.models import VocabSizes, build_model
 from treenet.plan import BatchPlan
-from treenet.training.checkpoint import (
-    average_checkpoints,
-    checkpoint_folders,
-    checkpoint_step,
-    is_whole,
-    latest_checkpoint,
-    load_weights,
-)
-from treenet.training.logs import read_metrics
-from treenet.training.loop import Outcome, train
-from treeproc.files import atomic_write, json_bytes, locked, read_json
+from treenet.training.averaging import average_checkpoints
+from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, load_weights
+from treenet.training.curves import CURVES, plot_curves
+from treenet.training.logs import best_validation, read_metrics
+from treenet.training.loop import Outcome, finished_outcome, train
+from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.progress import format_seconds
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.shards import check_hashes, read_index
+from treeproc.storage import AnyPath
 
 # May change between two commands on one run folder: none of them changes what a step computes. The
 # data set may move; its fingerprint may not change.
 OPERATIONAL = (
-    "data", "decoding", "workers", "use_gpu", "max_steps", "log_every",
-    "validate_every", "checkpoint_every", "keep_checkpoints", "average_checkpoints",
+    "data", "decoding", "workers", "min_workers", "use_gpu", "max_steps", "log_every",
+    "validate_every", "checkpoint_every", "keep_checkpoints", "average", "average_checkpoints", "patience",
+    "max_skipped_updates", "compile", "batch.tokens_per_device",
 )  # fmt: skip
-STOP_FILE = "stop-requested"
+OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143
 
 
 @dataclass(frozen=True)
-class RunSummary:
-    """What `run_training` leaves behind. `averaged` is None when the run was stopped before its end."""
+class Job:
+    """A training that can begin: settings with absolute paths, and what RUN/run.json records of data, plan and model."""
 
-    run_dir: Path
+    config: TrainConfig
+    facts: dict
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What `run_training` leaves behind. `averaged` and `curves` are None when the run was stopped before its end."""
+
+    run_dir: AnyPath
     step: int
     finished: bool
-    averaged: Path | None
+    averaged: AnyPath | None
+    curves: AnyPath | None
     parameters: int
     valid_nll: float | None
 
 
-def run_training(config: TrainConfig, out: Path) -> RunSummary:
-    """Train in folder `out`, or continue there, and average the last checkpoints at the end.
+def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
+    """Train in folder `out`, or continue there; at the end average checkpoints and draw the learning curves.
 
     A finished run returns at once. SIGTERM saves a checkpoint at the next step and returns. Raises
     UserError for a run folder of another configuration, of other data, or in use.
     """
     refuse_relative_in_job({"data": config.data, "--out": out})
-    run_dir = Path(out).resolve()
+    out = out.resolve()
+    job = check_job(config)
+    config = job.config
+    make_run_folder(out)
+    with open_run(out) as mirror:
+        run_dir = mirror.folder
+        check_same_run(run_dir, config, job.facts, out)
+        atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
+        atomic_write(run_dir / "run.json", json_bytes(job.facts))
+        outcome = train_job(config, run_dir, mirror)
+        lines = read_metrics(run_dir)
+        averaged = curves = None
+        if outcome.finished:
+            averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints).name
+            curves = out / plot_curves({out.name: lines}, run_dir / CURVES, f"{config.model.name}, {out.name}").name
+    nlls = [line["nll"] for line in lines if line["event"] == "valid"]
+    return RunSummary(
+        out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None
+    )
+
+
+def describe_run(summary: RunSummary) -> str:
+    """What a person wants to know when training ends."""
+    run_dir, lines = summary.run_dir, read_metrics(summary.run_dir)
+    train = [line for line in lines if line["event"] == "train"]
+    config = load_settings(TrainConfig, run_dir / "config.yaml")
+    out = [
+        f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters, "
+        f"{summary.step:,} of {config.max_steps:,} updates"
+    ]
+    if train:
+        rate = statistics.median(line["tokens_per_s"] for line in train)
+        waited = sum(line["data_wait"] for line in train) / len(train)
+        out[0] += f", {train[-1]['epoch'] + 1} epochs begun, in {format_seconds(lines[-1]['elapsed'])}"
+        out.append(f"  speed: {rate:,.0f} target tokens/s (median), {waited:.1%} of the time waiting for data")
+        if skipped := train[-1]["skipped"]:
+            out.append(f"  skipped: {skipped:,} updates whose loss or gradient was not finite")
+    if best := best_validation(lines):
+        last = [line for line in lines if line["event"] == "valid"][-1]
+        out.append(
+            f"  validation: nll {last['nll']:.3f}, perplexity {last['perplexity']:.2f} at update {last['step']:,}; "
+            + ("the best so far" if best["step"] == last["step"] else f"best {best['nll']:.3f} at {best['step']:,}")
+        )
+        if summary.finished and summary.step < config.max_steps:
+            out.append(f"  finished early: no better validation {config.patience} times in a row")
+    if summary.averaged:
+        steps = ", ".join(f"{step:,}" for step in read_json(summary.averaged / META)["averaged_steps"])
+        out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}")
+        out.append(f"  curves: {summary.curves}; tensorboard --logdir {run_dir / 'tensorboard'}")
+        out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
+    return "\n".join(out)
+
+
+def check_job(config: TrainConfig) -> Job:
+    """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
     config = config.model_copy(update={"data": config.data.resolve()})
     index = read_index(config.data / "encoded")
     if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
@@ -81,43 +144,31 @@ def run_training(config: TrainConfig, out: Path) -> RunSummary:
         "num_labels": index["num_labels"],
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "examples": len(plan.rows),
+        "leaves": int(source.lengths["leaves"][plan.rows].sum()),
+        "nodes": int(source.lengths["nodes"][plan.rows].sum()),
+        "target_tokens": source.target_tokens(plan.rows),
         "left_out": plan.left_out,
         "batches_per_epoch": plan.num_batches,
     }
-    del model, plan, source
-    make_run_folder(run_dir)
-    with locked(run_dir):
-        check_same_run(run_dir, config, facts)
-        atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
-        atomic_write(run_dir / "run.json", json_bytes(facts))
-        outcome = _train(config, run_dir)
-        averaged = _average(config, run_dir) if outcome.finished else None
-    nlls = [line["nll"] for line in read_metrics(run_dir) if line["event"] == "valid"]
-    return RunSummary(run_dir, outcome.step, outcome.finished, averaged, facts["parameters"], nlls[-1] if nlls else None)
+    return Job(config, facts)
 
 
-def _train(config: TrainConfig, run_dir: Path) -> Outcome:
-    if (folder := latest_checkpoint(run_dir)) and checkpoint_step(folder) >= config.max_steps:
-        return Outcome(checkpoint_step(folder), finished=True)
+def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None) -> Outcome:
+    """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
+    mirror = mirror or RunMirror(run_dir)
+    if outcome := finished_outcome(config, run_dir):
+        return outcome
     stop_file = run_dir / STOP_FILE
     stop_file.unlink(missing_ok=True)
     with stop_on_sigterm(stop_file):
         if config.workers:
             from treenet.training.ray_train import train_with_ray  # training without Ray must not import it
 
-            return train_with_ray(config, run_dir, stop_file)
+            return train_with_ray(config, mirror, stop_file)
         if config.use_gpu and not torch.cuda.is_available():
             raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false or install a CUDA build of PyTorch")
-        return train(config, run_dir, device="cuda" if config.use_gpu else "cpu", should_stop=stop_file.exists)
-
-
-def _average(config: TrainConfig, run_dir: Path) -> Path:
-    """Average unless RUN/averaged is already of the same checkpoints."""
-    steps = [checkpoint_step(folder) for folder in checkpoint_folders(run_dir)][-config.average_checkpoints :]
-    folder = run_dir / "averaged"
-    if is_whole(folder) and read_json(folder / "meta.json")["averaged_steps"] == steps:
-        return folder
-    return average_checkpoints(run_dir, config.average_checkpoints)
+        with mirror.watch(stop_file):
+            return train(config, run_dir, device="cuda" if config.use_gpu else "cpu", should_stop=stop_file.exists)
 
 
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, torch.nn.Module]:
@@ -134,26 +185,26 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     return config, model.eval()
 
 
-def make_run_folder(run_dir: Path) -> None:
+def make_run_folder(run_dir: AnyPath) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the run folder {run_dir}: {error.strerror}; choose another --out") from None
 
 
-def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping) -> None:
+def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
     """Refuse to continue a run of another configuration or other data, naming what differs."""
     if not checkpoint_folders(run_dir):
         return  # nothing was trained here yet: a setting that was refused may be mended
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
-    changed = [line for name in new if name not in OPERATIONAL for line in differences(old[name], new[name], name)]
+    changed = [line for line in differences(old, new) if not line.startswith(OPERATIONAL_KEYS)]
     before = read_json(run_dir / "run.json", "restore it, or use another --out").get("data_fingerprint")
     if before != facts["data_fingerprint"]:
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
     if changed:
         raise UserError(
-            f"{run_dir} holds a run of other settings ({'; '.join(changed)}); use another --out, or the settings of that run"
+            f"{name} holds a run of other settings ({'; '.join(changed)}); use another --out, or the settings of that run"
         )
 
 

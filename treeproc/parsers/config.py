@@ -3,9 +3,10 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from treeproc.settings import Settings, UserError
 from treeproc.trees import UNANALYSED, SpanTree, flat_tree, read_brackets, write_brackets
@@ -23,6 +24,9 @@ class ParserConfig(Settings):
         "stanza",
         description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes; "
         "'corenlp' asks a CoreNLP server; 'given' takes the trees of the input; 'words' parses nothing, for control trees",
+    )
+    models: Annotated[Path, AfterValidator(Path.absolute)] | None = Field(
+        None, description="folder of models that workflows/train_parser.py made (its OUT/models), for name: stanza or shipped"
     )
     language: str = Field("en", description="language of this side")
     max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
@@ -42,6 +46,8 @@ class ParserConfig(Settings):
             raise ValueError(f"given_labels: is for name: given, but name is {self.name}")
         if self.split_sentences and self.name not in ("stanza", "shipped", "corenlp"):
             raise ValueError(f"split_sentences: name: {self.name} has no sentence splitter; choose stanza, shipped or corenlp")
+        if self.models is not None and not self.runs_stanza:
+            raise ValueError(f"models: is for name: stanza or shipped, but name is {self.name}")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
         return self

@@ -1,6 +1,7 @@
 """Which Stanza models a parser takes, and what its fingerprint says of them."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -22,25 +23,35 @@ CORENLP_LANGUAGES = {
 }
 
 
+# Names of files in a folder of models, by Stanza's names of what they do.
+_FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constituency.pt", "depparse": "depparse.pt"}
+
+# Word vectors of the constituency parser, beside the models that are not Stanza's own.
+VECTORS = "vectors.pt"
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """Where the models of a Stanza pipeline lie, and which they are."""
 
-    origin: Literal["installed", "shipped"]
+    origin: Literal["installed", "shipped", "trained"]
     folder: Path
     files: dict[str, Path]
 
     def describe(self) -> dict:
         """What the index and the fingerprint say of the parser: names and hashes, no paths."""
-        return {"origin": self.origin, "files": {name: file_sha256(path)[:16] for name, path in self.files.items()}}
+        files = self.files if self.origin == "installed" else {**self.files, "vectors": self.folder / VECTORS}
+        return {"origin": self.origin, "files": {name: file_sha256(path)[:16] for name, path in files.items()}}
 
 
 def find_models(config: ParserConfig) -> ModelFiles:
-    """Installed Stanza models if wanted and complete, else the shipped ones.
+    """Those of `config.models`; else installed Stanza models if wanted and complete, else the shipped ones.
 
-    Raises UserError when the language has neither, and when there is no dependency parser but arcs are wanted.
+    Raises UserError when the language has neither, and when arcs are wanted and there is no dependency parser.
     """
     needed = ["tokenize", "pos", "constituency", *(("lemma", "depparse") if config.dependencies else ())]
+    if config.models is not None:
+        return _trained_models(config)
     if config.name != "shipped":
         resources = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
         folder = resources / config.language
@@ -49,15 +60,37 @@ def find_models(config: ParserConfig) -> ModelFiles:
             files = {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.pt"))}
             return ModelFiles("installed", resources, files)
     folder = SHIPPED_MODELS / config.language
-    files = {"tokenize": folder / "tokenizer.pt", "pos": folder / "pos.pt", "constituency": folder / "constituency.pt"}
-    if not all(path.exists() for path in files.values()):
+    files = trained_files(folder)
+    if len({"tokenize", "pos", "constituency"} & set(files)) < 3:
         raise UserError(f"parser.language: no parser model for {config.language!r}{_choices(config.language)}")
-    if config.dependencies:
+    if config.dependencies and "depparse" not in files:
         raise UserError(
             f"parser.dependencies: the shipped models for {config.language!r} hold no dependency parser; set name: stanza and "
             f"install Stanza's own ({_download(config.language)}), set name: corenlp, or set dependencies: false"
         )
-    return ModelFiles("shipped", folder, files)
+    return ModelFiles("shipped", folder, _wanted(files, config))
+
+
+def trained_files(folder: Path) -> dict[str, Path]:
+    """The models in a folder of `workflows/train_parser.py`, by Stanza's names of what they do."""
+    return {name: path for name, file in _FILES.items() if (path := folder / file).is_file()}
+
+
+def _trained_models(config: ParserConfig) -> ModelFiles:
+    files = trained_files(config.models)
+    needed = ("tokenize", "pos", "constituency", *(("depparse",) if config.dependencies else ()))
+    missing = [_FILES[name] for name in needed if name not in files]
+    if not (config.models / VECTORS).is_file():
+        missing.append(VECTORS)
+    if missing:
+        raise UserError(
+            f"parser.models: {config.models} has no {', '.join(missing)}; give the folder OUT/models of workflows/train_parser.py"
+        )
+    return ModelFiles("trained", config.models, _wanted(files, config))
+
+
+def _wanted(files: Mapping[str, Path], config: ParserConfig) -> dict[str, Path]:
+    return {name: path for name, path in files.items() if name != "depparse" or config.dependencies}
 
 
 def _download(language: str) -> str:
@@ -83,7 +116,7 @@ def describe_parser(config: ParserConfig) -> dict:
 
     Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
     """
-    out = config.model_dump(exclude={"endpoint"}) | {"schema_version": SCHEMA_VERSION}
+    out = config.model_dump(exclude={"endpoint", "models"}) | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}

@@ -1,42 +1,72 @@
-"""Stanza's tokeniser, tagger and constituency parser, offline, with one CPU thread or on one GPU."""
+"""Stanza's tokeniser, tagger and parsers, offline, with one CPU thread or on one GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
-from treeproc.parsers import documents, shift_reduce, tagger, tokenizer
+from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
-from treeproc.parsers.models import ModelFiles, find_models
+from treeproc.parsers.models import VECTORS, ModelFiles, find_models
 
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
 
 
+class Processors(NamedTuple):
+    """The steps of a parse; None for one whose model is not there."""
+
+    tokenizer: tokenizer.Tokenizer | documents.DocumentTokenizer | None
+    tagger: tagger.Tagger | documents.DocumentTagger | None
+    arcs: dependency.DependencyParser | None  # also None where the tagger gives them
+    parser: shift_reduce.ShiftReduceParser | documents.ObjectParser | None
+    uses_xpos: bool  # the parser reads XPOS, else UPOS
+
+
+def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
+    """Lean forms of the models where they are known, else Stanza's own processors."""
+    torch.set_num_threads(1)
+    import stanza
+
+    loaded = stanza.Pipeline(**stanza_options(config, models)).processors
+    depparse, constituency = (loaded[name] if name in loaded else None for name in ("depparse", "constituency"))
+    lean_arcs = depparse and dependency.supports(depparse.trainer.model)
+    return Processors(
+        tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,
+        tagger=_tagger(loaded, document_arcs=bool(depparse) and not lean_arcs) if "pos" in loaded else None,
+        arcs=dependency.DependencyParser(depparse.trainer.model.eval()) if lean_arcs else None,
+        parser=_constituency_parser(constituency._model) if constituency else None,
+        uses_xpos=bool(constituency) and constituency._model.uses_xpos(),
+    )
+
+
+def _tokenizer(loaded: Mapping, split_sentences: bool) -> tokenizer.Tokenizer | documents.DocumentTokenizer:
+    tokenize = loaded["tokenize"]
+    if "mwt" not in loaded and tokenizer.supports(tokenize.trainer, tokenize.config):
+        longest = tokenize.config.get("max_seqlen", tokenize.MAX_SEQ_LENGTH_DEFAULT)
+        return tokenizer.Tokenizer(tokenize.trainer, tokenize.vocab, longest, split_sentences)
+    return documents.DocumentTokenizer([loaded[name] for name in ("tokenize", "mwt") if name in loaded])
+
+
+def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | documents.DocumentTagger:
+    model = loaded["pos"].trainer.model
+    if tagger.supports(model) and not document_arcs:
+        return tagger.Tagger(model.eval())
+    names = ["pos", *(("lemma", "depparse") if document_arcs else ())]
+    return documents.DocumentTagger([loaded[name] for name in names], document_arcs)
+
+
+def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | documents.ObjectParser:
+    return shift_reduce.ShiftReduceParser(model) if shift_reduce.supports(model) else documents.ObjectParser(model)
+
+
 class StanzaParser(LineParser):
-    """Stanza's models: lean forms of them where they are known, else as Stanza runs them."""
+    """Stanza's models on lines."""
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
-        torch.set_num_threads(1)
-        import stanza
-
-        processors = stanza.Pipeline(**stanza_options(config, find_models(config))).processors
-        tokenize, pos, constituency = (processors[name] for name in ("tokenize", "pos", "constituency"))
-        if "mwt" not in processors and tokenizer.supports(tokenize.trainer, tokenize.config):
-            longest = tokenize.config.get("max_seqlen", tokenize.MAX_SEQ_LENGTH_DEFAULT)
-            self._tokenizer = tokenizer.Tokenizer(tokenize.trainer, tokenize.vocab, longest, config.split_sentences)
-        else:
-            names = [name for name in ("tokenize", "mwt") if name in processors]
-            self._tokenizer = documents.DocumentTokenizer([processors[name] for name in names])
-        if not config.dependencies and tagger.supports(pos.trainer.model):
-            self._tagger = tagger.Tagger(pos.trainer.model.eval())
-        else:
-            names = ["pos", *(("lemma", "depparse") if config.dependencies else ())]
-            self._tagger = documents.DocumentTagger([processors[name] for name in names], config.dependencies)
-        model = constituency._model
-        self._uses_xpos = model.uses_xpos()
-        lean = shift_reduce.supports(model)
-        self._parser = shift_reduce.ShiftReduceParser(model) if lean else documents.ObjectParser(model)
+        loaded = load_processors(config, find_models(config))
+        self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos = loaded
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         raw = [line.text for line in lines if line.words is None]
@@ -57,7 +87,10 @@ class StanzaParser(LineParser):
         return groups
 
     def _parse(self, sentences: list[Sentence]) -> None:
-        tags, arcs = self._tagger.tag([s.words for s in sentences], self._batch_words)
+        words = [s.words for s in sentences]
+        tags, arcs = self._tagger.tag(words, self._batch_words)
+        if self._arcs:
+            arcs = self._arcs.parse(words, tags, self._batch_words)
         for i, sentence in enumerate(sentences):
             sentence.tags, sentence.arcs = tags[i], arcs[i] if arcs else None
         column = 1 if self._uses_xpos else 0
@@ -77,15 +110,17 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
         "logging_level": "ERROR",
         "tokenize_no_ssplit": not config.split_sentences,
     }
-    if models.origin == "shipped":
+    if models.origin != "installed":
+        options |= {f"{name}_model_path": str(path) for name, path in models.files.items()}
         return options | {
             "package": None,
-            "processors": {name: "default" for name in models.files},
+            "processors": {name: "default" for name in ("tokenize", *models.files)},
+            # Without a model it takes words as they come.
+            "tokenize_pretokenized": "tokenize" not in models.files,
+            # Tags come from the tagger as ever; this is how Stanza is told that the parser reads no lemmas.
+            "depparse_pretagged": True,
             "allow_unknown_language": True,
-            "tokenize_model_path": str(models.files["tokenize"]),
-            "pos_model_path": str(models.files["pos"]),
-            "constituency_model_path": str(models.files["constituency"]),
-            "constituency_pretrain_path": str(models.folder / "dummy.pretrain.pt"),
+            "constituency_pretrain_path": str(models.folder / VECTORS),
         }
     names = ["tokenize", "mwt", "pos", "constituency", *(("lemma", "depparse") if config.dependencies else ())]
     # A language without multi-word tokens has no such model.

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import PackedSequence
+
+from treeproc.parsers.packing import Packing
+from treeproc.parsers.spelling import spell
 
 
 def supports(model: nn.Module) -> bool:
@@ -42,8 +45,8 @@ class Tagger:
         weight = model.tag_clf["xpos"].W_bilin.weight.detach()  # [tags, hidden + 1, upos + 1]
         upos = model.upos_emb.weight.detach()
         upos = torch.cat([upos, upos.new_ones(len(upos), 1)], 1)
-        # There are few UPOS tags, so the bilinear form is one matrix of all of them: [hidden + 1, UPOS * tags].
-        self._xpos = torch.einsum("tij,uj->iut", weight, upos).reshape(weight.shape[1], -1).contiguous()
+        # There are few UPOS tags, so the bilinear form is a matrix for each of them: [UPOS, hidden + 1, tags].
+        self._xpos = torch.einsum("tij,uj->uit", weight, upos).contiguous()
         self._xpos_bias = model.tag_clf["xpos"].W_bilin.bias.detach()
 
     @torch.inference_mode()
@@ -66,24 +69,24 @@ class Tagger:
     def _tag_batch(self, inputs: Tensor, sentences: list[list[int]]) -> list[list[tuple[str, str]]]:
         """Sentences of word ids, longest first."""
         model = self._model
-        sizes = np.array([len(s) for s in sentences])
-        begins = np.cumsum(sizes) - sizes
-        alive = (sizes[None] > np.arange(sizes[0])[:, None]).sum(1)
-        packed_at = np.concatenate([begins[:n] + step for step, n in enumerate(alive.tolist())])
-        rows = torch.from_numpy(np.concatenate(sentences)[packed_at]).to(self._device)
-        packed = PackedSequence(inputs[rows], torch.from_numpy(alive))
+        at = Packing.of([len(s) for s in sentences])
+        rows = torch.from_numpy(np.concatenate(sentences)[at.taken]).to(self._device)
+        packed = PackedSequence(inputs[rows], torch.from_numpy(at.batch_sizes))
         first = [p.expand(-1, len(sentences), -1).contiguous() for p in (model.taggerlstm_h_init, model.taggerlstm_c_init)]
-        states = model.taggerlstm(packed, sizes.tolist(), hx=tuple(first))[0].data
+        states = model.taggerlstm(packed, at.sizes.tolist(), hx=tuple(first))[0].data
         upos = model.upos_clf(torch.relu(model.upos_hid(states))).argmax(1)
         hidden = torch.relu(model.tag_hid["xpos"](states))
         hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1)
-        scores = (hidden @ self._xpos).view(len(hidden), -1, len(self._xpos_bias))
-        xpos = (scores[torch.arange(len(upos), device=self._device), upos] + self._xpos_bias).argmax(1)
-        tags = np.empty((len(packed_at), 2), np.int64)
-        tags[packed_at] = torch.stack([upos, xpos], 1).cpu().numpy()
+        xpos = torch.empty_like(upos)
+        for tag in upos.unique().tolist():
+            rows = (upos == tag).nonzero().squeeze(1)
+            xpos[rows] = torch.addmm(self._xpos_bias, hidden[rows], self._xpos[tag]).argmax(1)
+        tags = np.empty((len(at.taken), 2), np.int64)
+        tags[at.taken] = torch.stack([upos, xpos], 1).cpu().numpy()
         upos_names, xpos_names = model.vocab["upos"], model.vocab["xpos"]
         names = [(upos_names.id2unit(u), xpos_names.id2unit(x)) for u, x in tags.tolist()]
-        return [names[begin : begin + size] for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)]
+        ends = np.cumsum(at.sizes).tolist()
+        return [names[end - size : end] for end, size in zip(ends, at.sizes.tolist(), strict=True)]
 
     def _word_inputs(self, words: list[str]) -> Tensor:
         """What the word LSTM reads of distinct words: [words, D]."""
@@ -92,18 +95,4 @@ class Tagger:
         model = self._model
         words = [word for ((word,),) in simplify_punct([[[word]] for word in words])]
         known = torch.tensor(model.vocab["word"].map(words), device=self._device)
-        order = sorted(range(len(words)), key=lambda i: -len(words[i]))
-        spelled = [self._spell([words[i] for i in order[at : at + 1024]]) for at in range(0, len(order), 1024)]
-        out = torch.empty(len(words), spelled[0].shape[1], device=self._device)
-        out[torch.tensor(order, device=self._device)] = torch.cat(spelled)
-        return torch.cat([model.word_emb(known), model.trans_char(out)], 1)
-
-    def _spell(self, words: list[str]) -> Tensor:
-        """Character representations of words, longest first."""
-        spelling, chars = self._model.charmodel, self._model.vocab["char"]
-        ids = pad_sequence([torch.tensor(chars.map(word)) for word in words], batch_first=True).to(self._device)
-        packed = pack_padded_sequence(spelling.char_emb(ids), [len(word) for word in words], batch_first=True)
-        first = [p.expand(-1, len(words), -1).contiguous() for p in (spelling.charlstm_h_init, spelling.charlstm_c_init)]
-        states = spelling.charlstm(packed, None, hx=tuple(first))[0]
-        weighted = PackedSequence(states.data * torch.sigmoid(spelling.char_attn(states.data)), states.batch_sizes)
-        return pad_packed_sequence(weighted, batch_first=True)[0].sum(1)
+        return torch.cat([model.word_emb(known), spell(model, [model.vocab["char"].map(word) for word in words])], 1)

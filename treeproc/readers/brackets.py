@@ -7,12 +7,11 @@ from pathlib import Path
 from treeproc.readers.files import read_texts
 from treeproc.readers.words import blank_words
 from treeproc.settings import UserError
-from treeproc.trees import UNANALYSED, SpanTree, keep_leaves, read_brackets, write_brackets
+from treeproc.trees import EMPTY_TAG, UNANALYSED, SpanTree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
 _ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
-_EMPTY = "-NONE-"
 _CLASSES = frozenset("01234")
 
 
@@ -50,7 +49,8 @@ def _nothing(text: str, name: str, number: int) -> None:
         raise UserError(f"{name}, line {number}: text outside of brackets: {text.strip()[:40]!r}")
 
 
-def _parse(text: str, name: str, line: int) -> tuple[list[str], list[str], SpanTree]:
+def parse_tree(text: str, name: str, line: int) -> tuple[list[str], list[str], SpanTree]:
+    """Words without escapes, tags and nonterminals of one tree. Raises UserError with file and line."""
     try:
         words, tags, tree = read_brackets(text)
     except ValueError as error:
@@ -61,8 +61,8 @@ def _parse(text: str, name: str, line: int) -> tuple[list[str], list[str], SpanT
 def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:
     """Rows of Penn Treebank trees: source (words and blanks), words and the tree. Empty nodes (-NONE-) are left out."""
     for text, line in tree_texts(lines, name):
-        words, tags, tree = _parse(text, name, line)
-        kept = [tag != _EMPTY for tag in tags]
+        words, tags, tree = parse_tree(text, name, line)
+        kept = [tag != EMPTY_TAG for tag in tags]
         if not all(kept):
             tree = keep_leaves(tree, kept)
             words, tags = ([x for x, keep in zip(side, kept, strict=True) if keep] for side in (words, tags))
@@ -76,7 +76,7 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
     A sentence of one word gets a node above it, so that its class is a node's too.
     """
     for text, line in tree_texts(lines, name):
-        words, classes, tree = _parse(text, name, line)
+        words, classes, tree = parse_tree(text, name, line)
         if len(tree) == 0:
             tree = SpanTree(classes, [0], [1])
         if unknown := sorted({*classes, *tree.labels} - _CLASSES):

@@ -19,9 +19,36 @@ _ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?")
 
 
 @dataclass
+class Leaves:
+    """A sentence of a treebank, one item per leaf; a tag that the file does not give is empty.
+
+    `starts` are character offsets in `text`; governors are 0-based, -1 is the root.
+    """
+
+    text: str
+    words: list[str]
+    starts: list[int]
+    upos: list[str]
+    xpos: list[str]
+    governors: list[int]
+    deprels: list[str]
+    where: str
+
+    @property
+    def ends(self) -> list[int]:
+        return [start + len(word) for start, word in zip(self.starts, self.words, strict=True)]
+
+    @property
+    def space_after(self) -> list[bool]:
+        """Whether a blank, or the end of the text, follows each word."""
+        return [end != start for end, start in zip(self.ends, [*self.starts[1:], -1], strict=True)]
+
+
+@dataclass
 class _Word:
     form: str
-    tag: str
+    upos: str
+    xpos: str
     governor: int
     deprel: str
     line: int
@@ -45,6 +72,11 @@ def read_conllu(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict
 
 def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
     """Rows: source, words, arcs, and one flat tree, which carries the tags. Raises UserError with file and line."""
+    return map(_row, read_leaves(lines, name))
+
+
+def read_leaves(lines: Iterator[str], name: str) -> Iterator[Leaves]:
+    """The sentences of one file. Raises UserError with file and line."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
         if line:
@@ -56,7 +88,7 @@ def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
         yield _sentence(block, name)
 
 
-def _sentence(block: list[tuple[int, str]], name: str) -> dict:
+def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
     words: list[_Word] = []
     tokens: list[_Token] = []
     text, covered = None, 0
@@ -85,15 +117,15 @@ def _sentence(block: list[tuple[int, str]], name: str) -> dict:
             continue
         if not columns[6].isdecimal() or len(columns[6]) > 9:
             raise UserError(f"{where}: column 7 must be the number of the governor, but is {columns[6]!r}")
-        tag = next((tag for tag in (columns[4], columns[3]) if tag not in ("_", "")), UNANALYSED)
-        words.append(_Word(form, tag, int(columns[6]) - 1, columns[7], number, space_after))
+        upos, xpos = ("" if tag == "_" else tag for tag in columns[3:5])
+        words.append(_Word(form, upos, xpos, int(columns[6]) - 1, columns[7], number, space_after))
         if first > covered:
             tokens.append(_Token(form, first - 1, 1, space_after))
     if not words:
         raise UserError(f"{name}, line {block[0][0]}: a sentence without words")
     if covered > len(words):
         raise UserError(f"{name}, line {block[-1][0]}: the sentence ends inside the range up to word {covered}")
-    return _row(words, tokens, text, _depths(words, name), f"{name}, line {block[0][0]}")
+    return _leaves(words, tokens, text, _depths(words, name), f"{name}, line {block[0][0]}")
 
 
 def _depths(words: Sequence[_Word], name: str) -> list[int]:
@@ -116,12 +148,12 @@ def _depths(words: Sequence[_Word], name: str) -> list[int]:
     return depths
 
 
-def _row(words: list[_Word], tokens: list[_Token], text: str | None, depths: list[int], where: str) -> dict:
+def _leaves(words: list[_Word], tokens: list[_Token], text: str | None, depths: list[int], where: str) -> Leaves:
     starts = _places(tokens, text, where)
     if text is None:
         text = "".join(token.form + " " * token.space_after for token in tokens).strip()
-    spans: dict[str, list] = {"text": [], "start_char": [], "end_char": []}
-    tags, heads, leaf_of = [], [], []
+    leaves = Leaves(text, [], [], [], [], [], [], where)
+    heads, leaf_of = [], []
     for token, start in zip(tokens, starts, strict=True):
         members = range(token.first, token.first + token.count)
         spelled = "".join(words[i].form for i in members) == token.form
@@ -129,17 +161,25 @@ def _row(words: list[_Word], tokens: list[_Token], text: str | None, depths: lis
             form = words[leaf[0]].form if spelled else token.form
             leaf_of += [len(heads)] * len(leaf)
             heads.append(min(leaf, key=lambda i: depths[i]))
-            tags.append(words[leaf[0]].tag)
-            spans["text"].append(form)
-            spans["start_char"].append(start)
+            leaves.upos.append(words[leaf[0]].upos)
+            leaves.xpos.append(words[leaf[0]].xpos)
+            leaves.words.append(form)
+            leaves.starts.append(start)
             start += len(form)
-            spans["end_char"].append(start)
     governors = [words[head].governor for head in heads]
-    arcs = {
-        "governor": [-1 if governor < 0 else leaf_of[governor] for governor in governors],
-        "deprel": [words[head].deprel for head in heads],
+    leaves.governors += [-1 if governor < 0 else leaf_of[governor] for governor in governors]
+    leaves.deprels += [words[head].deprel for head in heads]
+    return leaves
+
+
+def _row(leaves: Leaves) -> dict:
+    tags = [xpos or upos or UNANALYSED for xpos, upos in zip(leaves.xpos, leaves.upos, strict=True)]
+    return {
+        "source": leaves.text,
+        "words": {"text": leaves.words, "start_char": leaves.starts, "end_char": leaves.ends},
+        "trees": [write_brackets(flat_tree(len(tags)), leaves.words, tags)],
+        "arcs": {"governor": leaves.governors, "deprel": leaves.deprels},
     }
-    return {"source": text, "words": spans, "trees": [write_brackets(flat_tree(len(tags)), spans["text"], tags)], "arcs": arcs}
 
 
 def _places(tokens: Sequence[_Token], text: str | None, where: str) -> list[int]:

@@ -1,0 +1,118 @@
+"""The dry run: what it says of sizes agrees with the plan, of hours with the probe, and it leaves nothing behind."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from toydata import write_toy_data
+
+from treenet.config import TrainConfig
+from treenet.data import ExampleSource
+from treenet.plan import BatchPlan
+from treenet.training import dry_run as dry_run_module
+from treenet.training.dry_run import dry_run
+from treenet.training.run import run_training
+from treeproc.settings import UserError, dump_settings, load_settings
+from treeproc.shards import read_index
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "batch": {"max_tokens": 64, "fraction": 0.7, "max_leaves": 8},
+    "max_steps": 20,
+    "validate_every": 10,
+    "checkpoint_every": 5,
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def make_config(data: Path, *overrides: str) -> TrainConfig:
+    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
+
+
+def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, capsys):
+    config = make_config(data)
+    text = dry_run(config, tmp_path / "run")
+    source = ExampleSource(data / "encoded", "train")
+    plan = BatchPlan.build(
+        source.lengths, config.batch, text_fingerprint=read_index(data / "encoded")["text_fingerprint"], seed=config.seed
+    )
+    batches = [plan.batch(step) for step in range(plan.num_batches)]
+    targets = sum(source.target_tokens(rows) for rows in batches) / len(batches)
+    leaves = sum(int(source.lengths["leaves"][rows].sum()) for rows in batches) / len(batches)
+    assert f"data: {sum(map(len, batches))} training pairs; left out: " in text
+    assert f"{plan.left_out['fraction']} by fraction, {plan.left_out['length']} by length" in text
+    assert f"update: {targets:,.0f} target tokens, {leaves:,.0f} leaves and " in text and "(budget 64), in this process" in text
+    assert f"plan: 20 updates, {20 / len(batches):,.1f} epochs of {len(batches)}" in text
+    assert "probe: 10 updates in " in text and text.splitlines()[-1].startswith("  training takes about ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def write_probe(folder: Path, config: TrainConfig) -> None:
+    """What a run of two seconds an update, the first one ten, would write; 4 s a validation, checkpoints of 3 MiB."""
+    lines = [
+        {
+            "event": "train", "step": step, "seconds": 10.0 if step == 1 else 2.0, "padding": 0.25, "data_wait": 0.01,
+            "memory_gib": 0.5 * step,
+        }
+        for step in range(1, config.max_steps + 1)
+    ]  # fmt: skip
+    lines.append({"event": "valid", "step": config.max_steps, "seconds": 4.0})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    checkpoint = folder / "checkpoints" / f"step_{config.max_steps:08d}"
+    checkpoint.mkdir(parents=True)
+    files = {"model.safetensors": {"bytes": 2**20}, "trainer.pt": {"bytes": 2**21}}
+    (checkpoint / "meta.json").write_text(json.dumps({"files": files}))
+
+
+def test_hours_are_those_of_the_probe(data, tmp_path, monkeypatch):
+    probes = []
+    monkeypatch.setattr(
+        dry_run_module, "train_job", lambda config, folder: (probes.append(config), write_probe(folder, config))
+    )
+    text = dry_run(make_config(data, "max_steps=1000", "validate_every=100", "keep_checkpoints=500", "workers=4"), None)
+    assert (probes[0].max_steps, probes[0].log_every, probes[0].workers) == (11, 1, 4)
+    assert "probe: 10 updates in 20.0 s, " in text and "padding 25.0%, data wait 1.0%; validation 4.0 s" in text
+    assert "memory: 5.5 GiB at most, in the process of a worker" in text  # 0.5 GiB at each of 11 updates
+    assert "disk: 3 MiB a checkpoint, 1.5 GiB for the 500 that are kept" in text
+    assert "on 4 CPU workers" in text
+    # 1000 updates of 2 s and 10 validations of 4 s.
+    assert text.splitlines()[-1] == "  training takes about 0.57 hours (34:00), 0:40 of them validation"
+
+
+def test_a_run_that_is_there_is_only_looked_at(data, tmp_path, monkeypatch):
+    run_dir = tmp_path / "run"
+    run_training(make_config(data, "max_steps=5"), run_dir)
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    monkeypatch.setattr(dry_run_module, "train_job", lambda config, folder: write_probe(folder, config))
+    text = dry_run(make_config(data), run_dir)
+    assert "--out holds update 5: 15 are left" in text
+    assert "(0:34)" in text  # 15 updates of 2 s and one validation of 4 s
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
+
+
+def test_a_run_shorter_than_the_probe_is_probed_to_its_end(data):
+    assert "probe: 1 updates in " in dry_run(make_config(data, "max_steps=1"), None)
+    assert "probe: 2 updates in " in dry_run(make_config(data, "max_steps=3"), None)
+
+
+def test_what_a_run_would_refuse_is_refused(data, tmp_path):
+    with pytest.raises(UserError, match="batch.max_tokens must be at least"):
+        dry_run(make_config(data, "batch.max_tokens=3"), None)
+    with pytest.raises(UserError, match="nowhere/encoded/index.json is missing"):
+        dry_run(make_config(tmp_path / "nowhere"), None)
+
+
+def test_the_workflow_needs_no_out_for_a_dry_run(data, tmp_path, monkeypatch, capsys):
+    (tmp_path / "config.yaml").write_text(dump_settings(make_config(data)))
+    monkeypatch.setattr(sys, "argv", ["train_wmt.py", "--config", str(tmp_path / "config.yaml"), "--dry-run", "max_steps=2"])
+    runpy.run_path(str(ROOT / "workflows" / "train_wmt.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith("dry run, nothing is written to --out\n  data: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

@@ -1,0 +1,178 @@
+"""Grids of runs: the ledger through kills and changes, and cells that fail, with work that takes no time."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from treenet.config import TrainConfig
+from treenet.training.grid import Work, run_cells
+from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
+from treeproc.files import locked
+from treeproc.settings import UserError
+
+
+def make_cells(folder: Path, *names: str, data_fingerprint: str = "d", **settings) -> list[Cell]:
+    config = TrainConfig(data=folder / "data", workers=0, **settings)
+    return [Cell(name, {"name": name}, config, folder / "cells" / name, data_fingerprint) for name in names]
+
+
+def checkpoint(folder: Path, step: int) -> None:
+    (folder / "checkpoints" / f"step_{step:08d}").mkdir(parents=True, exist_ok=True)
+
+
+def make_work(log: list[str], troubles: dict[str, Exception] | None = None, unfinished: str = "") -> Work:
+    """Work that notes which cells it is asked to do; cells in `troubles` raise."""
+
+    def train(config, folder):
+        log.append(folder.name)
+        checkpoint(folder, 5)
+        if folder.name in (troubles or {}):
+            raise troubles[folder.name]
+        return SimpleNamespace(finished=folder.name != unfinished)
+
+    def score(folder):
+        (folder / "scores.json").write_text("{}")
+        return {"bleu": 12.5}
+
+    return Work(train, score)
+
+
+def run(folder: Path, cells: list[Cell], work: Work) -> dict[str, str]:
+    """Run as a driver does, with the lock; statuses by name."""
+    with locked(folder):
+        ledger = Ledger.open(folder, cells)
+        run_cells(cells, work, ledger)
+    assert ledger.entries == Ledger.read(folder).entries, "what is in memory is on disk"
+    return {name: entry.status for name, entry in ledger.entries.items()}
+
+
+def test_cells_run_once_and_a_second_command_runs_nothing(tmp_path, capsys):
+    log = []
+    cells = make_cells(tmp_path, "a", "b")
+    assert run(tmp_path, cells, make_work(log)) == {"a": DONE, "b": DONE}
+    assert "a: done after 0:00: bleu 12.50" in capsys.readouterr().out
+    assert run(tmp_path, cells, make_work(log)) == {"a": DONE, "b": DONE} and log == ["a", "b"]
+    (tmp_path / "cells" / "a" / "scores.json").unlink()
+    assert run(tmp_path, cells, make_work(log))["a"] == DONE and log == ["a", "b", "a"], "scores that are gone come again"
+
+
+def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again_last(tmp_path):
+    log, cells = [], make_cells(tmp_path, "a", "b", "c")
+    troubles = {"a": UserError("too few cores"), "b": ValueError("of no\nkind")}
+    assert run(tmp_path, cells, make_work(log, troubles)) == {"a": FAILED, "b": FAILED, "c": DONE}
+    entries = Ledger.read(tmp_path).entries
+    assert entries["a"].error == "too few cores"
+    assert entries["b"].error == f"ValueError: of no kind; see {tmp_path / 'cells/b/error.txt'}"
+    assert "Traceback" in (tmp_path / "cells" / "b" / "error.txt").read_text()
+    log.clear()
+    more = make_cells(tmp_path, "a", "b", "c", "d")
+    assert set(run(tmp_path, more, make_work(log)).values()) == {DONE} and log == ["d", "a", "b"]
+    assert not Ledger.read(tmp_path).entries["b"].error
+
+
+def test_a_run_that_was_stopped_stops_the_grid_and_comes_first_next_time(tmp_path):
+    log, cells = [], make_cells(tmp_path, "a", "b", "c")
+    assert run(tmp_path, cells, make_work(log, unfinished="b")) == {"a": DONE, "b": INTERRUPTED, "c": WAITING}
+    assert set(run(tmp_path, cells[::-1], make_work(log)).values()) == {DONE} and log == ["a", "b", "b", "c"]
+
+
+KILLED = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_grid import make_cells, make_work, run
+from treenet.training.grid import Work
+folder, log = Path(sys.argv[1]), []
+work = make_work(log)
+
+def train(config, folder):
+    summary = work.train(config, folder)
+    if folder.name == "c":
+        (folder / "here").touch()
+        time.sleep(60)
+    return summary
+
+run(folder, make_cells(folder, "a", "b", "c", "d"), Work(train, work.score))
+"""
+
+
+def test_sigkill_in_the_middle_loses_and_repeats_nothing(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)]
+    driver = subprocess.Popen(command, env=environment)
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "cells" / "c" / "here").exists():
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    with pytest.raises(UserError, match=f"another process is writing to {tmp_path}"):
+        run(tmp_path, make_cells(tmp_path, "a"), make_work([]))
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    entries = Ledger.read(tmp_path).entries
+    assert [entries[name].status for name in "abcd"] == [DONE, DONE, RUNNING, WAITING]
+    log = []
+    assert set(run(tmp_path, make_cells(tmp_path, "d", "c", "b", "a"), make_work(log)).values()) == {DONE}
+    assert log == ["c", "d"] and Ledger.read(tmp_path).entries["c"].starts == 2
+
+
+def test_a_cell_that_takes_the_driver_down_again_and_again_lets_the_others_go_first(tmp_path):
+    cells = make_cells(tmp_path, "a", "b", "c")
+    for start in range(2):
+        ledger = Ledger.open(tmp_path, cells)
+        ledger.start(cells[0])
+        checkpoint(cells[0].folder, 5)  # the same one at both starts
+        assert [cell.name for cell in Ledger.open(tmp_path, cells).in_order(cells)] == [["a", "b", "c"], ["b", "c", "a"]][start]
+
+
+def test_a_larger_grid_adds_cells_and_a_smaller_one_forgets_none(tmp_path):
+    log = []
+    run(tmp_path, make_cells(tmp_path, "a", "b"), make_work(log))
+    assert set(run(tmp_path, make_cells(tmp_path, "b", "c"), make_work(log))) == {"a", "b", "c"} and log == ["a", "b", "c"]
+
+
+def test_cells_of_other_settings_are_refused_with_their_names(tmp_path):
+    log = []
+    run(tmp_path, make_cells(tmp_path, "a"), make_work(log))
+    before = (tmp_path / "ledger.json").read_bytes()
+    for settings, message in [
+        ({"max_steps": 7}, r"cells of other settings \(a: max_steps: 100000 -> 7\)"),
+        ({"batch": {"max_tokens": 99}}, r"batch\.max_tokens: 4096 -> 99"),
+        ({"decoding": {"beam_size": 2}}, r"decoding\.beam_size: 5 -> 2"),
+        ({"data_fingerprint": "e"}, "data fingerprint: d -> e"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            run(tmp_path, make_cells(tmp_path, "a", "b", **settings), make_work(log))
+    assert (tmp_path / "ledger.json").read_bytes() == before and log == ["a"]
+    run(tmp_path, make_cells(tmp_path, "a", log_every=3), make_work(log))
+    assert log == ["a"], "how often a line is written changes no cell"
+
+
+def test_settings_of_cells_that_never_started_may_change(tmp_path):
+    Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=3))
+    Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=4))
+    assert Ledger.read(tmp_path).entries["a"].settings["max_steps"] == 4
+
+
+def test_a_ledger_of_an_earlier_version_lacks_new_settings(tmp_path):
+    run(tmp_path, make_cells(tmp_path, "a"), make_work([]))
+    path = tmp_path / "ledger.json"
+    ledger = json.loads(path.read_text())
+    del ledger["cells"]["a"]["settings"]["seed"]
+    path.write_text(json.dumps(ledger))
+    Ledger.open(tmp_path, make_cells(tmp_path, "a"))
+    with pytest.raises(UserError, match="seed: 1 -> 2"):
+        Ledger.open(tmp_path, make_cells(tmp_path, "a", seed=2))
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cells": 3}', '{"cells": {"a": {"what": 1}}}'])
+def test_a_damaged_ledger_says_how_to_go_on(tmp_path, content):
+    (tmp_path / "ledger.json").write_text(content)
+    with pytest.raises(UserError, match="ledger.json.*remove it and run the same command again"):
+        Ledger.open(tmp_path, make_cells(tmp_path, "a"))

@@ -1,0 +1,198 @@
+"""Runs in an object store: killed here, continued on another machine, read by every command; a real S3 server on loopback."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from object_store import SECRET, s3_server
+from toydata import write_toy_data
+from toyruns import losses
+from training_jobs import tiny_config
+
+from treenet.training.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
+from treenet.training.loop import train
+from treenet.training.remote_run import STOP_FILE, RunMirror, read_run
+from treenet.training.run import run_training
+from treeproc.cache import cache_folder
+from treeproc.settings import UserError, dump_settings
+from treeproc.storage import RemotePath, as_path
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as uri:
+        yield as_path(uri)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
+
+
+@pytest.fixture(autouse=True)
+def another_machine(tmp_path, monkeypatch):
+    """Every test has a disk of its own."""
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "disk"))
+    monkeypatch.setattr("treenet.training.remote_run.POLL_S", 0.05)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    train(tiny_config(data), run_dir)
+    return losses(run_dir)
+
+
+def steps_there(run: RemotePath) -> list[str]:
+    names = (run / "checkpoints").objects()
+    return sorted({name.split("/")[0] for name in names if name.endswith("/meta.json")})
+
+
+def workflow(repository: Path, name: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(repository / "workflows" / name), *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def finished(bucket, data, tmp_path_factory):
+    """A run of two checkpoints in the store."""
+    out = bucket / "finished"
+    run_training(tiny_config(data, "max_steps=10"), out)
+    return out
+
+
+def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed, tmp_path, repository, monkeypatch):
+    out, config = bucket / "killed", tmp_path / "config.yaml"
+    config.write_text(dump_settings(tiny_config(data, "max_steps=20000", "checkpoint_every=20", "keep_checkpoints=3")))
+    command = workflow(repository, "train_wmt.py", "--config", config, "--out", out)
+    with open(tmp_path / "log", "w") as log:
+        first = subprocess.Popen(command, stdout=log, stderr=log)
+    deadline = time.monotonic() + 100
+    while not steps_there(out):
+        assert first.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert SECRET not in (tmp_path / "log").read_text()
+    step = int(steps_there(out)[-1].removeprefix("step_"))
+
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second disk"))
+    summary = run_training(tiny_config(data, f"max_steps={step + 40}", "checkpoint_every=20", "keep_checkpoints=3"), out)
+    assert summary.finished and summary.run_dir == out and summary.averaged == out / "averaged"
+    assert steps_there(out) == [f"step_{number:08d}" for number in (step, step + 20, step + 40) if number]
+    found = losses(out)
+    assert [number for number, _ in found] == list(range(1, step + 41))
+    assert found[:STEPS] == undisturbed[: len(found)]
+    names = set(out.objects())
+    assert {"config.yaml", "run.json", "metrics.jsonl", "averaged/meta.json", "averaged/model.safetensors"} <= names
+    assert not any(name.startswith(("ray/", ".", STOP_FILE)) or "/.tmp-" in name for name in names)
+    assert not any(SECRET.encode() in (out / name).read_bytes() for name in names)
+
+
+def test_what_was_not_uploaded_to_its_end_is_not_loaded(bucket, data, undisturbed, tmp_path):
+    """The last checkpoint has no meta.json, the one before is cut off: the first of three is the one to continue from."""
+    out = bucket / "cut-off"
+    run_training(tiny_config(data, "max_steps=15"), out)
+    assert steps_there(out) == ["step_00000005", "step_00000010", "step_00000015"]
+    (out / "checkpoints" / "step_00000015" / "meta.json").unlink()
+    weights = out / "checkpoints" / "step_00000010" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    shutil.rmtree(tmp_path / "disk")
+    mirror = RunMirror(out)
+    mirror.pull()
+    assert [path.name for path in checkpoint_folders(mirror.folder)] == ["step_00000005", "step_00000010"]
+    assert latest_checkpoint(mirror.folder).name == "step_00000005"
+    assert steps_there(out) == ["step_00000005", "step_00000010"]
+    assert run_training(tiny_config(data), out).finished
+    assert losses(out) == undisturbed
+    shutil.rmtree(tmp_path / "disk")
+    mirror.pull()
+    assert all(map(is_whole, checkpoint_folders(mirror.folder))) and len(checkpoint_folders(mirror.folder)) == 12
+
+
+def test_a_local_copy_of_a_run_that_was_removed_from_the_store_does_not_count(bucket, data):
+    out = bucket / "removed"
+    run_training(tiny_config(data, "max_steps=5"), out)
+    for name in out.objects():
+        (out / name).unlink()
+    run_training(tiny_config(data, "max_steps=5", "seed=2"), out)
+    assert steps_there(out) == ["step_00000005"]
+
+
+def test_other_settings_and_a_second_writer_are_refused(finished, data):
+    with pytest.raises(UserError, match="seed: 1 -> 2"):
+        run_training(tiny_config(data, "max_steps=10", "seed=2"), finished)
+    from treeproc.files import locked
+
+    with locked(finished), pytest.raises(UserError, match="another process is writing to s3://bucket/finished"):
+        run_training(tiny_config(data, "max_steps=10"), finished)
+
+
+def test_every_command_reads_the_run(finished, tmp_path, repository):
+    def run(name: str, *arguments: object, **options) -> str:
+        done = subprocess.run(workflow(repository, name, *arguments), capture_output=True, text=True, timeout=200, **options)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with read_run(finished, "averaged") as folder:
+        assert is_whole(folder / "averaged") and not (folder / "checkpoints").exists()
+    assert "mean of the last checkpoints, steps 10" in run("average_checkpoints.py", "--out", finished, "last=1")
+    assert "s3://bucket/finished/translations.test.txt" in run("evaluate.py", "--out", finished)
+    run("evaluate.py", "--out", finished, "checkpoint=5")
+    assert {"scores.json", "translations.test.txt", "translations.test.step_00000005.txt"} <= set(finished.objects())
+    assert steps_there(finished) == ["step_00000005", "step_00000010"]
+    done = subprocess.run(workflow(repository, "evaluate.py", "--out", finished, "checkpoint=7"), capture_output=True, text=True)
+    assert done.returncode == 2 and "step_00000007 is missing" in done.stderr and "step_00000005" in done.stderr
+
+
+def test_asked_to_stop_through_the_store(bucket, data):
+    out, outcome = bucket / "stopped", []
+    config = tiny_config(data, "max_steps=100000", "checkpoint_every=10", "keep_checkpoints=5")
+    training = threading.Thread(target=lambda: outcome.append(run_training(config, out)))
+    training.start()
+    while not steps_there(out):
+        time.sleep(0.02)
+    RunMirror(out).ask_to_stop()
+    training.join(timeout=60)
+    assert not outcome[0].finished and steps_there(out)[-1] == f"step_{outcome[0].step:08d}"
+    RunMirror(out).forget_stop()
+
+
+def test_training_goes_on_while_the_store_is_away_and_uploads_later(bucket, data, monkeypatch, capsys):
+    out, write, refused = bucket / "away", RemotePath.write_bytes, []
+
+    def refuse_at_first(path, content):
+        if "step_" in str(path) and len(refused) < 3:
+            refused.append(str(path))
+            raise UserError(f"{path}: the object store refuses")
+        write(path, content)
+
+    monkeypatch.setattr(RemotePath, "write_bytes", refuse_at_first)
+    run_training(tiny_config(data, "max_steps=400", "checkpoint_every=50"), out)
+    assert len(refused) == 3 and "training goes on" in capsys.readouterr().err
+    assert len(steps_there(out)) == 8
+    monkeypatch.setattr(RemotePath, "write_bytes", lambda path, content: (_ for _ in ()).throw(UserError(f"{path}: refused")))
+    with pytest.raises(UserError, match="refused"):
+        run_training(tiny_config(data, "max_steps=410", "checkpoint_every=50"), out)
+
+
+@pytest.mark.timeout(600)
+def test_ray_workers_write_to_the_store(bucket, data, tmp_path, repository):
+    """Two workers; the driver's folder is rank 0's here, but nothing relies on that but speed."""
+    out, config = bucket / "ray", tmp_path / "config.yaml"
+    config.write_text(dump_settings(tiny_config(data, "workers=2", "max_steps=30", "checkpoint_every=10", "keep_checkpoints=5")))
+    command = workflow(repository, "train_wmt.py", "--config", config, "--out", out)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert steps_there(out) == ["step_00000010", "step_00000020", "step_00000030"]
+    assert len(losses(out)) == 30 and "averaged/meta.json" in out.objects()
+    assert not any(name.startswith("ray/") for name in out.objects())
+    assert SECRET not in done.stdout + done.stderr
+    assert cache_folder().is_dir()

@@ -1,0 +1,307 @@
+"""Data-size studies end to end on toy data, with and without Ray, and what they report."""
+
+import json
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toydata import write_toy_data
+
+from treenet.config import BatchConfig
+from treenet.data import ExampleSource
+from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
+from treenet.experiments.scaling_report import summarize, t_quantile
+from treenet.plan import BatchPlan
+from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
+from treenet.training.logs import read_metrics
+from treeproc.settings import UserError, load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDY = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},
+    "batch": {"max_tokens": 64},
+    "decoding": {"beam_size": 2},
+    "max_steps": 30,
+    "log_every": 1,
+    "checkpoint_every": 10,
+    "validate_every": 30,
+    "workers": 0,
+    "grid": {"fractions": [0.3, 1.0], "seeds": [1, 2], "bootstrap_samples": 100},
+}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def study(data, tmp_path_factory) -> list[str]:
+    """The command of a study, without its --out."""
+    config = tmp_path_factory.mktemp("config") / "study.yaml"
+    config.write_text(json.dumps(STUDY))
+    return [sys.executable, str(ROOT / "workflows" / "scaling.py"), "--config", str(config), f"data={data}"]
+
+
+def make_config(data: Path, **grid) -> ScalingConfig:
+    return load_settings(ScalingConfig, None, **{**STUDY, "grid": {**STUDY["grid"], **grid}}, data=data)
+
+
+def run(command: list[str], out: Path, *overrides: str) -> subprocess.CompletedProcess:
+    return subprocess.run([*command, "--out", str(out), *overrides], env=ENVIRONMENT, capture_output=True, text=True, timeout=250)
+
+
+@contextmanager
+def started(command: list[str], **options) -> Iterator[subprocess.Popen]:
+    """A driver that does not outlive a test that fails."""
+    driver = subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, **options)
+    try:
+        yield driver
+    finally:
+        driver.kill()
+
+
+def wait_for(what: Callable[[], bool], driver: subprocess.Popen, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def statuses(out: Path) -> dict[str, str]:
+    return {name: entry.status for name, entry in Ledger.read(out).entries.items()}
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in read_metrics(folder) if line["event"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(study, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    done = run(study, out)
+    assert done.returncode == 0, done.stderr
+    assert "paired bootstrap over sentences" in done.stdout
+    return out
+
+
+# Subsets.
+
+
+def chosen_ids(data: Path, fraction: float, seed: int = 1) -> set[int]:
+    source = ExampleSource(data / "encoded", "train")
+    batch = BatchConfig(max_tokens=64, fraction=fraction)
+    plan = BatchPlan.build(source.lengths, batch, text_fingerprint="text", seed=seed)
+    return {int(i) for step in range(plan.num_batches) for i in source.batch(plan.batch(step)).example_ids}
+
+
+def test_subsets_of_shards_nest_and_depend_on_neither_seed_nor_shards(data, tmp_path):
+    other_shards = write_toy_data(tmp_path, shards=5)
+    sets = [chosen_ids(data, fraction) for fraction in (0.1, 0.3, 0.7, 1.0)]
+    assert all(smaller < larger for smaller, larger in zip(sets, sets[1:], strict=False)) and len(sets[-1]) == 60
+    assert chosen_ids(data, 0.3, seed=9) == sets[1] == chosen_ids(other_shards, 0.3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.permutations(range(40)), st.floats(0.1, 1.0))
+def test_the_order_of_rows_does_not_change_the_subset(order, fraction):
+    lengths = {"leaves": np.arange(40) % 7 + 1, "tgt_pieces": np.arange(40) % 5 + 1, "nodes": np.ones(40, dtype=int)}
+    lengths["example_id"] = np.arange(40) * 3
+    shuffled = {name: column[np.array(order)] for name, column in lengths.items()}
+    batch = BatchConfig(max_tokens=60, fraction=fraction)
+    ids = []
+    for rows in (lengths, shuffled):
+        try:
+            plan = BatchPlan.build(rows, batch, text_fingerprint="text", seed=1)
+        except UserError:
+            ids.append(None)
+            continue
+        ids.append(sorted(rows["example_id"][plan.rows]))
+    assert ids[0] == ids[1]
+
+
+# The grid.
+
+
+def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
+    cells = study_cells(make_config(data), tmp_path)
+    assert [cell.name for cell in cells][:5] == [
+        "tree_transformer-0.3-seed1", "transformer-0.3-seed1", "tree_transformer-1-seed1", "transformer-1-seed1",
+        "tree_transformer-0.3-seed2",
+    ]  # fmt: skip
+    assert len({cell.folder for cell in cells}) == len(cells) == 8
+    for cell in cells:
+        config, labels = cell.config, cell.labels
+        assert (config.model.name, config.batch.fraction, config.seed) == (labels["model"], labels["fraction"], labels["seed"])
+        assert config.model.d_model == 16 and config.batch.max_tokens == 64
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"fractions": [0.1, 0.1]}, "must hold every value once"),
+        ({"fractions": [1.5]}, r"grid\.fractions\.0: Input should be less than or equal to 1"),
+        ({"seeds": []}, r"grid\.seeds"),
+        ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),
+        ({"models": {"a/b": {}}, "baseline": "a/b"}, "must be letters, digits"),
+        ({"models": {"transformer": {"seed": 3}}}, "seed and batch.fraction are given by the grid"),
+        ({"models": {"transformer": {"model": {"nme": 3}}}}, r"grid\.models\.transformer: model\.nme: unknown key"),
+        ({"split": "dev"}, "has no split 'dev'; there are: train, valid, test"),
+    ],
+)
+def test_wrong_grids_are_refused(data, tmp_path, grid, message):
+    with pytest.raises(UserError, match=message):
+        study_cells(make_config(data, **grid), tmp_path)
+
+
+def test_models_with_data_of_their_own_need_the_same_text_and_vocabulary(data, tmp_path):
+    trees = write_toy_data(tmp_path / "trees")  # the same
+    models = {"tree_transformer": {"data": str(trees)}, "transformer": {}}
+    assert len(study_cells(make_config(data, models=models), tmp_path)) == 8
+    index = trees / "encoded" / "index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "vocab_fingerprint": "another"}))
+    with pytest.raises(UserError, match="differ in vocab_fingerprint"):
+        study_cells(make_config(data, models=models), tmp_path)
+
+
+def test_overlay_is_key_by_key():
+    assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}}) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}}
+
+
+# End to end.
+
+
+def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
+    assert set(statuses(undisturbed).values()) == {DONE}
+    report = json.loads((undisturbed / "scaling.json").read_text())
+    assert [(p["fraction"], p["model"]) for p in report["points"]] == [
+        (0.3, "transformer"), (0.3, "tree_transformer"), (1.0, "transformer"), (1.0, "tree_transformer"),
+    ]  # fmt: skip
+    for point in report["points"]:
+        assert point["pairs"] == len(chosen_ids(data, point["fraction"])) and point["seeds"] == [1, 2]
+        assert point["bleu"]["mean"] == pytest.approx(sum(point["bleu"]["values"]) / 2)
+        assert ("comparison" in point) == (point["model"] != "transformer")
+    tested = report["points"][1]
+    assert tested["comparison"]["difference"] == pytest.approx(tested["bleu"]["mean"] - report["points"][0]["bleu"]["mean"])
+    facts = []
+    for folder in (undisturbed / "cells").iterdir():
+        assert len((folder / "translations.test.txt").read_text().split("\n")) == 8 + 1
+        facts.append(json.loads((folder / "run.json").read_text()))
+    assert len(facts) == 8 and len({(f["vocab_fingerprint"], f["data_fingerprint"], f["num_pieces"]) for f in facts}) == 1
+    assert (undisturbed / "scaling.png").stat().st_size > 5000 and "transformer" in (undisturbed / "scaling.svg").read_text()
+
+
+def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
+    out = tmp_path / "study"
+    for cell, steps, number in (("transformer-0.3-seed1", 15, signal.SIGKILL), ("transformer-1-seed2", 12, signal.SIGTERM)):
+        with started([*study, "--out", str(out)], stdout=subprocess.DEVNULL) as driver:
+            wait_for(lambda: len(losses(out / "cells" / cell)) >= steps, driver, 120)  # noqa: B023
+            driver.send_signal(number)
+            _, errors = driver.communicate(timeout=60)
+        assert driver.returncode in (-signal.SIGKILL, 143)
+        assert number == signal.SIGKILL or "the same command continues" in errors, errors
+        assert statuses(out)[cell] == (RUNNING if number == signal.SIGKILL else INTERRUPTED)
+    done = run(study, out)
+    assert done.returncode == 0, done.stderr
+    assert "transformer-0.3-seed1" not in done.stdout, "a finished cell ran again"
+    for folder in (undisturbed / "cells").iterdir():
+        assert losses(out / "cells" / folder.name) == losses(folder)
+    assert (out / "scaling.json").read_bytes() == (undisturbed / "scaling.json").read_bytes()
+    assert [entry.starts for entry in Ledger.read(out).entries.values()].count(2) == 2
+
+
+def test_failing_cells_larger_grids_and_other_settings(study, undisturbed, tmp_path):
+    out = tmp_path / "study"
+    models = "{transformer: {}, broken: {batch: {max_tokens: 4}}}"
+    first = run(study, out, f"grid.models={models}", "grid.seeds=[1]", "grid.fractions=[1.0]", "model.name=transformer")
+    assert first.returncode == 1 and "broken-1-seed1 failed: batch.max_tokens must be at least" in first.stderr
+    assert "1 of 2 cells failed" in first.stderr and statuses(out) == {"transformer-1-seed1": DONE, "broken-1-seed1": FAILED}
+    assert losses(out / "cells" / "transformer-1-seed1") == losses(undisturbed / "cells" / "transformer-1-seed1")
+
+    more = run(study, out, "grid.models={transformer: {}}", "grid.seeds=[1]", "model.name=transformer")
+    assert more.returncode == 0 and statuses(out)["transformer-0.3-seed1"] == DONE, more.stderr
+    assert "transformer-1-seed1:" not in more.stdout
+    other = run(study, out, "grid.models={transformer: {}}", "grid.seeds=[1]", "model.name=transformer", "max_steps=31")
+    assert other.returncode == 2 and "max_steps: 30 -> 31" in other.stderr and other.stderr.count("\n") == 1
+
+
+def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tmp_path, capsys):
+    main = runpy.run_path(str(ROOT / "workflows" / "scaling.py"))["main"]
+    arguments = ["--config", study[3], f"data={data}", "--dry-run", "grid.seeds=[1,2,3]", "--out"]
+    main([*arguments, str(tmp_path / "none")])
+    printed = capsys.readouterr().out
+    assert printed.count(": new\n") == 12 and "no cell is done yet" in printed and not (tmp_path / "none").exists()
+    before = {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")}
+    main([*arguments, str(undisturbed)])
+    printed = capsys.readouterr().out
+    assert printed.count(": done\n") == 8 and printed.count(": new\n") == 4 and "tok:13a" in printed
+    assert {path: path.stat().st_mtime_ns for path in undisturbed.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --config FILE.yaml"),
+        (["--sample"], "give --out DIR"),
+        (["--sample", "--out", "x"], "data: Field required"),
+        (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
+    ],
+)
+def test_scaling_says_in_one_line_what_it_needs(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        runpy.run_path(str(ROOT / "workflows" / "scaling.py"))["main"](arguments)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.cluster
+def test_cells_side_by_side_in_ray_stop_and_continue(study, tmp_path):
+    """Two cells at a time, one worker each: SIGTERM saves both, and the same command brings all three to their end."""
+    out = tmp_path / "study"
+    models = "{tree_transformer: {}, transformer: {model: {name: transformer}}, broken: {batch: {max_tokens: 4}}}"
+    command = [*study, "--out", str(out), "workers=1", "grid.fractions=[1.0]", "grid.seeds=[1]", f"grid.models={models}"]
+    command += ["grid.parallel=2", "checkpoint_every=1000", "validate_every=1000", "max_steps=600"]
+    first = [out / "cells" / f"{model}-1-seed1" for model in ("tree_transformer", "transformer")]
+    with started(command) as driver:
+        wait_for(lambda: all(len(read_metrics(folder)) > 2 for folder in first), driver, 250)
+        driver.send_signal(signal.SIGTERM)
+        _, errors = driver.communicate(timeout=100)
+    assert driver.returncode == 143 and "the same command continues" in errors, errors
+    assert list(statuses(out).values()) == [INTERRUPTED, INTERRUPTED, WAITING]
+    for folder in first:
+        assert len(list((folder / "checkpoints").glob("step_*"))) == 1
+
+    done = subprocess.run([*command, "log_every=100"], env=ENVIRONMENT, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 1 and "broken-1-seed1 failed: batch.max_tokens must be at least" in done.stderr, done.stderr
+    assert [(entry.status, entry.starts) for entry in Ledger.read(out).entries.values()] == [(DONE, 2), (DONE, 2), (FAILED, 1)]
+    for folder in first:
+        assert losses(folder)[-1][0] == 600 and (folder / "translations.test.txt").exists()
+    assert len(json.loads((out / "scaling.json").read_text())["points"]) == 2
+
+
+# Figures.
+
+
+def test_t_quantiles_are_those_of_the_tables():
+    for freedom, value in ((1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (30, 2.0423)):
+        assert t_quantile(freedom) == pytest.approx(value, abs=2e-4)
+
+
+def test_interval_over_seeds():
+    assert summarize([3.0]) == {"mean": 3.0, "half_interval": None, "values": [3.0]}
+    found = summarize([1.0, 2.0, 3.0])
+    assert found["mean"] == 2 and found["half_interval"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)

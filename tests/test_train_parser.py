@@ -1,0 +1,242 @@
+"""A tiny treebank through the whole training of a parser: killed, continued, refused, and used by preprocess.py.
+
+The treebank is made of 200 lines of the shipped sample, parsed by the shipped models; its arcs follow from its trees.
+"""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import REPOSITORY
+from treeproc.bracket_scores import score
+from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.settings import UserError, load_settings
+from treeproc.shards import Shard, ShardRecord, read_index
+from treeproc.training.config import TrainParserConfig
+from treeproc.training.job import train_parser
+from treeproc.trees import SpanTree, read_brackets
+
+LANGUAGE = "xx-toy"
+NAMES = ("tokenizer", "pos", "constituency", "depparse")
+
+
+def arcs_of(tree: SpanTree, num_words: int) -> list[tuple[int, str]]:
+    """Governor and relation of every word: the last word of the smallest phrase that does not end with it."""
+    out = []
+    for word in range(num_words):
+        above = [k for k in range(len(tree)) if tree.starts[k] <= word < tree.ends[k] - 1]
+        smallest = min(above, key=lambda k: tree.ends[k] - tree.starts[k], default=None)
+        out.append((-1, "root") if smallest is None else (tree.ends[smallest] - 1, tree.labels[smallest].lower()))
+    return out
+
+
+def conllu(line: str, words: dict, tags: list[str], arcs: list[tuple[int, str]]) -> str:
+    rows = [f"# text = {line}"]
+    ends = [*words["start_char"][1:], -1]
+    for i, (word, tag, (governor, relation)) in enumerate(zip(words["text"], tags, arcs, strict=True)):
+        misc = "SpaceAfter=No" if words["end_char"][i] == ends[i] else "_"
+        rows.append(f"{i + 1}\t{word}\t_\t{tag[:2]}\t{tag}\t_\t{governor + 1}\t{relation}\t_\t{misc}")
+    return "\n".join(rows) + "\n\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The treebank, and a configuration that trains for seconds."""
+    folder = tmp_path_factory.mktemp("toy")
+    lines = gzip.decompress((SAMPLE / "train.en.gz").read_bytes()).decode().split("\n")
+    lines = lines[:: len(lines) // 200][:200]
+    brackets, sentences = [], []
+    for line, parsed in zip(lines, build_parser(ParserConfig(name="shipped", device="cpu")).parse(lines), strict=True):
+        _, tags, tree = read_brackets(parsed.trees[0])
+        brackets.append(parsed.trees[0] + "\n")
+        sentences.append(conllu(line, parsed.words, tags, arcs_of(tree, len(tags))))
+    (folder / "toy.mrg").write_text("".join(brackets))
+    (folder / "toy.conllu.gz").write_bytes(gzip.compress("".join(sentences).encode()))
+    fit = {"epochs": 12, "evaluations": 3, "learning_rate": 0.01, "average": 0.9}
+    config = {
+        "language": LANGUAGE,
+        "treebanks": {
+            "toy": {
+                "brackets": {"train": [str(folder / "toy.mrg")]},
+                "conllu": {"train": [str(folder / "toy.conllu.gz")]},
+                "attribution": "sentences of Tatoeba",
+            }
+        },
+        "hold_out": 10,
+        "tokenizer": {"batch_chars": 500, "dropout": 0.1, "fit": fit | {"epochs": 6}},
+        "pos": {"hidden_dim": 32, "char_hidden_dim": 32, "word_emb_dim": 32, "batch_words": 300, "fit": fit},
+        "constituency": {"hidden_size": 32, "batch_words": 200, "fit": fit | {"epochs": 20}},
+        "depparse": {"hidden_dim": 32, "char_hidden_dim": 32, "batch_words": 300, "fit": fit},
+    }
+    (folder / "toy.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def load(folder: Path, *overrides: str) -> TrainParserConfig:
+    return load_settings(TrainParserConfig, folder / "toy.yaml", overrides)
+
+
+@pytest.fixture(scope="module")
+def trained(folder) -> Path:
+    """OUT of a run that nothing disturbed."""
+    train_parser(load(folder), folder / "whole")
+    return folder / "whole"
+
+
+def kill_when(folder: Path, out: Path, reached: Callable[[], bool]) -> None:
+    """Start the command and kill it as soon as `reached`."""
+    command = [sys.executable, str(REPOSITORY / "workflows/train_parser.py"), "--config", str(folder / "toy.yaml")]
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen([*command, "--out", str(out)], stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 250
+            while not reached():
+                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.02)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def test_a_killed_run_ends_as_an_undisturbed_one(folder, trained):
+    out = folder / "killed"
+    # In the middle of a fit, as a model is finished, and in the middle of another.
+    kill_when(folder, out, (out / "training/tokenizer/checkpoint.pt").exists)
+    assert not (out / "models/tokenizer.pt").exists()
+    kill_when(folder, out, (out / "training/constituency/checkpoint.pt").exists)
+    assert not (out / "models/constituency.pt").exists()
+    train_parser(load(folder), out)
+    for name in (*NAMES, "vectors"):
+        assert_same(*(torch.load(path / f"models/{name}.pt", weights_only=True) for path in (trained, out)))
+    assert scores_of(out) == scores_of(trained)
+    for name in NAMES:
+        steps = [json.loads(line)["step"] for line in (out / f"training/{name}/metrics.jsonl").read_text().splitlines()]
+        assert steps == sorted(set(steps))
+
+
+def scores_of(out: Path) -> dict:
+    # Stanza saves the same constituency parser as other bytes, so hashes of files differ.
+    return json.loads((out / "models/scores.json").read_text())["treebanks"]["toy"]["valid"]
+
+
+def assert_same(one, other) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def test_the_models_have_learnt(trained):
+    scores = scores_of(trained)
+    brackets = scores["brackets"]
+    assert brackets["sentences"] > 10 and brackets["predicted_tags"]["failed"] == 0
+    assert scores["tokens"]["f1"] > 90 and scores["tags"]["xpos"] > 50
+    assert brackets["predicted_tags"]["labelled"]["f1"] > 40
+    assert brackets["gold_tags"]["labelled"]["f1"] > 40
+    assert scores["arcs"]["uas"] > 60 and scores["arcs"]["uas"] >= scores["arcs"]["las"] > 40
+
+
+def test_the_card_and_the_curves(trained):
+    card = (trained / "models/README.md").read_text()
+    assert "- toy: sentences of Tatoeba" in card and "| toy valid |" in card and f"'{LANGUAGE}'" in card
+    assert all(f"`{name}.pt`" in card for name in NAMES)
+    assert (trained / "models/curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_finished_run_does_nothing(folder, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*.pt")}
+    train_parser(load(folder, "title=Another title"), trained)
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*.pt")} == before
+    assert (trained / "models/README.md").read_text().startswith("# Another title\n")
+
+
+def test_other_settings_and_other_trees_are_refused(folder, trained):
+    with pytest.raises(UserError, match=r"other settings or treebanks \(pos.hidden_dim: 32 -> 33; seed: 1 -> 2\)"):
+        train_parser(load(folder, "pos.hidden_dim=33", "seed=2"), trained)
+    text = (folder / "toy.mrg").read_text()
+    (folder / "other.mrg").write_text(text.replace("NP", "XP", 1))
+    with pytest.raises(UserError, match=r"\(the text of toy brackets (train|valid)\)"):
+        train_parser(load(folder, f"treebanks.toy.brackets.train=[{folder / 'other.mrg'}]"), trained)
+    # The same trees in another place are the same.
+    (folder / "copy.mrg").write_text(text)
+    train_parser(load(folder, f"treebanks.toy.brackets.train=[{folder / 'copy.mrg'}]"), trained)
+
+
+def test_bad_treebanks_are_one_line(folder, run_workflow, tmp_path):
+    (folder / "bad.mrg").write_text((folder / "toy.mrg").read_text() + "(ROOT (S (NN a))\n")
+    override = f"treebanks.toy.brackets.train=[{folder / 'bad.mrg'}]"
+    run = run_workflow("train_parser.py", "--config", folder / "toy.yaml", "--out", tmp_path / "out", override)
+    assert run.returncode == 2
+    assert run.stderr == f"error: {folder / 'bad.mrg'}, line 201: 1 bracket(s) of this tree are not closed\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_format_alone(folder, tmp_path, caplog):
+    """Brackets alone give no arcs, CoNLL-U alone no constituents; a line says so."""
+    caplog.set_level("INFO", logger="treeproc")
+    fits = [f"{name}.fit.epochs=1" for name in NAMES]
+    sides = {"brackets": ("conllu", "depparse: left out, no treebank has CoNLL-U with arcs"),
+             "conllu": ("brackets", "constituency: left out, no treebank has brackets")}  # fmt: skip
+    for side, (other, line) in sides.items():
+        caplog.clear()
+        models = train_parser(load(folder, f"treebanks.toy.{other}={{}}", *fits), tmp_path / side)
+        assert line in caplog.messages
+        missing = {line.partition(":")[0]} | ({"vectors"} if side == "conllu" else set())
+        assert {path.stem for path in models.glob("*.pt")} == {*NAMES, "vectors"} - missing
+    with pytest.raises(UserError, match=r"parser.models: .* has no constituency.pt"):
+        find_models(ParserConfig(models=tmp_path / "conllu/models"))
+    with pytest.raises(UserError, match=r"parser.models: .* has no depparse.pt"):
+        find_models(ParserConfig(models=tmp_path / "brackets/models", dependencies=True))
+
+
+def test_preprocess_takes_the_models(trained, tmp_path):
+    parser = {"models": trained / "models", "language": LANGUAGE, "dependencies": True, "device": "cpu"}
+    (tmp_path / "a.en").write_text("".join(f"Tom said that he has {n} dogs.\n" for n in range(40)))
+    (tmp_path / "a.de").write_text("".join(f"Tom sagte, er habe {n} Hunde.\n" for n in range(40)))
+    splits = {"train": {"source": [tmp_path / "a.en"], "target": [tmp_path / "a.de"]}}
+    config = PreprocessConfig(splits=splits, parser=parser, subwords={"vocab_size": 300})
+    index = preprocess(config, tmp_path / "data")
+    parsed = read_index(tmp_path / "data/parsed")
+    assert parsed["parser"]["models"]["origin"] == "trained" and set(parsed["parser"]["models"]["files"]) == {
+        "tokenize", "pos", "constituency", "depparse", "vectors",
+    }  # fmt: skip
+    assert str(trained) not in json.dumps(index["parser"])
+    row = Shard(tmp_path / "data/parsed", ShardRecord(**parsed["shards"][0])).row(0)
+    assert row["parse_status"] == "parsed" and len(row["arcs"]["governor"]) == len(row["words"]["text"]) > 5
+    # The folder may move, and a job continues; other models are another parser.
+    moved = tmp_path / "moved"
+    os.rename(trained / "models", moved)
+    try:
+        again = config.model_copy(update={"parser": ParserConfig(**parser | {"models": moved})})
+        assert preprocess(again, tmp_path / "data")["fingerprint"] == index["fingerprint"]
+    finally:
+        os.rename(moved, trained / "models")
+    assert describe_parser(config.parser) != describe_parser(ParserConfig(name="shipped", language="en", device="cpu"))
+
+
+def test_the_parser_gives_what_was_scored(folder, trained):
+    """F1 of lines parsed from raw text, against the shipped models' trees: the models are really those of the folder."""
+    text = gzip.decompress((folder / "toy.conllu.gz").read_bytes()).decode()
+    lines = [line[9:] for line in text.split("\n") if line.startswith("# text = ")]
+    parser = build_parser(ParserConfig(models=trained / "models", language=LANGUAGE, device="cpu"))
+    parsed = parser.parse(lines)
+    gold = [read_brackets(line) for line in (folder / "toy.mrg").read_text().splitlines()]
+    same = [(g, p) for g, p in zip(gold, parsed, strict=True) if g[0] == p.words["text"]]
+    assert len(same) > 120
+    assert score([g[1:] for g, _ in same], [read_brackets(p.trees[0])[2] for _, p in same]).f1 > 0.5

@@ -1,0 +1,223 @@
+"""Training that is disturbed: killed workers, drivers and nodes, SIGTERM, full disks, checkpoints that are cut off.
+
+Whatever happens, the losses must be those of `undisturbed`, bit for bit: two ranks without Ray that nobody disturbs.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from toydata import write_toy_data
+from toyruns import losses, save_for_ever, train_ranks
+from training_jobs import tiny_config, wait_for_checkpoint
+
+from treenet.training import ray_train
+from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
+from treenet.training.run import run_training
+from treeproc.files import locked, read_json
+from treeproc.settings import UserError, dump_settings
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
+    """Losses of 600 steps on two ranks, ten steps a line: a line a step would cost Ray more time than the steps."""
+    run_dir = tmp_path_factory.mktemp("undisturbed")
+    train_ranks(2, tiny_config(data, "max_steps=600", "checkpoint_every=600", "log_every=10"), run_dir)
+    return losses(run_dir)
+
+
+def run_job(name: str, folder: Path, data: Path) -> dict:
+    (folder / "data").symlink_to(data)
+    command = [sys.executable, str(TESTS / "training_jobs.py"), name, str(folder)]
+    job = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert job.returncode == 0, job.stderr
+    return json.loads((folder / "result.json").read_text())
+
+
+def start_workflow(repository: Path, config, folder: Path, **environment: str) -> subprocess.Popen:
+    """`train_wmt.py` as a process; what it says goes to FOLDER/log."""
+    (folder / "config.yaml").write_text(dump_settings(config))
+    command = [sys.executable, str(repository / "workflows" / "train_wmt.py"), "--config", str(folder / "config.yaml")]
+    env = os.environ | {"PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1", **environment}
+    with open(folder / "log", "a") as log:
+        return subprocess.Popen([*command, "--out", str(folder / "run")], env=env, stdout=log, stderr=log)
+
+
+def wait_until(process: subprocess.Popen, folder: Path, condition) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
+        time.sleep(0.02)
+
+
+@pytest.mark.cluster
+def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
+    import ray
+
+    psutil = importlib.import_module("psutil")  # comes with ray, and is found once ray is imported
+    started_here = not ray.is_initialized()
+    if started_here:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    run_dir, killed = tmp_path / "run", []
+
+    def kill_one_worker() -> None:
+        wait_for_checkpoint(run_dir)
+        for process in psutil.Process().children(recursive=True):
+            if "RayTrainWorker" in "".join(process.cmdline()):
+                process.kill()
+                killed.append(process.pid)
+                return
+
+    killer = threading.Thread(target=kill_one_worker, daemon=True)
+    killer.start()
+    try:
+        summary = run_training(tiny_config(data, "workers=2", "max_steps=200", "log_every=10"), run_dir)
+    finally:
+        if started_here:
+            ray.shutdown()
+    killer.join(timeout=1)
+    assert len(killed) == 1 and summary.finished and summary.step == 200
+    assert losses(run_dir) == undisturbed[:20]
+    assert "new workers continue from step" in capfd.readouterr().err
+
+
+@pytest.mark.cluster
+def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_path, repository):
+    """The second driver starts while workers of the first may still be at work; it is told to leave, and saves."""
+    run_dir = tmp_path / "run"
+    settings = ("workers=2", "max_steps=600", "checkpoint_every=10", "keep_checkpoints=5", "log_every=10")
+    config = tiny_config(data, *settings)
+    first = start_workflow(repository, config, tmp_path)
+    wait_until(first, tmp_path, lambda: checkpoint_folders(run_dir))
+    first.kill()
+    first.wait()
+    second = start_workflow(repository, config, tmp_path)
+    killed_at = checkpoint_step(latest_checkpoint(run_dir))
+    wait_until(second, tmp_path, lambda: checkpoint_step(checkpoint_folders(run_dir)[-1]) > killed_at + 20)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(timeout=100) == 143, (tmp_path / "log").read_text()[-3000:]
+    assert "the same command continues" in (tmp_path / "log").read_text()
+    step = checkpoint_step(latest_checkpoint(run_dir))
+    assert killed_at < step < 600 and losses(run_dir) == undisturbed[: step // 10]
+
+
+@pytest.mark.cluster
+def test_a_lost_node_is_replaced_by_another(data, undisturbed, tmp_path):
+    result = run_job("lost_node", tmp_path, data)
+    assert result["disturbed_at"] < 400 == result["step"] and "new workers continue" in result["said"], result
+    assert losses(tmp_path / "run") == undisturbed[:40]
+
+
+@pytest.mark.cluster
+def test_fewer_workers_go_on_where_that_is_wanted(data, undisturbed, tmp_path):
+    result = run_job("fewer_nodes", tmp_path, data)
+    assert result["step"] == 400
+    assert read_json(latest_checkpoint(tmp_path / "run") / "meta.json")["world_size"] == 1
+    np.testing.assert_allclose([x for _, x in losses(tmp_path / "run")], [x for _, x in undisturbed[:40]], rtol=1e-3)
+
+
+@pytest.mark.cluster
+def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path):
+    result = run_job("called_back", tmp_path, data)
+    assert result["step"] == 400 and "a node was called back" in result["said"], result
+    assert losses(tmp_path / "run") == undisturbed[:40]
+
+
+@pytest.mark.cluster
+def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_path):
+    result = run_job("submitted", tmp_path, data)
+    assert result["without_token"] == 401
+    assert result["stopped"] == "STOPPED" and "the same command continues" in result["first"], result
+    assert result["status"] == 0 and "translate: python workflows/evaluate.py" in result["output"], result
+    assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, result["step"] + 6))
+    assert (tmp_path / "run" / "averaged" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("job", ["full_disk", "limited_files"])
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(data, tmp_path, job):
+    result = run_job(job, tmp_path, data)
+    if "skip" in result:
+        pytest.skip("mount namespaces need rights that this process does not have")
+    reason = "No space left on device" if job == "full_disk" else "File too large"
+    assert reason in result["error"] and "step_00000010" in result["error"] and "\n" not in result["error"]
+    assert result["whole"] == result["all"] == ["step_00000005"]
+
+
+def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
+    """A process that does nothing but save is killed twenty times; some of the kills leave half a checkpoint."""
+    rng, last, half = random.Random(0), 0, 0
+    processes = multiprocessing.get_context("forkserver")
+    for _ in range(20):
+        child = processes.Process(target=save_for_ever, args=(tmp_path, last + 1))
+        child.start()
+        deadline = time.monotonic() + 60
+        while not any(checkpoint_step(folder) > last for folder in checkpoint_folders(tmp_path)):
+            assert child.is_alive() and time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.02))
+        child.kill()
+        child.join()
+        half += any((tmp_path / "checkpoints").glob(".tmp-*"))
+        folder = latest_checkpoint(tmp_path)
+        assert checkpoint_step(folder) > last
+        last = checkpoint_step(folder)
+        assert bool((load_file(folder / "model.safetensors")["weight"] == last).all())
+    assert half
+
+
+def test_failures_without_progress_end_a_run(data, tmp_path, monkeypatch):
+    """Failures between which there is a checkpoint do not count: here after each of six, then none."""
+    starts = []
+
+    def fit(config, mirror, stop_file):
+        starts.append(mirror.last_step())
+        if len(starts) <= 6:
+            folder = mirror.folder / "checkpoints" / f"step_{10 * len(starts):08d}"
+            folder.mkdir(parents=True)
+        raise ray_train.RayActorError
+
+    monkeypatch.setattr(ray_train, "_fit", fit)
+    with pytest.raises(ray_train.RayActorError):
+        ray_train._fit_with_restarts(tiny_config(data), ray_train.RunMirror(tmp_path), tmp_path / "stop")
+    assert starts == [0, 10, 20, 30, 40, 50, 60, 60, 60]
+
+
+def test_a_node_that_is_called_back_is_no_failure_and_no_end(data, tmp_path, monkeypatch):
+    outcomes = iter([{"step": step, "finished": step == 9, "node_ends": step < 9} for step in range(10)])
+    monkeypatch.setattr(ray_train, "_fit", lambda config, mirror, stop_file: next(outcomes))
+    mirror, stop_file = ray_train.RunMirror(tmp_path), tmp_path / "stop"
+    assert ray_train._fit_with_restarts(tiny_config(data), mirror, stop_file) == {"step": 9, "finished": True}
+    outcomes = iter([{"step": 3, "finished": False, "node_ends": True}])
+    stop_file.touch()
+    assert ray_train._fit_with_restarts(tiny_config(data), mirror, stop_file) == {"step": 3, "finished": False}
+
+
+def test_rank_0_waits_for_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_train, "ORPHANS_S", 0.2)
+    (tmp_path / "checkpoints").mkdir()
+    orphan = locked(tmp_path / "checkpoints")
+    orphan.__enter__()
+    with pytest.raises(UserError, match="another process is writing"), ray_train._only_writer(tmp_path):
+        pytest.fail("two writers")
+    monkeypatch.setattr(ray_train, "ORPHANS_S", 60)
+    threading.Timer(0.3, orphan.__exit__, (None, None, None)).start()
+    with ray_train._only_writer(tmp_path):
+        pass

@@ -1,0 +1,100 @@
+"""What a person is left with after training: the summary, the picture, the averaged model of the chosen kind."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from matplotlib import image
+from safetensors.torch import load_file
+from toydata import write_toy_data
+
+from treenet.config import TrainConfig
+from treenet.training.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
+from treenet.training.logs import read_metrics
+from treenet.training.run import RunSummary, describe_run, load_trained, run_training
+from treeproc.files import read_json
+from treeproc.settings import load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "optimizer": {"learning_rate": 3e-2, "warmup_steps": 5},
+    "batch": {"max_tokens": 64},
+    "max_steps": 24,
+    "log_every": 4,
+    "checkpoint_every": 4,
+    "validate_every": 4,
+    "keep_checkpoints": 3,
+    "average_checkpoints": 2,
+    "average": "best",
+    "ema_decay": 0.9,
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def summary(data, tmp_path_factory) -> RunSummary:
+    """A finished run. Its learning rate is high, so that validations go up and down."""
+    config = load_settings(TrainConfig, None, **json.loads(json.dumps(SETTINGS)), data=data)
+    return run_training(config, tmp_path_factory.mktemp("runs") / "run")
+
+
+def average(run_dir: Path, monkeypatch, capsys, *overrides: str) -> str:
+    monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", "--out", str(run_dir), *overrides])
+    runpy.run_path(str(ROOT / "workflows" / "average_checkpoints.py"), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def test_the_summary_tells_the_numbers_of_the_run(summary):
+    text, lines = describe_run(summary), read_metrics(summary.run_dir)
+    valid = {line["step"]: line["nll"] for line in lines if line["event"] == "valid"}
+    best = min(valid, key=valid.get)
+    assert f"{summary.parameters:,} parameters, 24 of 24 updates, " in text and " target tokens/s (median), " in text
+    assert f"nll {valid[24]:.3f}, perplexity " in text
+    assert ("the best so far" if best == 24 else f"best {valid[best]:.3f} at {best}") in text
+    kept = sorted(sorted(valid, key=valid.get)[:2])
+    assert f"averaged/model.safetensors, of the checkpoints at {kept[0]}, {kept[1]}" in text
+    assert "skipped" not in text
+    assert image.imread(summary.run_dir / "curves.png").shape[2] in (3, 4) and str(summary.curves) in text
+
+
+def test_the_best_checkpoints_are_kept_and_averaged(summary):
+    valid = {line["step"]: line["nll"] for line in read_metrics(summary.run_dir) if line["event"] == "valid"}
+    best = sorted(valid, key=valid.get)
+    folders = checkpoint_folders(summary.run_dir)
+    assert {*best[:3], 24} == {checkpoint_step(folder) for folder in folders}
+    assert read_json(summary.averaged / "meta.json")["averaged_steps"] == sorted(best[:2])
+
+
+def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
+    run_dir, steps = summary.run_dir, [checkpoint_step(folder) for folder in checkpoint_folders(summary.run_dir)]
+    assert average(run_dir, monkeypatch, capsys, "last=2").endswith(f"mean of the last checkpoints, steps {steps[-2]}, 24\n")
+    assert "moving average at step 24\n" in average(run_dir, monkeypatch, capsys, "ema=true")
+    _, model = load_trained(run_dir)
+    moving = load_file(latest_checkpoint(run_dir) / AVERAGE)
+    assert moving and all(torch.equal(model.state_dict()[name], value) for name, value in moving.items())
+    assert "mean of the best checkpoints, steps " in average(run_dir, monkeypatch, capsys)  # as RUN/config.yaml says
+    with pytest.raises(SystemExit):
+        average(run_dir, monkeypatch, capsys, "last=2", "best=1")
+    assert "choose one of last, best and ema, not last and best" in capsys.readouterr().err
+
+
+def test_a_picture_that_was_lost_comes_back(summary, data):
+    summary.curves.unlink()
+    config = load_settings(TrainConfig, None, **json.loads(json.dumps(SETTINGS)), data=data)
+    assert run_training(config, summary.run_dir).curves.stat().st_size > 5000
+
+
+def test_a_run_that_stopped_to_improve_says_so(data, tmp_path):
+    changes = ["patience=1", "optimizer.learning_rate=0.9", "max_steps=400"]
+    config = load_settings(TrainConfig, None, changes, **json.loads(json.dumps(SETTINGS)), data=data)
+    text = describe_run(run_training(config, tmp_path / "run"))
+    assert " of 400 updates, " in text and "  finished early: no better validation 1 times in a row\n" in text

@@ -1,0 +1,275 @@
+"""One update: micro-batches, memory that runs out, ranks, R-Drop, the moving average, what is logged."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from toydata import write_toy_data
+from toyruns import losses, make_config, train_ranks
+
+from treenet.data import ExampleSource
+from treenet.plan import example_costs
+from treenet.training import checkpoint, step
+from treenet.training.checkpoint import checkpoint_folders, is_whole
+from treenet.training.ema import MovingAverage
+from treenet.training.logs import read_metrics
+from treenet.training.loop import Trainer, train
+from treenet.training.losses import label_smoothed_nll, r_drop_loss, symmetric_divergence
+from treenet.training.micro_batches import MicroBatches
+from treenet.training.ranks import Ranks
+from treeproc.schema import PAD_ID
+from treeproc.settings import UserError
+
+RANK_0 = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def run(config, run_dir: Path) -> list[float]:
+    run_dir.mkdir()
+    train(config, run_dir)
+    return [loss for _, loss in losses(run_dir)]
+
+
+# Micro-batches.
+
+
+@pytest.mark.parametrize("limit", [1, 9, 30, 64, 1000])
+def test_micro_batches_cut_a_share_and_lose_no_example(data, limit):
+    source = ExampleSource(data / "encoded", "train")
+    config = make_config(data, f"batch.tokens_per_device={limit}").batch
+    trainer = Trainer(make_config(data, "batch.max_tokens=200"), RANK_0)
+    for number in range(trainer.plan.num_batches):
+        rows = trainer.plan.batch(number)
+        for rank in range(3):
+            share = MicroBatches(source, config, rank, 3).share(rows)
+            assert np.concatenate([*share.cuts, []]).tolist() == rows[rank::3].tolist() == share.rows.tolist()
+            assert share.global_tokens == source.target_tokens(rows)
+            for cut, batch in zip(share.cuts, share.batches, strict=True):
+                width = int(example_costs({name: column[cut] for name, column in source.lengths.items()}).max())
+                assert len(cut) == 1 or width * len(cut) <= limit
+                assert batch.example_ids.tolist() == source.lengths["example_id"][cut].tolist()
+
+
+@pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
+def test_micro_batches_change_no_loss(data, tmp_path, options):
+    whole = run(make_config(data, *options), tmp_path / "whole")
+    pieces = run(make_config(data, "batch.tokens_per_device=16", *options), tmp_path / "pieces")
+    np.testing.assert_allclose(pieces, whole, rtol=1e-5)
+
+
+def test_padding_is_counted_as_it_is(data, tmp_path):
+    config = make_config(data, "max_steps=5", "log_every=5")
+    trainer = Trainer(config, RANK_0)
+    positions = padding = 0
+    for number in range(5):
+        batch = trainer.micro_batches.source.batch(trainer.plan.batch(number))
+        for sizes in ((~batch.leaf_pad_mask).sum(1), (~batch.node_pad_mask).sum(1), (batch.tgt_out != PAD_ID).sum(1)):
+            positions += len(sizes) * int(sizes.max())
+            padding += len(sizes) * int(sizes.max()) - int(sizes.sum())
+    train(config, tmp_path)
+    line = next(line for line in read_metrics(tmp_path) if line["event"] == "train")
+    assert line["padding"] == padding / positions > 0
+    assert line["tokens_per_s_per_device"] == line["tokens_per_s"] > 0
+    assert 0 <= line["data_wait"] < 1 and line["elapsed"] > 0
+
+
+# Memory that runs out.
+
+
+def out_of_memory_above(examples: int) -> None:
+    """From now on, this process has memory for so many examples at once; the error comes amid the backward pass."""
+    true_loss = step.label_smoothed_nll
+
+    def loss(logits, targets, smoothing):
+        if len(targets) > examples and not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("no memory for validation")
+        sums = true_loss(logits, targets, smoothing)
+        return sums._replace(loss=_Exhausting.apply(sums.loss)) if len(targets) > examples else sums
+
+    step.label_smoothed_nll = loss
+
+
+class _Exhausting(torch.autograd.Function):
+    """The identity, without memory for the way back."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise torch.OutOfMemoryError("no memory for gradients")
+
+
+def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path, monkeypatch, capsys):
+    expected = run(make_config(data), tmp_path / "whole")
+    monkeypatch.setattr(step, "label_smoothed_nll", step.label_smoothed_nll)
+    out_of_memory_above(3)
+    np.testing.assert_allclose(run(make_config(data), tmp_path / "short"), expected, rtol=1e-5)
+    assert "batch.tokens_per_device=" in capsys.readouterr().err
+    valid = [[line["nll"] for line in read_metrics(tmp_path / name) if line["event"] == "valid"] for name in ("whole", "short")]
+    np.testing.assert_allclose(valid[1], valid[0], rtol=1e-5)
+
+
+def test_what_was_added_before_memory_ran_out_does_not_count(data):
+    """The second micro-batch fails after the first has left its gradient: the share starts anew."""
+    trainer = Trainer(make_config(data, "batch.tokens_per_device=32"), RANK_0)
+    micro_batches, rows = trainer.micro_batches, trainer.plan.hardest_batch()
+    share = micro_batches.share(rows)
+    assert len(share.batches) >= 2
+    trainer.stepper.compute_gradient(share, micro_batches, 0)
+    expected = [parameter.grad.clone() for parameter in trainer.stepper.model.parameters()]
+    calls, true_loss = itertools.count(), trainer.stepper._objective
+
+    def failing(*arguments):
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError
+        return true_loss(*arguments)
+
+    trainer.stepper._objective = failing
+    trainer.stepper.compute_gradient(share, micro_batches, 0)
+    assert micro_batches.limit < 32
+    for parameter, grad in zip(trainer.stepper.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-7)
+
+
+def _poor_rank(rank: int) -> None:
+    if rank == 1:
+        out_of_memory_above(1)
+
+
+def _hopeless_rank(rank: int) -> None:
+    if rank == 1:
+        out_of_memory_above(0)
+
+
+def test_one_rank_short_of_memory_goes_on_in_pieces_and_the_others_wait(data, tmp_path):
+    config = make_config(data, "max_steps=10")
+    expected = run(config, tmp_path / "one")
+    assert train_ranks(2, config, tmp_path / "two", _poor_rank) == [None, None]
+    np.testing.assert_allclose([loss for _, loss in losses(tmp_path / "two")], expected, rtol=1e-5)
+
+
+def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path):
+    first, second = train_ranks(2, make_config(data), tmp_path / "run", _hopeless_rank)
+    assert first == second
+    assert first.startswith("example ") and "leaves" in first and "does not fit into the memory" in first
+
+
+# Failures that all ranks hear of.
+
+
+def _full_disk(rank: int) -> None:
+    def full(value, path):
+        if value["state"]["step"] > 5:
+            raise OSError(28, "No space left on device")
+        true_save(value, path)
+
+    true_save, checkpoint.torch.save = checkpoint.torch.save, full
+
+
+def test_a_full_disk_stops_all_ranks_and_leaves_the_last_good_checkpoint(data, tmp_path):
+    first, second = train_ranks(2, make_config(data, "checkpoint_every=5"), tmp_path / "run", _full_disk)
+    assert first == second and "No space left on device; free space" in first and "step_00000010" in first
+    assert [(folder.name, is_whole(folder)) for folder in checkpoint_folders(tmp_path / "run")] == [("step_00000005", True)]
+
+
+def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp_path, monkeypatch):
+    def poisoned(*arguments):
+        sums = label_smoothed_nll(*arguments)
+        return sums._replace(loss=sums.loss * float("inf"))
+
+    monkeypatch.setattr(step, "label_smoothed_nll", poisoned)
+    with pytest.raises(UserError, match="not finite in 3 updates in a row, up to step 3"):
+        train(make_config(data, "max_skipped_updates=3"), tmp_path)
+
+
+# R-Drop.
+
+
+def test_divergence_agrees_with_both_divergences_of_torch():
+    torch.manual_seed(0)
+    first, second, targets = torch.randn(2, 4, 9), torch.randn(2, 4, 9), torch.randint(1, 9, (2, 4))
+    targets[0, 2:] = PAD_ID
+    expected = 0.0
+    for row, position in itertools.product(range(2), range(4)):
+        if targets[row, position] != PAD_ID:
+            p, q = (logits[row, position].log_softmax(0) for logits in (first, second))
+            kl = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]
+            expected += float(sum(kl)) / 2
+    assert float(symmetric_divergence(first, second, targets)) == pytest.approx(expected, rel=1e-5)
+    sums = r_drop_loss(first, second, targets, 0.1, 3.0)
+    one, other = (label_smoothed_nll(logits, targets, 0.1) for logits in (first, second))
+    assert float(sums.loss) == pytest.approx(float(one.loss + other.loss) + 3 * expected, rel=1e-5)
+    assert float(sums.nll) == pytest.approx(float(one.nll + other.nll) / 2, rel=1e-5)
+
+
+def test_equal_passes_do_not_diverge_and_padding_gets_no_gradient():
+    first = torch.randn(1, 3, 7)
+    first[0, 2] = float("inf")
+    second = first.clone().requires_grad_()
+    divergence = symmetric_divergence(first.requires_grad_(), second, torch.tensor([[4, 3, PAD_ID]]))
+    divergence.backward()
+    assert not divergence.any() and torch.isfinite(first.grad).all()
+    assert not first.grad[0, 2].any()
+
+
+def test_the_two_passes_drop_other_units(data):
+    trainer = Trainer(make_config(data, "optimizer.r_drop=1", "model.dropout=0.3"), RANK_0)
+    batch, seen = trainer.micro_batches.source.batch([0, 1]), []
+    true_logits = trainer.stepper._logits
+    trainer.stepper._logits = lambda *arguments: seen.append(true_logits(*arguments)) or seen[-1]
+    trainer.stepper._objective(batch, [1, 2])
+    assert len(seen) == 2 and not torch.allclose(*seen)
+
+
+# The moving average.
+
+
+def test_moving_average_follows_its_definition():
+    model = nn.Linear(2, 2)
+    average = MovingAverage(model, 0.7)
+    expected = model.weight.detach().clone()
+    for updates in range(1, 40):
+        with torch.no_grad():
+            model.weight.normal_()
+        average.update(updates)
+        decay = min(0.7, (1 + updates) / (10 + updates))
+        expected = decay * expected + (1 - decay) * model.weight.detach()
+    torch.testing.assert_close(average.weights["weight"], expected)
+    before = model.weight.detach().clone()
+    with average.in_place():
+        torch.testing.assert_close(model.weight.detach(), expected)
+    assert torch.equal(model.weight.detach(), before)
+    torch.testing.assert_close(average.weights["weight"], expected)
+
+
+def test_the_average_is_what_is_validated(data):
+    trainer = Trainer(make_config(data, "ema_decay=0.9", "optimizer.learning_rate=0.05"), RANK_0)
+    for share in itertools.islice(trainer.shares(), 12):
+        trainer.step(share)
+    measured, own = trainer.validate()["nll"], trainer.stepper.average
+    trainer.stepper.average = None
+    assert trainer.validate()["nll"] != measured
+    trainer.stepper.model.load_state_dict(own.weights, strict=False)
+    assert trainer.validate()["nll"] == measured
+
+
+# Compilation.
+
+
+def test_a_compiled_model_trains_alike(data, tmp_path, monkeypatch):
+    """Traced as for inductor, which would take minutes, but run by the kernels of always."""
+    true_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: true_compile(model, backend="eager", **options))
+    options = ["max_steps=4", "model.dropout=0.1"]
+    expected = run(make_config(data, *options), tmp_path / "eager")
+    np.testing.assert_allclose(run(make_config(data, "compile=true", *options), tmp_path / "compiled"), expected, rtol=1e-5)

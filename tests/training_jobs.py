@@ -1,0 +1,191 @@
+"""Training on Ray clusters and full disks, for test_training_faults.py: `python training_jobs.py JOB FOLDER`.
+
+A process of its own, so that no other test's Ray is in the way. The data set is FOLDER/data, the run FOLDER/run, what
+happened is written to FOLDER/result.json.
+"""
+
+import ctypes
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import traceback
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
+from pathlib import Path
+from socket import socket
+
+import torch
+from cluster_jobs import CLONE_NEWNS, MS_PRIVATE, MS_REC
+from toyruns import make_config
+
+from treenet.config import TrainConfig
+from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, is_whole
+from treenet.training.run import run_training
+from treeproc.settings import UserError, dump_settings
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+def tiny_config(data: Path, *overrides: str) -> TrainConfig:
+    """Sixty steps with twelve checkpoints, all of them kept."""
+    changes = ("max_steps=60", "validate_every=60", "keep_checkpoints=20", "average_checkpoints=2")
+    return make_config(data, *changes, *overrides)
+
+
+def wait_for_checkpoint(run_dir: Path, seconds: float = 260) -> None:
+    deadline = time.monotonic() + seconds
+    while not checkpoint_folders(run_dir):
+        assert time.monotonic() < deadline, "no checkpoint"
+        time.sleep(0.02)
+
+
+def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> dict:
+    """Two workers on two nodes of a core each; `disturb(cluster, second node)` after a checkpoint, then another node comes."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    second = cluster.add_node(num_cpus=1)
+    os.environ |= {"RAY_ADDRESS": cluster.address, "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
+    settings = ("workers=2", "max_steps=400", "checkpoint_every=20", "keep_checkpoints=20", "log_every=10", *overrides)
+    config = tiny_config(folder / "data", *settings)
+    said = io.StringIO()
+    with ThreadPoolExecutor(1) as driver, redirect_stderr(said):  # Ray starts nodes from the main thread alone
+        try:
+            training = driver.submit(run_training, config, folder / "run")
+            wait_for_checkpoint(folder / "run")
+            disturb(cluster, second)
+            step = checkpoint_step(checkpoint_folders(folder / "run")[-1])
+            if replace:
+                cluster.add_node(num_cpus=1)
+            return {"disturbed_at": step, "step": training.result().step, "said": said.getvalue()}
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)  # before Ray ends this process
+            raise
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def lost_node(folder: Path) -> dict:
+    """SIGKILL of a node."""
+    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False))
+
+
+def fewer_nodes(folder: Path) -> dict:
+    """The same, and no other node comes."""
+    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False), "min_workers=1", replace=False)
+
+
+def called_back(folder: Path) -> dict:
+    """A node says, as a spot node does, that it will end in two minutes."""
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    def drain(cluster, node) -> None:
+        deadline = int((time.time() + 120) * 1000)
+        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+        accepted, why = GcsClient(address=cluster.address).drain_node(node.node_id, reason, "spot", deadline)
+        assert accepted, why
+
+    return two_nodes(folder, drain)
+
+
+def submitted(folder: Path) -> dict:
+    """A job that is submitted and stopped, and the same command again from the command line; the cluster asks for a token."""
+    from ray.cluster_utils import Cluster
+    from ray.job_submission import JobStatus, JobSubmissionClient
+
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port}
+    cluster, address = Cluster(initialize_head=True, head_node_args=head), f"http://127.0.0.1:{port}"
+    config = tiny_config(folder / "data", "workers=1", "max_steps=100000", "checkpoint_every=10")
+    (folder / "config.yaml").write_text(dump_settings(config))
+    command = f"{sys.executable} workflows/train_wmt.py --config {folder / 'config.yaml'} --out {folder / 'run'}"
+    environment = {"working_dir": str(REPOSITORY), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "100", "OMP_NUM_THREADS": "1"}}
+    try:
+        try:
+            urllib.request.urlopen(f"{address}/api/jobs/", timeout=30)
+            without_token = 200
+        except urllib.error.HTTPError as error:
+            without_token = error.code
+        client = JobSubmissionClient(address)
+        job = client.submit_job(entrypoint=command, runtime_env=environment)
+        wait_for_checkpoint(folder / "run")
+        client.stop_job(job)
+        deadline = time.monotonic() + 100
+        while client.get_job_status(job) not in (JobStatus.STOPPED, JobStatus.FAILED) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        stopped = client.get_job_info(job)
+        step = checkpoint_step(checkpoint_folders(folder / "run")[-1])
+        again = ["job", "submit", "--address", address, "--runtime-env-json", json.dumps(environment), "--"]
+        done = subprocess.run(
+            [sys.executable, "-m", "ray.scripts.scripts", *again, *command.split(), f"max_steps={step + 5}"],
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        return {
+            "without_token": without_token,
+            "stopped": str(stopped.status),
+            "step": step,
+            "first": client.get_job_logs(job)[-2000:],
+            "status": done.returncode,
+            "output": (done.stdout + done.stderr)[-2000:],
+        }
+    finally:
+        cluster.shutdown()
+
+
+def full_disk(folder: Path) -> dict:
+    """A run on a file system of one megabyte, of which most is taken after the first checkpoint."""
+    libc, run_dir = ctypes.CDLL(None, use_errno=True), folder / "run"
+    run_dir.mkdir()
+    place = os.fsencode(run_dir)
+    if (
+        libc.unshare(CLONE_NEWNS)
+        or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
+        or libc.mount(b"none", place, b"tmpfs", 0, b"size=1m")
+    ):
+        return {"skip": "no rights"}
+    run_training(tiny_config(folder / "data", "max_steps=5"), run_dir)
+    room = os.statvfs(run_dir)
+    (run_dir / "ballast").write_bytes(bytes(room.f_bavail * room.f_frsize - 50_000))
+    return refused(folder)
+
+
+def limited_files(folder: Path) -> dict:
+    """The same where nothing can be mounted: files may no longer grow beyond 50 kB."""
+    run_training(tiny_config(folder / "data", "max_steps=5"), folder / "run")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    return refused(folder)
+
+
+def refused(folder: Path) -> dict:
+    """What training into a full folder says, and what checkpoints it leaves."""
+    try:
+        run_training(tiny_config(folder / "data", "max_steps=40"), folder / "run")
+        error = ""
+    except UserError as told:
+        error = str(told)
+    return {
+        "error": error,
+        "whole": [path.name for path in checkpoint_folders(folder / "run") if is_whole(path)],
+        "all": sorted(path.name for path in (folder / "run" / "checkpoints").iterdir() if not path.name.startswith(".lock")),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    jobs = (lost_node, fewer_nodes, called_back, submitted, full_disk, limited_files)
+    job = {job.__name__: job for job in jobs}[sys.argv[1]]
+    # Not on standard output, where Ray writes notes of its own.
+    (Path(sys.argv[2]) / "result.json").write_text(json.dumps(job(Path(sys.argv[2]))))

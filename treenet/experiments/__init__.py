@@ -1,0 +1,1 @@
+"""Experiments: grids of runs, and what they say."""

@@ -1,0 +1,124 @@
+"""Data-size studies: models at several shares of the training data and several seeds, on one set of shards.
+
+A study is a training configuration with a grid: each cell is the training run of `workflows/train_wmt.py` with another
+model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from treenet.config import TrainConfig
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.training.grid import Work
+from treenet.training.ledger import Cell
+from treenet.training.run import run_training
+from treeproc.settings import Settings, UserError, build_settings
+from treeproc.shards import read_index
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class GridConfig(Settings):
+    """What is varied: every fraction with every model and every seed."""
+
+    fractions: tuple[Fraction, ...] = Field(
+        (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0), min_length=1, description="shares of the training examples; smaller ones nest"
+    )
+    models: dict[str, dict[str, Any]] = Field(
+        {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
+        min_length=1,
+        description="settings by name of what is compared: {name: {model: {...}, ...}}, laid over those of the study",
+    )
+    seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="seeds of initialisation, dropout and batch order")
+    baseline: str = Field("transformer", description="the name in `models` that the others are tested against")
+    split: str = Field("test", description="split of the data set that is translated and scored")
+    parallel: PositiveInt | None = Field(
+        None, description="cells at a time; unset, as many as the cluster has room for, or one with workers=0"
+    )
+    bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
+
+    @field_validator("fractions", "seeds")
+    @classmethod
+    def _check_once(cls, values: tuple) -> tuple:
+        if len(set(values)) < len(values):
+            raise ValueError(f"must hold every value once, but is {list(values)}")
+        return values
+
+    @model_validator(mode="after")
+    def _check_models(self):
+        for name, settings in self.models.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
+                raise ValueError(f"models: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+            if "seed" in settings or "fraction" in settings.get("batch", {}):
+                raise ValueError(f"models.{name}: seed and batch.fraction are given by the grid")
+        if self.baseline not in self.models:
+            raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
+        return self
+
+
+class ScalingConfig(TrainConfig):
+    """A data-size study. `seed` and `batch.fraction` are those of the grid."""
+
+    grid: GridConfig = GridConfig()
+
+
+def overlay(values: dict, over: dict) -> dict:
+    """`values` with those of `over` in their place, nested dicts key by key."""
+    merged = dict(values)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = overlay(merged[key], value) if both else value
+    return merged
+
+
+def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
+    """The cells in the order in which they run: the whole curve of one seed, then the next seed.
+
+    Raises UserError for settings that no run takes, and when the data sets of the models (each may have its own, as of
+    control trees) differ in text or vocabulary.
+    """
+    shared = config.model_dump(mode="json", exclude={"grid"})
+    cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
+    for seed in config.grid.seeds:
+        for fraction in config.grid.fractions:
+            for model, settings in config.grid.models.items():
+                values = overlay(overlay(shared, settings), {"seed": seed, "batch": {"fraction": fraction}})
+                run = build_settings(TrainConfig, values, f"grid.models.{model}")
+                run = run.model_copy(update={"data": run.data.resolve()})
+                if run.data not in indices:
+                    indices[run.data] = read_index(run.data / "encoded")
+                name = f"{model}-{fraction:g}-seed{seed}"
+                labels = {"model": model, "fraction": fraction, "seed": seed}
+                cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
+    _check_data(config, indices)
+    return cells
+
+
+def _check_data(config: ScalingConfig, indices: dict) -> None:
+    first, *others = indices
+    for data in others:
+        for mark in ("text_fingerprint", "vocab_fingerprint"):
+            if indices[data][mark] != indices[first][mark]:
+                raise UserError(
+                    f"{data} and {first} differ in {mark}: cells are compared on the same text with one vocabulary; preprocess "
+                    "them with the same splits and the same vocabulary"
+                )
+    if config.grid.split not in indices[first]["totals"]:
+        there = ", ".join(indices[first]["totals"])
+        raise UserError(f"grid.split: {first} has no split {config.grid.split!r}; there are: {there}")
+
+
+def study_work(config: ScalingConfig) -> Work:
+    """What a cell does: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
+    return Work(run_training, partial(score_cell, EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)))
+
+
+def score_cell(settings: EvaluateSettings, folder: Path) -> dict:
+    """Translate and score a trained cell. Returns what the log shows of it."""
+    _, scores = evaluate_run(folder, settings)
+    return {"bleu": scores["bleu"], "chrf": scores["chrf"]}

@@ -1,0 +1,163 @@
+"""What a data-size study says: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
+
+Two kinds of uncertainty are kept apart. The interval of a mean is over seeds (Student's t, so it is wide for two seeds
+and absent for one). The test of a difference is a paired bootstrap over the sentences of the test set; its p-values are
+of single sizes, not corrected for their number.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+
+from treenet.experiments.scaling import ScalingConfig
+from treenet.inference.metrics import compare_seeds
+from treenet.inference.translate import read_references
+from treenet.training.ledger import DONE, Ledger
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.settings import UserError
+
+SIGNIFICANT = 0.05
+
+
+def t_quantile(freedom: int, probability: float = 0.975) -> float:
+    """Quantile of Student's t. With t = sqrt(freedom) tan(a), the density of the angle is cos(a)^(freedom - 1)."""
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 400_001)
+    density = np.cos(angles) ** (freedom - 1)
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(np.interp(probability, mass / mass[-1], angles))
+
+
+def summarize(values: Sequence[float]) -> dict:
+    """Mean and half of its 95 % confidence interval over seeds, None with one seed."""
+    count = len(values)
+    half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count > 1 else None
+    return {"mean": fmean(values), "half_interval": half, "values": list(values)}
+
+
+def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
+    """Everything that the done cells of the ledger say, those of earlier grids included; what scaling.json holds."""
+    split = config.grid.split
+    done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
+    cells = [_read_cell(out / "cells" / name, entry.labels, split) for name, entry in done.items()]
+    references = read_references(config.data, split) if cells else []
+    points = []
+    for fraction in sorted({cell["fraction"] for cell in cells}):
+        baseline = _of(cells, fraction, config.grid.baseline)
+        for model in sorted({cell["model"] for cell in cells if cell["fraction"] == fraction}):
+            here = _of(cells, fraction, model)
+            point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
+            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in ("bleu", "chrf")}
+            point["seeds"] = list(here)
+            if model != config.grid.baseline and (seeds := sorted(here.keys() & baseline.keys())):
+                point["comparison"] = _compare(config, out, split, references, [(baseline[s], here[s]) for s in seeds])
+            points.append(point)
+    return {
+        "split": split,
+        "num_examples": len(references),
+        "baseline": config.grid.baseline,
+        "interval": "95 % over seeds, Student's t",
+        "test": f"paired bootstrap over sentences, {config.grid.bootstrap_samples} samples, of the mean over the seeds of both",
+        "bleu_signature": cells[0]["bleu_signature"] if cells else None,
+        "cells": cells,
+        "points": points,
+    }
+
+
+def _read_cell(folder: Path, labels: dict, split: str) -> dict:
+    mend = "remove the folder and run the same command again"
+    facts = read_json(folder / "run.json", mend)
+    scores = read_json(folder / "scores.json", mend)
+    if split not in scores:
+        raise UserError(
+            f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
+        )
+    kept = {name: scores[split][name] for name in ("bleu", "chrf", "bleu_signature")}
+    step = read_json(folder / "averaged" / "meta.json", mend)["step"]
+    return {"cell": folder.name, **labels, "pairs": facts["examples"], "parameters": facts["parameters"], "step": step, **kept}
+
+
+def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
+    """The cells of one size and model by seed, in order."""
+    found = {cell["seed"]: cell for cell in cells if (cell["fraction"], cell["model"]) == (fraction, model)}
+    return dict(sorted(found.items()))
+
+
+def _compare(config: ScalingConfig, out: Path, split: str, references: list[str], pairs: list[tuple[dict, dict]]) -> dict:
+    lines = [[_translations(out / "cells" / cell["cell"], split) for cell in side] for side in zip(*pairs, strict=True)]
+    found = compare_seeds(*lines, references, num_samples=config.grid.bootstrap_samples)
+    return {"difference": found.difference, "interval": found.interval, "p_value": found.p_value, "seeds": len(pairs)}
+
+
+def _translations(folder: Path, split: str) -> list[str]:
+    return (folder / f"translations.{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def format_table(report: dict) -> str:
+    """One line a size and model. A star marks p < 0.05."""
+    if not report["points"]:
+        return "no cell is done yet"
+    head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{'BLEU':>8}{'± 95 %':>8}{'chrF':>8}"
+    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}"]
+    for point in report["points"]:
+        bleu, test = point["bleu"], point.get("comparison")
+        half = f"{bleu['half_interval']:.2f}" if bleu["half_interval"] is not None else "-"
+        line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<20}{len(point['seeds']):>6}"
+        line += f"{bleu['mean']:>8.2f}{half:>8}{point['chrf']['mean']:>8.2f}"
+        if test:
+            interval = f"[{test['interval'][0]:+.2f}, {test['interval'][1]:+.2f}]"
+            star = "*" if test["p_value"] < SIGNIFICANT else ""
+            line += f"  {test['difference']:>+16.2f} {interval:>16}{test['p_value']:>8.3f}{star}"
+        lines.append(line)
+    lines.append(f"± 95 %: confidence interval of the mean over seeds, Student's t. Differences: {report['test']}.")
+    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report['bleu_signature']}")
+    return "\n".join(lines)
+
+
+def plot(report: dict, out: Path) -> list[Path]:
+    """Mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes: scaling.png and scaling.svg."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
+    axes = figure.add_subplot()
+    models = sorted({point["model"] for point in report["points"]})
+    for index, model in enumerate(models):
+        points = [point for point in report["points"] if point["model"] == model]
+        aside = 1.02 ** (index - (len(models) - 1) / 2)  # so that bars of two models do not hide each other
+        pairs, means = [point["pairs"] * aside for point in points], [point["bleu"]["mean"] for point in points]
+        halves = [point["bleu"]["half_interval"] or 0.0 for point in points]
+        bars = axes.errorbar(pairs, means, yerr=halves, marker="o", markersize=5, capsize=3, linewidth=1.5, label=model)
+        for at, point in zip(pairs, points, strict=True):
+            values = point["bleu"]["values"]
+            axes.plot([at] * len(values), values, "_", markersize=9, color=bars[0].get_color())
+    axes.set(xscale="log", xlabel="training pairs", ylabel=f"BLEU on {report['split']}")
+    sizes = sorted({round(point["pairs"]) for point in report["points"]})
+    axes.set_xticks(sizes, [_short(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    paths = [out / "scaling.png", out / "scaling.svg"]
+    with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
+        figure.savefig(paths[0], dpi=150)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def _short(count: int) -> str:
+    """`1020` -> `1.0k`, `4500000` -> `4.5M`."""
+    for unit, size in (("M", 1_000_000), ("k", 1_000)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}" if count < 10 * size else f"{count / size:.0f}{unit}"
+    return str(count)
+
+
+def write_report(config: ScalingConfig, ledger: Ledger, out: Path) -> str:
+    """Write scaling.json, scaling.png and scaling.svg; returns the table and where the files are."""
+    report = build_report(config, ledger, out)
+    atomic_write(out / "scaling.json", json_bytes(report))
+    pictures = plot(report, out) if report["points"] else []
+    return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / "scaling.json", *pictures]))

@@ -1,0 +1,67 @@
+"""Pictures of training: loss by update, of one run or of several side by side."""
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treenet.training.logs import best_validation
+from treeproc.files import atomic_write
+from treeproc.storage import AnyPath
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVES = "curves.png"
+# The loss of the first updates, near ln V, would press the rest of the curve flat: the axis ends where this share lies below.
+_SHOWN = 0.98
+
+
+def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str) -> AnyPath:
+    """Write `draw_curves` as a PNG, and return `path`."""
+    content = io.BytesIO()
+    draw_curves(runs, title).savefig(content, format="png", dpi=150)
+    atomic_write(path, content.getvalue())
+    return path
+
+
+def draw_curves(runs: Mapping[str, Sequence[dict]], title: str) -> "Figure":
+    """A picture of the metric lines (logs.read_metrics) of each run, by its name.
+
+    Above the negative log-likelihood by update, on training batches and on the validation split, with the best validation
+    marked; below the learning rate.
+    """
+    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
+
+    figure = Figure(figsize=(7.5, 5.5), layout="constrained")  # no pyplot: it would choose a window system
+    losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    top: list[float] = []
+    for number, (name, lines) in enumerate(runs.items()):
+        color, label = f"C{number}", f"{name}, " if len(runs) > 1 else ""
+        train = [line for line in lines if line["event"] == "train" and line["nll"] is not None]
+        valid = [line for line in lines if line["event"] == "valid"]
+        losses.plot(*_columns(train, "step", "nll"), color=color, alpha=0.35, lw=1, label=f"{label}training batches")
+        losses.plot(*_columns(valid, "step", "nll"), color=color, marker="o", ms=3, label=f"{label}validation")
+        if best := best_validation(lines):
+            note = f"{label}best validation {best['nll']:.3f} at {best['step']:,}"
+            losses.plot(best["step"], best["nll"], "*", color=color, ms=13, mec="white", label=note)
+        rates.plot(*_columns(train, "step", "lr"), color=color, lw=1.5)
+        top += [float(np.quantile([line["nll"] for line in train], _SHOWN))] if train else []
+        top += [line["nll"] for line in valid if math.isfinite(line["nll"])]
+    if top:
+        losses.set_ylim(top=1.05 * max(top))
+    losses.set(ylabel="negative log-likelihood\nnats a target piece", title=title)
+    if losses.get_legend_handles_labels()[0]:
+        losses.legend(frameon=False)
+    losses.grid(alpha=0.25)
+    rates.set(xlabel="updates", ylabel="learning rate", ylim=(0, None))
+    rates.ticklabel_format(axis="y", scilimits=(0, 0))
+    rates.xaxis.set_major_formatter("{x:,.0f}")
+    rates.grid(alpha=0.25)
+    return figure
+
+
+def _columns(lines: Sequence[dict], *names: str) -> Iterator[list[float]]:
+    return ([line[name] for line in lines] for name in names)

@@ -1,0 +1,100 @@
+"""What a training run would do: its sizes, and memory, disk and hours from a probe of ten updates."""
+
+import tempfile
+from pathlib import Path
+
+from treenet.config import TrainConfig
+from treenet.training.checkpoint import META, checkpoint_folders
+from treenet.training.logs import read_metrics
+from treenet.training.remote_run import RunMirror
+from treenet.training.run import Job, check_job, train_job
+from treeproc.files import read_json
+from treeproc.progress import format_seconds
+from treeproc.settings import refuse_relative_in_job
+from treeproc.storage import AnyPath
+
+_PROBE_STEPS = 10
+_NEVER = 10**9
+
+
+def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
+    """Train for ten updates in a temporary folder as the run itself would, with its workers and devices, and report.
+
+    The probe begins with the batch that needs the most memory, as every run does, and ends with one validation and one
+    checkpoint. Raises UserError as the run would.
+    """
+    refuse_relative_in_job({"data": config.data, **({"--out": out} if out else {})})
+    job = check_job(config)
+    done = RunMirror(out).last_step() if out else 0
+    # Near --out: on a cluster, that is where all nodes see it.
+    near = next(folder for folder in out.absolute().parents if folder.is_dir()) if isinstance(out, Path) else None
+    with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=near) as name:
+        probe = _probe(job, Path(name))
+    left = max(0, job.config.max_steps - done)
+    lines = ["dry run, nothing is written to --out", *_sizes(job)]
+    if done:
+        lines.append(f"  --out holds update {done:,}: {left:,} are left")
+    return "\n".join([*lines, *_costs(job, probe, left)])
+
+
+def _sizes(job: Job) -> list[str]:
+    """Data, model and update, from the plan alone."""
+    config, facts = job.config, job.facts
+    batches = facts["batches_per_epoch"]
+    left_out = ", ".join(f"{count:,} by {reason}" for reason, count in facts["left_out"].items() if count) or "none"
+    per_update = {name: facts[name] / batches for name in ("examples", "target_tokens", "leaves", "nodes")}
+    device = "GPU" if config.use_gpu else "CPU"
+    plural = "s" if config.workers > 1 else ""
+    where = f"on {config.workers} {device} worker{plural}" if config.workers else f"in this process, on a {device}"
+    return [
+        f"  data: {facts['examples']:,} training pairs; left out: {left_out}",
+        f"  model: {config.model.name}, {facts['parameters']:,} parameters",
+        f"  update: {per_update['target_tokens']:,.0f} target tokens, {per_update['leaves']:,.0f} leaves and "
+        f"{per_update['nodes']:,.0f} nodes of {per_update['examples']:,.1f} pairs (budget {config.batch.max_tokens:,}), {where}",
+        f"  plan: {config.max_steps:,} updates, {config.max_steps / batches:,.1f} epochs of {batches:,}",
+    ]
+
+
+def _probe(job: Job, folder: Path) -> dict:
+    """Measurements of ten updates after one that warms up (of fewer where the run has fewer)."""
+    steps = min(1 + _PROBE_STEPS, job.config.max_steps)
+    change = {"max_steps": steps, "log_every": 1, "validate_every": _NEVER, "checkpoint_every": _NEVER, "patience": 0}
+    train_job(job.config.model_copy(update=change), folder)
+    lines = read_metrics(folder)
+    train = [line for line in lines if line["event"] == "train"]
+    valid = [line for line in lines if line["event"] == "valid"]
+    timed = train[1:] or train
+    files = read_json(checkpoint_folders(folder)[-1] / META)["files"].values()
+    return {
+        "steps": len(timed),
+        "seconds": sum(line["seconds"] for line in timed),
+        "padding": sum(line["padding"] for line in timed) / len(timed),
+        "data_wait": sum(line["data_wait"] for line in timed) / len(timed),
+        "memory_gib": max(line["memory_gib"] for line in train),
+        "validation_seconds": valid[-1]["seconds"] if valid else 0.0,
+        "checkpoint_bytes": sum(file["bytes"] for file in files),
+    }
+
+
+def _costs(job: Job, probe: dict, left: int) -> list[str]:
+    """Speed, memory, disk and time of the `left` updates."""
+    config, facts = job.config, job.facts
+    per_update = probe["seconds"] / probe["steps"]
+    rate = facts["target_tokens"] / facts["batches_per_epoch"] / per_update / max(1, config.workers)
+    training, validating = left * per_update, left // config.validate_every * probe["validation_seconds"]
+    checkpoint = probe["checkpoint_bytes"]
+    return [
+        f"  probe: {probe['steps']} updates in {probe['seconds']:.1f} s, {rate:,.0f} target tokens/s a device, padding "
+        f"{probe['padding']:.1%}, data wait {probe['data_wait']:.1%}; validation {probe['validation_seconds']:.1f} s",
+        f"  memory: {_size(probe['memory_gib'] * 2**30)} at most, {'on the GPU' if config.use_gpu else 'in the process'} of a "
+        "worker",
+        f"  disk: {_size(checkpoint)} a checkpoint, {_size(config.keep_checkpoints * checkpoint)} for the "
+        f"{config.keep_checkpoints} that are kept",
+        f"  training takes about {(training + validating) / 3600:.2f} hours ({format_seconds(training + validating)}), "
+        f"{format_seconds(validating)} of them validation",
+    ]
+
+
+def _size(count: float) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"

@@ -1,0 +1,45 @@
+"""An exponential moving average of weights, and the weights of a model in exchange for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class MovingAverage:
+    """average <- d * average + (1 - d) * weights after every update.
+
+    d is `decay`, but (1 + updates) / (10 + updates) while that is smaller: else the random weights of the start would
+    stay in it for 1 / (1 - decay) updates.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self.weights: dict[str, Tensor] = {
+            name: parameter.detach().clone() for name, parameter in zip(names, self._parameters, strict=True)
+        }
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """Take in the weights of the model after `updates` updates."""
+        decay = min(self.decay, (1 + updates) / (10 + updates))
+        torch._foreach_lerp_(list(self.weights.values()), self._parameters, 1 - decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model computes with the average."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for parameter, average in zip(self._parameters, self.weights.values(), strict=True):
+            kept = parameter.clone()
+            parameter.copy_(average)
+            average.copy_(kept)

@@ -1,0 +1,162 @@
+"""What became of every cell of a grid of runs, on disk: FOLDER/ledger.json.
+
+A cell is a name with settings; its run lies in FOLDER/cells/NAME and continues from its own checkpoints. So the ledger is
+never needed to resume a run: it says what is left, in which order, and what happened.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from treenet.config import TrainConfig
+from treenet.training.checkpoint import checkpoint_folders, checkpoint_step
+from treenet.training.run import OPERATIONAL
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.settings import UserError, build_settings, differences
+
+LEDGER = "ledger.json"
+WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
+# Settings that may change between two commands on one run, but not between the cells of a grid: scores depend on them.
+_OF_SCORES = {"decoding", "max_steps", "validate_every", "checkpoint_every", "average", "average_checkpoints", "patience"}
+_OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL if name not in _OF_SCORES for end in (":", "."))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set."""
+
+    name: str
+    labels: Mapping[str, str | float | int]
+    config: TrainConfig
+    folder: Path
+    data_fingerprint: str
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How one start of a cell ended: `done` with a result, `failed` with an error of one line, or `interrupted`."""
+
+    status: str
+    seconds: float
+    result: dict = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
+class Entry:
+    """A cell as ledger.json has it."""
+
+    labels: dict
+    settings: dict
+    data_fingerprint: str
+    status: str = WAITING
+    starts: int = 0
+    start_step: int = 0  # of the checkpoint that the last start continued from
+    seconds: float = 0.0  # of all starts that ended by themselves
+    result: dict = field(default_factory=dict)
+    error: str = ""
+
+
+def last_step(run_dir: Path) -> int:
+    """Step of the latest checkpoint, whole or not; 0 without one."""
+    folders = checkpoint_folders(run_dir)
+    return checkpoint_step(folders[-1]) if folders else 0
+
+
+class Ledger:
+    """The entries of all cells that a grid has or ever had. Every change is on disk when the call returns.
+
+    Whoever writes holds the lock of the folder.
+    """
+
+    def __init__(self, path: Path, entries: dict[str, Entry]):
+        self._path, self.entries = path, entries
+
+    @classmethod
+    def read(cls, folder: Path) -> "Ledger":
+        """The ledger as it is, empty where there is none."""
+        path = folder / LEDGER
+        if not path.exists():
+            return cls(path, {})
+        mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
+        cells = read_json(path, mend).get("cells")
+        try:
+            return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
+        except (AttributeError, TypeError):
+            raise UserError(f"{path} is not a ledger of runs; {mend}") from None
+
+    @classmethod
+    def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
+        """The ledger with `cells` added to it. Cells of an earlier grid stay.
+
+        What was running is interrupted: its driver is gone. Raises UserError when a cell that was started has other
+        settings or other data now.
+        """
+        ledger = cls.read(folder)
+        for cell in cells:
+            old, new = ledger.entries.get(cell.name), _entry(cell)
+            if old is None or not old.starts:
+                ledger.entries[cell.name] = new
+            else:
+                _refuse_changes(folder, cell, old, new)
+                old.settings = new.settings
+        for name, entry in ledger.entries.items():
+            if entry.status == RUNNING:
+                entry.status = INTERRUPTED
+            elif entry.status == DONE and not (folder / "cells" / name / "scores.json").exists():
+                entry.status = INTERRUPTED  # its folder was removed or emptied
+        ledger._write()
+        return ledger
+
+    def in_order(self, cells: Iterable[Cell]) -> list[Cell]:
+        """The cells that are not done: interrupted ones first, failed ones last.
+
+        An interrupted cell without a checkpoint more than at its last start goes behind those that were never started:
+        were it the one that takes the driver down, the others would never run.
+        """
+
+        def rank(cell: Cell) -> int:
+            entry = self.entries[cell.name]
+            if entry.status == INTERRUPTED:
+                return 0 if last_step(cell.folder) > entry.start_step else 2
+            return {WAITING: 1, FAILED: 3}[entry.status]
+
+        return sorted((cell for cell in cells if self.entries[cell.name].status != DONE), key=rank)
+
+    def start(self, cell: Cell) -> None:
+        entry = self.entries[cell.name]
+        entry.status, entry.start_step, entry.error = RUNNING, last_step(cell.folder), ""
+        entry.starts += 1
+        self._write()
+
+    def end(self, cell: Cell, result: CellResult) -> None:
+        entry = self.entries[cell.name]
+        entry.status, entry.result, entry.error = result.status, result.result, result.error
+        entry.seconds += result.seconds
+        self._write()
+
+    def counts(self) -> str:
+        """Cells by status, as a person reads them."""
+        counts = Counter(entry.status for entry in self.entries.values())
+        return ", ".join(f"{counts[name]} {name}" for name in (DONE, RUNNING, INTERRUPTED, WAITING, FAILED) if counts[name])
+
+    def _write(self) -> None:
+        atomic_write(self._path, json_bytes({"cells": {name: asdict(entry) for name, entry in self.entries.items()}}))
+
+
+def _entry(cell: Cell) -> Entry:
+    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
+
+
+def _refuse_changes(folder: Path, cell: Cell, old: Entry, new: Entry) -> None:
+    # Settings of an earlier version lack new fields, which have their defaults.
+    before = build_settings(TrainConfig, old.settings, str(folder / LEDGER)).model_dump(mode="json")
+    changed = [line for line in differences(before, new.settings) if not line.startswith(_OPERATIONAL_KEYS)]
+    if old.data_fingerprint != new.data_fingerprint:
+        changed.append(f"data fingerprint: {old.data_fingerprint} -> {new.data_fingerprint}")
+    if changed:
+        raise UserError(
+            f"{folder} holds cells of other settings ({cell.name}: {'; '.join(changed)}); use another --out, or the settings "
+            "of those cells"
+        )

@@ -1,0 +1,107 @@
+"""A rank's share of a global batch, cut into micro-batches that fit into its memory."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.batch import TreeBatch
+from treenet.config import BatchConfig
+from treenet.data import ExampleSource
+from treenet.plan import cut_batches, example_costs
+from treeproc.schema import PAD_ID
+from treeproc.settings import UserError
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank computes of an update. A batch of fewer examples than there are ranks leaves some ranks nothing."""
+
+    cuts: list[np.ndarray]  # rows of each micro-batch
+    batches: list[TreeBatch]  # the micro-batches
+    rows: np.ndarray  # of all of them
+    limit: int | None  # that they were cut by
+    global_tokens: int  # target pieces with EOS of the global batch
+    positions: int  # of source and target in all micro-batches
+    padding: int  # how many of them are padding
+
+
+class MicroBatches:
+    """Cuts the share `[rank::world_size]` of batches from `source`.
+
+    `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens; it shrinks where memory runs out.
+    """
+
+    def __init__(self, source: ExampleSource, config: BatchConfig, rank: int, world_size: int):
+        self.source, self.limit = source, config.tokens_per_device
+        self._budget_counts = config.budget_counts
+        self._slice = slice(rank, None, world_size)
+
+    def share(self, rows: np.ndarray) -> Share:
+        """This rank's share of the global batch `rows`, which are in the order of the plan."""
+        return self._build(rows[self._slice], self.source.target_tokens(rows))
+
+    def add_up(
+        self, share: Share, compute: Callable[[TreeBatch], Tensor], start: Callable[[], None] = lambda: None
+    ) -> Tensor | float:
+        """Sum of `compute` over the micro-batches of a share; 0 when there are none.
+
+        When memory runs out, `start` is called again and the whole share is computed anew, in smaller micro-batches.
+        Raises UserError when an example does not fit alone.
+        """
+        while True:
+            if share.limit != self.limit:
+                share = self._build(share.rows, share.global_tokens)
+            start()
+            total, too_large = 0.0, None
+            for rows, batch in zip(share.cuts, share.batches, strict=True):
+                try:
+                    total = total + compute(batch)
+                except torch.OutOfMemoryError:
+                    too_large = rows
+                    break
+            if too_large is None:
+                return total
+            # The error is gone here, and with it the tensors of the frames that it went through.
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._shrink(too_large)
+
+    def _shrink(self, rows: np.ndarray) -> None:
+        """Lower the limit to half of a micro-batch that did not fit."""
+        if len(rows) == 1:
+            names = ("example_id", "leaves", "nodes", "tgt_pieces")
+            example, leaves, nodes, targets = (int(self.source.lengths[name][rows[0]]) for name in names)
+            raise UserError(
+                f"example {example} ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the memory of a "
+                "worker, even alone: lower batch.max_leaves and batch.max_target_pieces, or take a smaller model"
+            )
+        self.limit = max(1, len(rows) * int(self._costs(rows)[-1]) // 2)
+        print(
+            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._slice.start}, which goes on with "
+            f"at most {self.limit} padded tokens at once; batch.tokens_per_device={self.limit} spares it the attempt",
+            file=sys.stderr,
+        )
+
+    def _costs(self, rows: np.ndarray) -> np.ndarray:
+        """Width [b] of a micro-batch that ends in each of the rows."""
+        lengths = {name: self.source.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
+        return np.maximum.accumulate(example_costs(lengths, self._budget_counts))
+
+    def _build(self, rows: np.ndarray, global_tokens: int) -> Share:
+        limit = self.limit
+        starts = cut_batches(self._costs(rows), limit)[1:-1] if limit is not None and len(rows) else []
+        cuts = [cut for cut in np.split(rows, starts) if len(cut)]
+        batches = [self.source.batch(cut) for cut in cuts]
+        masks = [mask for batch in batches for mask in _pad_masks(batch)]
+        positions, padding = sum(mask.numel() for mask in masks), sum(int(mask.sum()) for mask in masks)
+        return Share(cuts, batches, rows, limit, global_tokens, positions, padding)
+
+
+def _pad_masks(batch: TreeBatch) -> list[Tensor]:
+    """Of all positions that a model computes."""
+    nodes = [batch.node_pad_mask] if batch.structure is not None else []
+    return [batch.leaf_pad_mask, *nodes, batch.tgt_out == PAD_ID]

@@ -1,0 +1,48 @@
+"""The ranks of a run, of which there may be one: sums, broadcasts, and failures that all of them hear of."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from treeproc.settings import UserError
+
+
+class TrainingFailed(UserError):
+    """Raised on all ranks at once, so that none waits for another. Starting again would only repeat it."""
+
+
+class Ranks:
+    """This rank among `world_size`. With more than one, a process group must be there."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device):
+        self.rank, self.world_size, self.device = rank, world_size, device
+
+    @property
+    def leads(self) -> bool:
+        """True on the rank that writes files and logs."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """`tensor` becomes, in place, its sum over all ranks."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_leader(self, value: Any) -> Any:
+        """The leader's value, whatever the others have."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, src=0, device=self.device)
+        return values[0]
+
+    def fail_together(self, failure: str | None) -> None:
+        """Raises TrainingFailed on all ranks when any of them has a failure; all must call."""
+        failures = [failure]
+        if self.world_size > 1:
+            failures = [None] * self.world_size
+            dist.all_gather_object(failures, failure)
+        for message in failures:
+            if message is not None:
+                raise TrainingFailed(message)

@@ -1,0 +1,84 @@
+"""What a run remembers from step to step beside weights and optimiser, and the metrics that it makes of it."""
+
+import math
+import time
+from dataclasses import dataclass
+
+from treenet.config import TrainConfig
+
+
+@dataclass
+class TrainState:
+    """Plain numbers, kept in every checkpoint. The sums, over all ranks, run since the last metric line."""
+
+    step: int = 0
+    skipped: int = 0
+    skipped_in_row: int = 0
+    elapsed: float = 0.0  # seconds, validations and checkpoints included
+    best_nll: float | None = None  # of the validations so far
+    best_step: int = 0
+    validations_since_best: int = 0
+    loss_sum: float = 0.0
+    nll_sum: float = 0.0
+    tokens: int = 0
+    positions: float = 0.0
+    padding: float = 0.0
+    waited: float = 0.0  # seconds that ranks waited for data
+    seconds: float = 0.0  # of training alone
+
+    def count_seconds(self, seconds: float) -> None:
+        """Time of training alone."""
+        self.seconds += seconds
+        self.elapsed += seconds
+
+    def count_update(self, loss_sum: float, nll_sum: float, tokens: int) -> None:
+        self.loss_sum += loss_sum
+        self.nll_sum += nll_sum
+        self.tokens += tokens
+        self.skipped_in_row = 0
+
+    def count_skipped(self) -> None:
+        self.skipped += 1
+        self.skipped_in_row += 1
+
+    def count_validation(self, nll: float) -> None:
+        """A validation that is not finite is not better than any."""
+        if nll < (math.inf if self.best_nll is None else self.best_nll):
+            self.best_nll, self.best_step, self.validations_since_best = nll, self.step, 0
+        else:
+            self.validations_since_best += 1
+
+    def take_metrics(self, world_size: int) -> dict[str, float | None]:
+        """Means since the last line; the sums start anew."""
+        seconds = max(self.seconds, 1e-9)
+        rate = self.tokens / seconds
+        metrics = {
+            "loss": self.loss_sum / self.tokens if self.tokens else None,
+            "nll": self.nll_sum / self.tokens if self.tokens else None,
+            "tokens_per_s": rate,
+            "tokens_per_s_per_device": rate / world_size,
+            "padding": self.padding / self.positions if self.positions else 0.0,
+            "data_wait": self.waited / (seconds * world_size),
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+        }
+        self.loss_sum = self.nll_sum = self.positions = self.padding = self.waited = self.seconds = 0.0
+        self.tokens = 0
+        return metrics
+
+
+class Stopwatch:
+    """Runs from when it is made."""
+
+    def __init__(self) -> None:
+        self._mark = time.monotonic()
+
+    def lap(self) -> float:
+        """Seconds since the last lap."""
+        before, self._mark = self._mark, time.monotonic()
+        return self._mark - before
+
+
+def is_finished(config: TrainConfig, step: int, validations_since_best: int) -> bool:
+    """Whether a run at this point has nothing left to do: all its steps, or no better validation for too long."""
+    return step >= config.max_steps or 0 < config.patience <= validations_since_best

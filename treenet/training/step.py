@@ -1,0 +1,139 @@
+"""One update: gradients of micro-batches, their sum over the ranks, the optimiser, the moving average.
+
+The gradient of an update is the sum over all target tokens of the global batch divided by their number, so neither the
+number of ranks nor the micro-batches change it. Forward and backward passes run without communication, and one sum of a
+flat gradient follows: a rank may compute its share in its own way, twice, or have none, and no other rank waits for ever.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from treenet.batch import TreeBatch
+from treenet.config import TrainConfig
+from treenet.layers.dropout import share_dropout_keys
+from treenet.plan import hash_ids
+from treenet.training.ema import MovingAverage
+from treenet.training.losses import LossSums, label_smoothed_nll, r_drop_loss
+from treenet.training.micro_batches import MicroBatches, Share
+from treenet.training.optimizer import build_optimizer, learning_rate
+from treenet.training.ranks import Ranks
+from treeproc.settings import UserError
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over all ranks. Without `updated`, loss or gradient was not finite and the weights are as before."""
+
+    updated: bool
+    loss_sum: float
+    nll_sum: float
+    grad_norm: float
+    learning_rate: float
+    positions: float
+    padding: float
+    waited: float
+    wants_stop: bool
+
+
+class Stepper:
+    """Model, optimiser and moving average of one rank, and what changes them."""
+
+    def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks):
+        self.model, self.config, self.ranks = model, config, ranks
+        self.optimizer = build_optimizer(model, config.optimizer)
+        self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
+        self._forward = torch.compile(model, dynamic=True) if config.compile else model
+        self._gradient = _flat_gradient(model)
+        self._dropout_keys = share_dropout_keys(model)
+
+    def update(
+        self,
+        share: Share,
+        micro_batches: MicroBatches,
+        step: int,
+        *,
+        wants_stop: bool = False,
+        failure: str | None = None,
+        waited: float = 0.0,
+    ) -> StepResult:
+        """Update number `step`, counted from 0. Flags, failures and seconds of waiting of all ranks are put together.
+
+        Raises TrainingFailed on all ranks when one has a failure.
+        """
+        rate = learning_rate(self.config.optimizer, step + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        sums: Tensor | float = 0.0
+        try:
+            sums = self.compute_gradient(share, micro_batches, step)
+        except UserError as error:
+            failure = str(error)
+        facts = [wants_stop, failure is not None, share.positions, share.padding, waited]
+        totals = torch.tensor([0.0, 0.0, *facts], dtype=torch.float64, device=self.ranks.device)
+        totals[:2] += sums
+        self.ranks.sum(totals)
+        self.ranks.sum(self._gradient)
+        norm = torch.linalg.vector_norm(self._gradient)
+        loss_sum, nll_sum, stops, failures, positions, padding, waited, norm = torch.cat([totals, norm.double().view(1)]).tolist()
+        if failures:
+            self.ranks.fail_together(failure)
+        updated = math.isfinite(loss_sum) and math.isfinite(norm)
+        if updated:
+            self.optimizer.step()
+            if self.average:
+                self.average.update(step + 1)
+        return StepResult(updated, loss_sum, nll_sum, norm, rate, positions, padding, waited, stops > 0)
+
+    def compute_gradient(self, share: Share, micro_batches: MicroBatches, step: int) -> Tensor | float:
+        """This rank's part of the gradient, into `.grad`. Returns its sums of loss and nll, [2] float64.
+
+        Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, as dropout of attention weights and
+        all dropout on GPUs, is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number
+        of ranks, or in other micro-batches, it drops other units.
+        """
+        seeds = np.random.SeedSequence([self.config.seed, step]).generate_state(3, np.uint32).tolist()
+
+        def start() -> None:
+            self._gradient.zero_()
+            torch.manual_seed(seeds[0] * 2**16 + self.ranks.rank)
+
+        def compute(batch: TreeBatch) -> Tensor:
+            sums = self._objective(batch, seeds[1:])
+            (sums.loss / share.global_tokens).backward()
+            return torch.stack([sums.loss.detach(), sums.nll.detach()]).double()
+
+        return micro_batches.add_up(share, compute, start)
+
+    def compute_loss(self, batch: TreeBatch) -> LossSums:
+        """Sums over a batch, to be read: without R-Drop."""
+        batch = batch.to(self.ranks.device)
+        return label_smoothed_nll(self._logits(batch), batch.tgt_out, self.config.optimizer.label_smoothing)
+
+    def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
+        """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""
+        options = self.config.optimizer
+        keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
+        batch = batch.to(self.ranks.device)
+        logits = self._logits(batch, keys[0])
+        if not options.r_drop:
+            return label_smoothed_nll(logits, batch.tgt_out, options.label_smoothing)
+        return r_drop_loss(logits, self._logits(batch, keys[1]), batch.tgt_out, options.label_smoothing, options.r_drop)
+
+    def _logits(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Tensor:
+        if dropout_keys is not None:
+            self._dropout_keys.set(dropout_keys)
+        with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"):
+            return self._forward(batch)
+
+
+def _flat_gradient(model: nn.Module) -> Tensor:
+    """One tensor that the gradients of all parameters are views into: one sum over the ranks, no copies."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
+    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    return flat

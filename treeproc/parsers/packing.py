@@ -1,0 +1,38 @@
+"""Words of sentences in the order of PyTorch's packed sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the words of sentences stand in a packed sequence: step by step, at each the sentences that are that long.
+
+    Sentences are sorted by length, longest first. Shapes: B sentences, L words of the longest, N words in all.
+    """
+
+    sizes: np.ndarray  # [B] words
+    batch_sizes: np.ndarray  # [L] sentences that have a step
+    before: np.ndarray  # [L] words before a step
+    taken: np.ndarray  # [N] the word of the concatenated sentences that stands at a packed place
+    sentence: np.ndarray  # [N] the sentence of a packed place
+    step: np.ndarray  # [N] its word
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> "Packing":
+        lengths = np.array(sizes)
+        begins = np.cumsum(lengths) - lengths
+        batch_sizes = (lengths[None] > np.arange(lengths[0])[:, None]).sum(1)
+        taken = np.concatenate([begins[:n] + step for step, n in enumerate(batch_sizes.tolist())])
+        sentence = np.concatenate([np.arange(n) for n in batch_sizes.tolist()])
+        step = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+        return cls(lengths, batch_sizes, np.cumsum(batch_sizes) - batch_sizes, taken, sentence, step)
+
+    def pad(self, data: Tensor) -> Tensor:
+        """[N, ...] to [B, L, ...]."""
+        return pad_packed_sequence(PackedSequence(data, torch.from_numpy(self.batch_sizes)), batch_first=True)[0]

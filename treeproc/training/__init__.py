@@ -1,0 +1,1 @@
+"""Training of the parser's own models: tokeniser, tagger, constituency parser and dependency parser."""
