@@ -10,7 +10,9 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Sums come out differently with other numbers of threads; one in this process, one in those that tests start.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.

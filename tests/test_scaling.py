@@ -40,7 +40,7 @@ STUDY = {
     "workers": 0,
     "grid": {"fractions": [0.3, 1.0], "seeds": [1, 2], "bootstrap_samples": 100},
 }
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")

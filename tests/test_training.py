@@ -256,7 +256,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path
     config = tmp_path / "config.yaml"
     config.write_text(dump_settings(make_config(data, "max_steps=3000", "checkpoint_every=3000", "validate_every=3000")))
     command = [sys.executable, str(ROOT / "workflows" / "train_wmt.py"), "--config", str(config), "--out", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while len(read_metrics(tmp_path / "run")) < 3 and time.monotonic() < deadline:

@@ -56,7 +56,7 @@ def start_workflow(repository: Path, config, folder: Path, **environment: str) -
     """`train_wmt.py` as a process; what it says goes to FOLDER/log."""
     (folder / "config.yaml").write_text(dump_settings(config))
     command = [sys.executable, str(repository / "workflows" / "train_wmt.py"), "--config", str(folder / "config.yaml")]
-    env = os.environ | {"PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1", **environment}
+    env = os.environ | {"PYTHONPATH": str(repository), **environment}
     with open(folder / "log", "a") as log:
         return subprocess.Popen([*command, "--out", str(folder / "run")], env=env, stdout=log, stderr=log)
 
@@ -111,6 +111,8 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     first.wait()
     second = start_workflow(repository, config, tmp_path)
     killed_at = checkpoint_step(latest_checkpoint(run_dir))
+    logs = run_dir / "tensorboard"  # one file from each rank 0
+    wait_until(second, tmp_path, lambda: len(list(logs.iterdir())) == 2)
     wait_until(second, tmp_path, lambda: checkpoint_step(checkpoint_folders(run_dir)[-1]) > killed_at + 20)
     second.send_signal(signal.SIGTERM)
     assert second.wait(timeout=100) == 143, (tmp_path / "log").read_text()[-3000:]
