@@ -25,7 +25,10 @@ from treeproc.training.treebank import Notation, Retag, Tree, conllu_of, plain_t
 from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
 
 
-def read(folder: Path, text: str, notation: Notation = Notation()) -> list[Tree]:
+PLAIN = Notation()
+
+
+def read(folder: Path, text: str, notation: Notation = PLAIN) -> list[Tree]:
     (folder / "a.mrg").write_text(text)
     return read_trees([folder / "a.mrg"], notation)
 

@@ -73,14 +73,18 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
             cluster.shutdown()
 
 
+def kill_node(cluster, node) -> None:
+    cluster.remove_node(node, allow_graceful=False)
+
+
 def lost_node(folder: Path) -> dict:
     """SIGKILL of a node."""
-    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False))
+    return two_nodes(folder, kill_node)
 
 
 def fewer_nodes(folder: Path) -> dict:
     """The same, and no other node comes."""
-    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False), "min_workers=1", replace=False)
+    return two_nodes(folder, kill_node, "min_workers=1", replace=False)
 
 
 def called_back(folder: Path) -> dict:
