@@ -24,7 +24,6 @@ from treeproc.training.corpus import (
 from treeproc.training.treebank import Notation, Retag, Tree, conllu_of, plain_tree, read_conllu, read_trees, trees_of
 from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
 
-
 PLAIN = Notation()
 
 
