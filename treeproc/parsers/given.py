@@ -26,13 +26,13 @@ class GivenTrees:
         if config.given_labels == "parsed":
             from treeproc.parsers.stanza_parser import StanzaParser
 
-            self._labeller = StanzaParser(config.model_copy(update={"dependencies": False}))
+            self._labeller = StanzaParser(config)
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
         """Raises UserError where the input gives no trees, or trees that do not fit its words."""
         if given is None or any(g.trees is None or g.words is None for g in given):
             raise UserError("parser.name: is given, but the input has no trees with words; choose another parser or format")
-        if self._config.dependencies and any(g.arcs is None for g in given):
+        if self._config.dependencies and not self._labeller and any(g.arcs is None for g in given):
             raise UserError("parser.dependencies: the input gives no arcs; set it to false, or choose another parser or format")
         parsed = self._labeller.parse(lines, given) if self._labeller else [None] * len(lines)
         return [self._line(line, g, p) for line, g, p in zip(lines, given, parsed, strict=True)]
@@ -56,7 +56,8 @@ class GivenTrees:
             out.append(write_brackets(self._relabel(tree, labels, first), texts[first:stop], tags[first:stop]))
             first = stop
         words = {"text": texts, "start_char": list(given.words["start_char"]), "end_char": list(given.words["end_char"])}
-        return ParsedLine(words | {"pos_tag": tags}, out, status, given.arcs if self._config.dependencies else None)
+        arcs = parsed.arcs if parsed is not None and given.arcs is None else given.arcs
+        return ParsedLine(words | {"pos_tag": tags}, out, status, arcs if self._config.dependencies else None)
 
     def _relabel(self, tree: SpanTree, parsed: dict[tuple[int, int], str] | None, first: int) -> SpanTree:
         kind = self._config.given_labels

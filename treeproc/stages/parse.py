@@ -28,8 +28,11 @@ def check_columns(config: ParserConfig, target: ParserConfig | None, text_column
         raise UserError(
             "parser.name: is given, but this format gives no trees; choose another parser, or format: brackets or sst"
         )
-    if config.name == "given" and config.dependencies and "arcs" not in text_columns:
-        raise UserError("parser.dependencies: is true, but this format gives no arcs; set it to false, or format: conllu")
+    if config.name == "given" and config.dependencies and config.given_labels != "parsed" and "arcs" not in text_columns:
+        raise UserError(
+            "parser.dependencies: is true, but this format gives no arcs; set it to false, parser.given_labels to parsed, or "
+            "format: conllu"
+        )
     if target is not None and "target" not in text_columns:
         raise UserError("target_parser: this format has no target side; set it to null")
     if target is not None and target.name == "given":
