@@ -86,3 +86,35 @@ def trees(draw, max_leaves: int = 9, max_roots: int = 3) -> Tree:
 
 def batches(max_size: int = 3, **kwargs) -> st.SearchStrategy[list[Tree]]:
     return st.lists(trees(**kwargs), min_size=1, max_size=max_size)
+
+
+@st.composite
+def binary_trees(draw, max_leaves: int = 9) -> Tree:
+    """Trees of one root whose nodes have one child or two, down to bare leaves; unary chains, one-leaf sentences."""
+    tree = Tree(draw(st.integers(1, max_leaves)))
+
+    def grow(start: int, end: int, parent: int, budget: int) -> None:
+        node = tree.open(start, end, parent)
+        if budget and draw(st.integers(0, 4)) == 0:
+            grow(start, end, node, budget - 1)
+        elif end - start > 1:
+            middle = draw(st.integers(start + 1, end - 1))
+            for left, right in ((start, middle), (middle, end)):
+                if right - left > 1 or draw(st.integers(0, 3)) == 0:
+                    grow(left, right, node, budget)
+        tree.close(node)
+
+    grow(0, tree.num_leaves, -1, 2)
+    return tree
+
+
+@st.composite
+def governors(draw, max_words: int = 9, max_roots: int = 3) -> list[int]:
+    """The governor of every word of one text, in any order; -1 is a root, of which there may be several."""
+    order = draw(st.permutations(range(draw(st.integers(1, max_words)))))
+    out = [-1] * len(order)
+    roots = draw(st.integers(1, max_roots))
+    for place, word in enumerate(order):
+        if place >= roots:
+            out[word] = order[draw(st.integers(0, place - 1))]
+    return out

@@ -2,6 +2,18 @@
 
 from treenet.structure.attention import AttentionMaps, AttentionPath, choose_attention_path
 from treenet.structure.branches import BranchMaps, choose_sparse
+from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
+from treenet.structure.spans import SpanTable
 
-__all__ = ["AttentionMaps", "AttentionPath", "BranchMaps", "TreeStructure", "choose_attention_path", "choose_sparse"]
+__all__ = [
+    "ArcLevels",
+    "AttentionMaps",
+    "AttentionPath",
+    "BranchMaps",
+    "SpanTable",
+    "TreeLevels",
+    "TreeStructure",
+    "choose_attention_path",
+    "choose_sparse",
+]

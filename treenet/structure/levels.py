@@ -1,0 +1,180 @@
+"""Trees by level, for recursive cells: all nodes of a batch whose children are done are computed at once.
+
+Shapes: B batch, L leaves, N nodes, W words, S = L + N positions (leaves, then nodes in pre-order), M nodes of all trees.
+States stand in one table: row 0 is the state of no child, zeros, then come those of real positions.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.structure.spans import SpanTable
+from treeproc.errors import UserError
+
+
+@dataclass
+class TreeLevels:
+    """Binary trees, by height: a node of one child has it on the left."""
+
+    leaf: Tensor  # [leaves] flat position in [B, L] of every real leaf; leaf r has row 1 + r
+    children: Tensor  # [M, 2] rows of the left and the right child of every node, in the order of levels; 0 is none
+    edges: list[int]  # first node of every level, and M
+    row: Tensor  # [B, S] row of every position, 0 for padding
+    num_leaves: int  # L
+
+    @classmethod
+    def build(cls, table: SpanTable) -> "TreeLevels":
+        """Raises UserError for a node of more than two children."""
+        batch, num_nodes = table.start.shape
+        real = np.flatnonzero(~table.node_pad_mask)
+        left, right = _binary_children(table, real)  # positions in [B, S], -1 is none
+        positions = table.num_leaves + num_nodes
+        tree, index = np.divmod(real, num_nodes)
+        place = tree * positions + table.num_leaves + index
+        height = np.zeros(batch * positions + 1, dtype=np.int64)  # the last is that of -1
+        _raise_heights(height, np.concatenate([place, place]), np.concatenate([left, right]))
+        order = np.argsort(height[place], kind="stable")
+        leaf = np.flatnonzero(~table.leaf_pad_mask)
+        row = np.zeros(batch * positions + 1, dtype=np.int64)
+        row[leaf + leaf // table.num_leaves * num_nodes] = 1 + np.arange(len(leaf))
+        row[place[order]] = 1 + len(leaf) + np.arange(len(order))
+        children = row[np.stack([left, right], axis=1)[order]]
+        edges = [0, *np.cumsum(np.bincount(height[place])[1:]).tolist()]
+        leaf, children, row = map(torch.from_numpy, (leaf, children, row[:-1].reshape(batch, -1)))
+        return cls(leaf, children, edges, row, table.num_leaves)
+
+    def to(self, device: torch.device | str) -> "TreeLevels":
+        return replace(self, leaf=self.leaf.to(device), children=self.children.to(device), row=self.row.to(device))
+
+
+def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions in [B, S], flat, of the children of the nodes `real` (flat in [B, N]); -1 is none."""
+    start, end, subtree_end = (x.ravel() for x in (table.start, table.end, table.subtree_end))
+    num_nodes = table.num_nodes
+    tree, index = np.divmod(real, num_nodes)
+    base = tree * num_nodes
+
+    def child(first_leaf: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The child that begins at a leaf, `node` being the next in pre-order: position, and where span and subtree end."""
+        within = node < subtree_end[real]
+        at = np.where(within, base + node, real)
+        is_node = within & (start[at] == first_leaf)
+        place = np.where(is_node, table.num_leaves + node, first_leaf)
+        stop, last = np.where(is_node, end[at], first_leaf + 1), np.where(is_node, subtree_end[at], node)
+        return tree * (table.num_leaves + num_nodes) + place, stop, last
+
+    left, middle, next_node = child(start[real], index + 1)
+    right, stop, last = child(middle, next_node)
+    single = middle == end[real]
+    right = np.where(single, -1, right)
+    stop, last = np.where(single, middle, stop), np.where(single, next_node, last)
+    wrong = np.flatnonzero((stop != end[real]) | (last != subtree_end[real]))
+    if len(wrong):
+        raise UserError(
+            f"tree {tree[wrong[0]]} of the batch, node {index[wrong[0]]}: must have two children at most for a binary Tree-LSTM; "
+            "encode the data with tree.binarize: right (or left)"
+        )
+    return left, right
+
+
+@dataclass
+class ArcLevels:
+    """Dependency trees of words, by height. Where a text has several roots, one more node is the governor of them all."""
+
+    word: Tensor  # [B, L] flat position in [B, W + 1] of the word of every leaf; padding goes to the last place of its row
+    pieces: Tensor  # [B, W + 1] leaves of every word, at least 1
+    place: Tensor  # [M] flat position in [B, W + 1] of every node, in the order of levels; place W is the governor of roots
+    child: Tensor  # [A] node, in that order, at the lower end of every arc
+    governor: Tensor  # [A] and at the upper end, ascending
+    edges: list[int]  # first node of every level, and M
+    arc_edges: list[int]  # first arc of every level's governors, and A
+    row: Tensor  # [B, W + 1] 1 + node of every place, 0 for padding
+    root: Tensor  # [B] place of the root in [W + 1]
+    span: Tensor  # [B, W + 1, 2] first leaf below a place and one past the last; 0, 0 where leaves of others are between them
+
+    @property
+    def pad_mask(self) -> Tensor:
+        """[B, W + 1], True = padding."""
+        return self.row == 0
+
+    @classmethod
+    def build(cls, word_of_leaf: list[np.ndarray], governors: list[np.ndarray]) -> "ArcLevels":
+        """`word_of_leaf[b]` [L_b] is ascending, `governors[b]` [W_b] counts from 0, -1 a root. UserError for arcs in a circle."""
+        batch, width = len(governors), max(1, *map(len, governors)) + 1
+        counts = np.array([len(row) for row in governors])
+        tree = np.repeat(np.arange(batch), counts)
+        word = np.arange(len(tree)) - np.repeat(np.cumsum(counts) - counts, counts)
+        governor = np.concatenate(governors).astype(np.int64)
+        is_root = governor < 0
+        num_roots = np.bincount(tree[is_root], minlength=batch)
+        place = tree * width + word
+        joined = np.flatnonzero(num_roots != 1)
+        root = np.full(batch, width - 1)
+        alone = is_root & (num_roots == 1)[tree]
+        root[tree[alone]] = word[alone]
+        kept = ~alone
+        upper = tree[kept] * width + np.where(is_root, width - 1, governor)[kept]
+        lower = place[kept]
+        height = np.zeros(batch * width, dtype=np.int64)
+        _raise_heights(height, upper, lower)
+        places = np.concatenate([place, joined * width + width - 1])
+        order = np.argsort(height[places], kind="stable")
+        places = places[order]
+        row = np.zeros(batch * width, dtype=np.int64)
+        row[places] = 1 + np.arange(len(places))
+        by_governor = np.argsort(row[upper], kind="stable")
+        upper, lower = upper[by_governor], lower[by_governor]
+        sizes = np.bincount(height[places])
+        arcs = np.bincount(height[upper], minlength=len(sizes))
+
+        num_leaves = max(1, *map(len, word_of_leaf))
+        leaf_place = np.repeat(np.arange(batch) * width + width - 1, num_leaves).reshape(batch, num_leaves)
+        for b, words in enumerate(word_of_leaf):
+            leaf_place[b, : len(words)] = b * width + words
+        span, pieces = _spans(word_of_leaf, width, upper, lower, height)
+        return cls(
+            *map(torch.from_numpy, (leaf_place, pieces, places, row[lower] - 1, row[upper] - 1)),
+            [0, *np.cumsum(sizes).tolist()],
+            [0, *np.cumsum(arcs).tolist()],
+            torch.from_numpy(row.reshape(batch, width)),
+            torch.from_numpy(root),
+            torch.from_numpy(span),
+        )
+
+    def to(self, device: torch.device | str) -> "ArcLevels":
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+
+
+def _spans(
+    word_of_leaf: list[np.ndarray], width: int, upper: np.ndarray, lower: np.ndarray, height: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Leaves below every place, [B, W + 1, 2], and leaves of every place itself, at least 1, [B, W + 1]."""
+    batch = len(word_of_leaf)
+    flat = np.concatenate([b * width + words for b, words in enumerate(word_of_leaf)]).astype(np.int64)
+    leaf = np.concatenate([np.arange(len(words)) for words in word_of_leaf])
+    own = np.bincount(flat, minlength=batch * width)
+    count, far = own.copy(), len(leaf)
+    first, last = np.full(batch * width, far), np.zeros(batch * width, dtype=np.int64)
+    np.minimum.at(first, flat, leaf)
+    np.maximum.at(last, flat, leaf + 1)
+    for level in range(1, int(height.max(initial=0)) + 1):  # a place is done when all below it are
+        here = height[upper] == level
+        np.minimum.at(first, upper[here], first[lower[here]])
+        np.maximum.at(last, upper[here], last[lower[here]])
+        np.add.at(count, upper[here], count[lower[here]])
+    whole = (last - first == count) & (count > 0)
+    span = np.where(whole[:, None], np.stack([first, last], axis=1), 0)
+    return span.reshape(batch, width, 2), np.maximum(own, 1).reshape(batch, width)
+
+
+def _raise_heights(height: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> None:
+    """Heights of what stands above others, in place, from arcs [A]: one more than the highest below."""
+    for _ in range(len(height) + 1):
+        above = height[lower] + 1
+        low = height[upper] < above
+        if not low.any():
+            return
+        np.maximum.at(height, upper[low], above[low])
+    raise UserError("arcs must form trees, but go in a circle; parse the data again")
