@@ -36,7 +36,12 @@ class TreeBatch:
         return int((self.tgt_out != PAD_ID).sum())
 
     def to(self, device: torch.device | str) -> "TreeBatch":
-        return TreeBatch(**{name: value if value is None else value.to(device) for name, value in vars(self).items()})
+        return type(self)(**{name: value if value is None else value.to(device) for name, value in vars(self).items()})
+
+    def pad_masks(self) -> list[Tensor]:
+        """Masks, True = padding, of all positions that a model computes."""
+        nodes = [self.node_pad_mask] if self.structure is not None else []
+        return [self.leaf_pad_mask, *nodes, self.tgt_out == PAD_ID]
 
 
 @dataclass

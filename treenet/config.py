@@ -29,7 +29,11 @@ class TreeAttentionConfig(Settings):
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
-    name: str = Field("tree_transformer", description="a name of the model registry: tree_transformer, transformer")
+    name: str = Field(
+        "tree_transformer",
+        description="a name of the model registry: tree_transformer, transformer; for classification also bilstm, tree_lstm "
+        "(binary constituency trees) and child_sum_tree_lstm (dependencies)",
+    )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
     num_heads: PositiveInt = Field(8, description="attention heads")
@@ -98,11 +102,36 @@ class DecodingConfig(Settings):
     max_tokens: PositiveInt = Field(4096, description="padded source leaves of one search batch")
 
 
+class ClassifierConfig(Settings):
+    """What a classifier learns from and how it is read. The number of classes is that of the data set."""
+
+    supervision: Literal["all_phrases", "root"] = Field(
+        "all_phrases",
+        description="the classes that are learned: of all phrases that have one (tree models predict them at the leaves and "
+        "nodes of the tree, transformer and bilstm from the phrase as an example of its own), or of whole examples alone",
+    )
+    pooling: Literal["own", "mean", "first"] = Field(
+        "own",
+        description="what an example's class is read from: 'own' is the root, or dummy root, of tree models, the mean of the "
+        "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
+    )
+    neutral_class: int | None = Field(
+        None,
+        ge=0,
+        description="classes below and above this one are also scored as two, by their summed probabilities, over the examples "
+        "of other classes: 2 reads SST-5 as SST-2",
+    )
+
+
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
     data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
+    task: Literal["translation", "classification"] = Field(
+        "translation", description="what is trained; 'classification' reads data sets with classes, see classifier"
+    )
     model: ModelConfig = ModelConfig()
+    classifier: ClassifierConfig = ClassifierConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     decoding: DecodingConfig = DecodingConfig()
@@ -113,15 +142,18 @@ class TrainConfig(Settings):
     keep_checkpoints: PositiveInt = Field(5, description="checkpoints kept on disk")
     average: Literal["last", "best", "ema"] = Field(
         "last",
-        description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation "
-        "nll (which are then the ones that are kept, beside the latest), or the moving average of ema_decay",
+        description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation, "
+        "nll or a classifier's accuracy (which are then the ones that are kept, beside the latest), or the moving average of "
+        "ema_decay",
     )
     average_checkpoints: PositiveInt = Field(5, description="checkpoints averaged at the end")
     ema_decay: float = Field(
         0.0, ge=0, lt=1, description="decay of a moving average of the weights, which is then what is validated; 0 keeps none"
     )
     patience: int = Field(
-        0, ge=0, description="validations in a row without a better nll after which training is finished; 0 goes to max_steps"
+        0,
+        ge=0,
+        description="validations in a row that are not better after which training is finished; 0 goes to max_steps",
     )
     max_skipped_updates: PositiveInt = Field(
         20, description="updates in a row that are not finite, and so skipped, after which training gives up"

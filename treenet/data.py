@@ -3,8 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -42,11 +42,8 @@ class ExampleSource:
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
-        rows = np.asarray(rows)
         out = RowLists()
-        for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
-            batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
-            columns = self._shards[shard].columns[batch]
+        for columns, row in self.places(rows):
             edges, leaves = columns["leaves"]
             start, stop = edges[row : row + 2].tolist()
             out.pieces.append(leaves["piece"][start:stop])
@@ -62,8 +59,15 @@ class ExampleSource:
             out.example_ids.append(columns["example_id"][row])
         return collate_rows(out, self._trees)
 
+    def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """Where the rows stand: columns of a record batch, and the row in it."""
+        rows = np.asarray(rows)
+        for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
+            batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
+            yield self._shards[shard].columns[batch], row
+
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Target pieces with EOS, without reading a shard."""
+        """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
 
 

@@ -18,7 +18,7 @@ from treeproc.report import dropped, fallbacks, reasons
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
-from treeproc.stages.encode import EncodeShard, TreeConfig, encoded_columns
+from treeproc.stages.encode import EncodeShard, TreeConfig, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
@@ -304,6 +304,7 @@ class _Job:
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),
             parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
+            **({"num_classes": count_classes(folder, records)} if "label" in stages[0] else {}),
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 

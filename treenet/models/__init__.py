@@ -1,6 +1,21 @@
-"""Models by name: `build_model(config, vocab)`."""
+"""Models by name: `build_model(config, vocab)`, `build_classifier(config, vocab, classifier, num_classes)`."""
 
-from treenet.models.registry import MODELS, build_model, model_class
-from treenet.models.seq2seq import DecoderState, Memory, Seq2Seq, VocabSizes
+from treenet.models.classifier import Classifier, ClassLogits
+from treenet.models.encoders import Memory, VocabSizes
+from treenet.models.registry import CLASSIFIERS, MODELS, build_classifier, build_model, classifier_class, model_class
+from treenet.models.seq2seq import DecoderState, Seq2Seq
 
-__all__ = ["MODELS", "DecoderState", "Memory", "Seq2Seq", "VocabSizes", "build_model", "model_class"]
+__all__ = [
+    "CLASSIFIERS",
+    "MODELS",
+    "ClassLogits",
+    "Classifier",
+    "DecoderState",
+    "Memory",
+    "Seq2Seq",
+    "VocabSizes",
+    "build_classifier",
+    "build_model",
+    "classifier_class",
+    "model_class",
+]

@@ -1,24 +1,54 @@
-"""Model names."""
+"""Model names, of translation models and of classifiers."""
 
-from treenet.config import ModelConfig
-from treenet.models.seq2seq import Seq2Seq, VocabSizes
-from treenet.models.transformer import Transformer
-from treenet.models.tree_transformer import TreeTransformer
+from collections.abc import Mapping
+from typing import TypeVar
+
+from treenet.config import ClassifierConfig, ModelConfig
+from treenet.models.bilstm import BiLSTMClassifier
+from treenet.models.classifier import Classifier
+from treenet.models.encoders import VocabSizes
+from treenet.models.seq2seq import Seq2Seq
+from treenet.models.transformer import Transformer, TransformerClassifier
+from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
+from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
 from treeproc.settings import UserError
+
+Model = TypeVar("Model")
 
 MODELS: dict[str, type[Seq2Seq]] = {
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }
+CLASSIFIERS: dict[str, type[Classifier]] = {
+    "bilstm": BiLSTMClassifier,
+    "child_sum_tree_lstm": ChildSumTreeLSTMClassifier,
+    "transformer": TransformerClassifier,
+    "tree_lstm": TreeLSTMClassifier,
+    "tree_transformer": TreeTransformerClassifier,
+}
 
 
 def model_class(config: ModelConfig) -> type[Seq2Seq]:
-    """The class of a model. Raises UserError for an unknown name."""
-    if config.name not in MODELS:
-        raise UserError(f"model.name must be one of {', '.join(sorted(MODELS))}, but is {config.name} instead")
-    return MODELS[config.name]
+    """The class of a translation model. Raises UserError for an unknown name."""
+    return _find(MODELS, config.name)
 
 
 def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
-    """A freshly initialised model. Raises UserError for an unknown name."""
+    """A freshly initialised translation model. Raises UserError for an unknown name."""
     return model_class(config)(config, vocab)
+
+
+def classifier_class(config: ModelConfig) -> type[Classifier]:
+    """The class of a classifier. Raises UserError for an unknown name."""
+    return _find(CLASSIFIERS, config.name)
+
+
+def build_classifier(config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int) -> Classifier:
+    """A freshly initialised classifier. Raises UserError for an unknown name, and for settings that do not fit the model."""
+    return classifier_class(config)(config, vocab, classifier, num_classes)
+
+
+def _find(models: Mapping[str, type[Model]], name: str) -> type[Model]:
+    if name not in models:
+        raise UserError(f"model.name must be one of {', '.join(sorted(models))}, but is {name} instead")
+    return models[name]

@@ -1,9 +1,8 @@
-"""What every encoder-decoder model shares: embeddings, the decoder and step-by-step decoding. Not a model itself.
+"""What every encoder-decoder model shares beside its encoder: the decoder and step-by-step decoding. Not a model itself.
 
 Shapes: B batch, L leaves, N nodes, S memory positions, T target positions, D model, V pieces, R live hypotheses.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,27 +12,8 @@ from torch import Tensor, nn
 from treenet.batch import TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
-from treenet.layers.blocks import DecoderLayer, EncoderLayer
-from treenet.layers.dropout import Dropout
-from treenet.layers.positions import SinusoidalPositions
-from treenet.structure import TreeStructure
-
-
-@dataclass(frozen=True)
-class VocabSizes:
-    """Rows of the embedding tables."""
-
-    pieces: int
-    labels: int
-
-
-@dataclass
-class Memory:
-    """What an encoder leaves to the decoder."""
-
-    states: Tensor  # [B, S, D]; tree models: leaves, then nodes
-    pad_mask: Tensor  # [B, S] bool, True = padding
-    structure: TreeStructure | None = None  # trees of the source, for tree cross-attention
+from treenet.layers.blocks import DecoderLayer
+from treenet.models.encoders import Encoder, Memory, VocabSizes
 
 
 @dataclass
@@ -58,27 +38,16 @@ class DecoderState:
         return DecoderState(sources, memory, attend_mask, past, self.step)
 
 
-class Seq2Seq(nn.Module):
-    """Base of the encoder-decoder models; a model adds `encode`.
+class Seq2Seq(Encoder):
+    """Base of the encoder-decoder models; a model may have an `encode` of its own.
 
     Encoder leaves, decoder input and output softmax share one table [V, D]. `tree` makes encoder self-attention and
     decoder cross-attention tree attentions.
     """
 
-    reads_trees = False  # whether batches need `structure`
-
     def __init__(self, config: ModelConfig, vocab: VocabSizes, tree: TreeAttentionConfig | None = None):
-        super().__init__()
-        self.embedding_scale = math.sqrt(config.d_model)
-        self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
-        self.positions = SinusoidalPositions(config.d_model)
-        self.dropout = Dropout(config.dropout)
-        self.encoder_layers = nn.ModuleList([EncoderLayer(config, tree) for _ in range(config.num_encoder_layers)])
+        super().__init__(config, vocab, tree)
         self.decoder_layers = nn.ModuleList([DecoderLayer(config, tree) for _ in range(config.num_decoder_layers)])
-
-    def encode(self, batch: TreeBatch) -> Memory:
-        """The source of a batch as memory."""
-        raise NotImplementedError
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """Teacher forcing: logits [B, T, V] of `tgt_out`, float32 at least."""
@@ -110,18 +79,7 @@ class Seq2Seq(nn.Module):
         state = DecoderState(state.sources, state.memory, state.memory_attend_mask, pasts, state.step + 1)
         return self.compute_logits(x[:, 0]), state
 
-    def embed_pieces(self, pieces: Tensor, first: int = 0) -> Tensor:
-        """pieces [B, T] at positions from `first` -> [B, T, D]."""
-        return self.positions(self.embedding_scale * self.piece_embedding(pieces), first)
-
     def compute_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
         logits = F.linear(x, self.piece_embedding.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def build_embedding(rows: int, d_model: int) -> nn.Embedding:
-    """N(0, 1/D): unit variance after the scaling by sqrt(D), and logits of unit scale from the tied table."""
-    embedding = nn.Embedding(rows, d_model)
-    nn.init.normal_(embedding.weight, std=d_model**-0.5)
-    return embedding

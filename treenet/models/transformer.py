@@ -1,9 +1,9 @@
 """The plain Transformer: it reads the leaves and ignores the trees."""
 
-from treenet.batch import TreeBatch
-from treenet.config import ModelConfig
-from treenet.layers.attention import padding_to_attend_mask
-from treenet.models.seq2seq import Memory, Seq2Seq, VocabSizes
+from treenet.config import ClassifierConfig, ModelConfig
+from treenet.models.classifier import Classifier
+from treenet.models.encoders import Encoder, VocabSizes
+from treenet.models.seq2seq import Seq2Seq
 
 
 class Transformer(Seq2Seq):
@@ -12,10 +12,10 @@ class Transformer(Seq2Seq):
     def __init__(self, config: ModelConfig, vocab: VocabSizes):
         super().__init__(config, vocab)
 
-    def encode(self, batch: TreeBatch) -> Memory:
-        """Memory of the leaves: S = L."""
-        attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
-        x = self.dropout(self.embed_pieces(batch.leaf_pieces))
-        for layer in self.encoder_layers:
-            x = layer(x, attend_mask)
-        return Memory(x, batch.leaf_pad_mask)
+
+class TransformerClassifier(Encoder, Classifier):
+    """Its encoder; the class of an example is read from the mean of the leaves, or from the first."""
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int):
+        Encoder.__init__(self, config, vocab)
+        self.add_head(config, classifier, num_classes)

@@ -12,7 +12,6 @@ from treenet.batch import TreeBatch
 from treenet.config import BatchConfig
 from treenet.data import ExampleSource
 from treenet.plan import cut_batches, example_costs
-from treeproc.schema import PAD_ID
 from treeproc.settings import UserError
 
 
@@ -96,12 +95,6 @@ class MicroBatches:
         starts = cut_batches(self._costs(rows), limit)[1:-1] if limit is not None and len(rows) else []
         cuts = [cut for cut in np.split(rows, starts) if len(cut)]
         batches = [self.source.batch(cut) for cut in cuts]
-        masks = [mask for batch in batches for mask in _pad_masks(batch)]
+        masks = [mask for batch in batches for mask in batch.pad_masks()]
         positions, padding = sum(mask.numel() for mask in masks), sum(int(mask.sum()) for mask in masks)
         return Share(cuts, batches, rows, limit, global_tokens, positions, padding)
-
-
-def _pad_masks(batch: TreeBatch) -> list[Tensor]:
-    """Of all positions that a model computes."""
-    nodes = [batch.node_pad_mask] if batch.structure is not None else []
-    return [batch.leaf_pad_mask, *nodes, batch.tgt_out == PAD_ID]

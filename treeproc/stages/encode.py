@@ -1,7 +1,7 @@
 """Parsed shards to encoded shards."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +16,14 @@ from treeproc.ragged import edges_of
 from treeproc.schema import FULL_ENCODED_SCHEMA, select
 from treeproc.settings import Settings, UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
+from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees import UNANALYSED, SpanTree
 
 # Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
 Views = Mapping[str, Any]
+# Columns of classes of parts of an example.
+_CLASSES = ("node_labels", "leaf_labels")
 
 
 class TreeConfig(Settings):
@@ -204,6 +207,13 @@ class EncodeShard:
             self._data / "encoded", text.name, Batches(batches), schema,
             split=text.split, index=text.index, fingerprint=mark, counts=counts, longest=longest,
         )  # fmt: skip
+
+
+def count_classes(folder: AnyPath, records: Iterable[ShardRecord]) -> int:
+    """One more than the highest class of an example, a node or a leaf in encoded shards."""
+    columns = (views for record in records for views in Shard(folder, record).columns)
+    parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
+    return 1 + max(int(part.max(initial=-1)) for part in parts)
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:

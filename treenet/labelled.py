@@ -1,0 +1,207 @@
+"""Labelled examples as batches: the class of an example, and of the phrases in it that have one.
+
+Shapes: B batch, L leaves, N nodes, W words, P positions of a model that have classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.batch import RowLists, TreeBatch, collate_rows, pad
+from treenet.data import ExampleSource
+from treenet.structure import ArcLevels, SpanTable, TreeLevels
+from treeproc.settings import UserError
+from treeproc.shards import read_index
+from treeproc.storage import AnyPath
+
+NO_CLASS = -1
+# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them; or
+# the arcs between its words.
+Reads = Literal["leaves", "trees", "binary_trees", "arcs"]
+# Examples at a time when all phrases of a split are looked at.
+_CHUNK = 1024
+
+
+@dataclass
+class LabelledBatch(TreeBatch):
+    """A padded batch with classes. `structure` is `TreeLevels` or `ArcLevels` for models that read these."""
+
+    labels: Tensor  # [B] int64, class of every example
+    position_labels: Tensor  # [B, P] int64, NO_CLASS where there is none; leaves, then nodes, or words; P = 0 without any
+
+    def pad_masks(self) -> list[Tensor]:
+        """Masks, True = padding, of all positions that a model computes."""
+        return super().pad_masks()[:-1]
+
+
+class LabelledSource(ExampleSource):
+    """One split of a data set with classes, in the form that a model reads.
+
+    With `phrases`, models that read trees or arcs get the classes of all phrases that have a position. Raises UserError
+    when a model needs what the data set has not got.
+    """
+
+    def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool):
+        super().__init__(folder, split, trees=reads == "trees")
+        self._reads, self._phrases = reads, phrases and reads != "leaves"
+        columns = read_index(folder).get("columns", [])
+        if "label" not in columns:
+            raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
+        if reads == "arcs" and "arcs" not in columns:
+            raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
+        self._targets = np.ones(len(self), dtype=np.int64)
+        if self._phrases:
+            for rows in _chunks(len(self)):
+                self._targets[rows] = (self.batch(rows).position_labels != NO_CLASS).sum(dim=1)
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
+        """The rows as one padded batch."""
+        batch = super().batch(rows)
+        labels, nodes, leaves, spans = [], [], [], []
+        words, governors = [], []
+        for columns, row in self.places(rows):
+            labels.append(columns["label"][row])
+            if self._reads != "leaves":
+                spans.append(_spans(columns, row))
+            if self._reads == "arcs":
+                words.append(_items(columns["leaves"], row, "word_index"))
+                governors.append(_items(columns["arcs"], row, "governor"))
+            if self._phrases:
+                nodes.append(_classes(columns, "node_labels", row, "nodes"))
+                leaves.append(_classes(columns, "leaf_labels", row, "leaves"))
+                nodes[-1][:1] = labels[-1]
+        structure, position_labels = batch.structure, np.zeros((len(labels), 0), dtype=np.int64)
+        if self._reads in ("trees", "binary_trees"):
+            self._check_roots(rows, spans)
+        if self._reads == "binary_trees":
+            structure = TreeLevels.build(SpanTable.build((~batch.leaf_pad_mask).sum(1).tolist(), spans))
+        elif self._reads == "arcs":
+            structure = ArcLevels.build(words, governors)
+        if self._phrases and self._reads == "arcs":
+            found = [_find_classes(*row) for row in zip(structure.span.numpy(), spans, nodes, leaves, words, strict=True)]
+            position_labels = np.stack(found)
+            position_labels[np.arange(len(labels)), structure.root.numpy()] = labels
+        elif self._phrases:
+            parts = [pad(np.concatenate(lists), _lengths(lists), NO_CLASS)[0] for lists in (leaves, nodes)]
+            position_labels = np.concatenate(parts, axis=1)
+        fields = {**vars(batch), "structure": structure}
+        return LabelledBatch(
+            **fields, labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
+        )
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Classes to be predicted, which the loss of a batch is divided by."""
+        return int(self._targets[rows].sum())
+
+    def _check_roots(self, rows: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> None:
+        for row, table in zip(rows, spans, strict=True):
+            if table[0, 2] < len(table):
+                raise UserError(
+                    f"example {self.lengths['example_id'][row]} has several trees side by side and so no root; encode the data "
+                    "with tree.documents: dummy_root"
+                )
+
+
+class PhraseSource(ExampleSource):
+    """All phrases of a split that have a class, each as an example of its own, for models that read leaves alone.
+
+    A phrase is the leaves of a node or of a word; the whole example is always one. A fraction of the data is one of
+    examples, not of phrases.
+    """
+
+    def __init__(self, folder: AnyPath, split: str):
+        super().__init__(folder, split, trees=False)
+        examples = LabelledSource(folder, split, "leaves", phrases=False)  # for its checks
+        found = [self._phrases_of(rows) for rows in _chunks(len(self))]
+        self._row, self._start, self._end, self._class = np.concatenate(found, axis=1)
+        self._example = examples.lengths
+        self.lengths = {name: column[self._row] for name, column in self._example.items()}
+        self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(self._row), dtype=np.int64)}
+
+    def _phrases_of(self, rows: np.ndarray) -> np.ndarray:
+        """[4, phrases]: row, first leaf, one past the last, class."""
+        out = []
+        for row, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
+            spans, words = _spans(columns, at), _items(columns["leaves"], at, "word_index")
+            nodes, leaves = _classes(columns, "node_labels", at, "nodes"), _classes(columns, "leaf_labels", at, "leaves")
+            start, end, classes = _labelled_spans(spans, nodes, leaves, words)
+            whole = (start == 0) & (end == len(words))
+            start, end = np.append(start[~whole], 0), np.append(end[~whole], len(words))
+            classes = np.append(classes[~whole], columns["label"][at])
+            out.append(np.stack([np.full(len(start), row), start, end, classes]))
+        return np.concatenate(out, axis=1)
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
+        """Phrases as one padded batch; `example_ids` are numbers of phrases."""
+        rows = np.asarray(rows)
+        out, empty = RowLists(), np.zeros(0, dtype=np.int64)
+        for phrase, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
+            pieces = _items(columns["leaves"], at, "piece")
+            out.pieces.append(pieces[self._start[phrase] : self._end[phrase]])
+            for column in (out.labels, out.starts, out.ends, out.subtree_ends, out.targets):
+                column.append(empty)
+            out.example_ids.append(phrase)
+        batch = collate_rows(out, trees=False)
+        labels = torch.from_numpy(self._class[rows])
+        return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Classes to be predicted, which the loss of a batch is divided by."""
+        return len(rows)
+
+
+def _chunks(count: int) -> list[np.ndarray]:
+    return np.array_split(np.arange(count), max(1, -(-count // _CHUNK)))
+
+
+def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
+    return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
+
+
+def _items(views: Any, row: int, name: str | None = None) -> np.ndarray:
+    """Items of a list column of one row."""
+    edges, flat = views
+    start, stop = edges[row : row + 2].tolist()
+    return (flat if name is None else flat[name])[start:stop]
+
+
+def _spans(columns: Any, row: int) -> np.ndarray:
+    """[N, 3]: start, end, subtree_end."""
+    return np.stack([_items(columns["spans"], row, name) for name in ("start", "end", "subtree_end")], axis=1)
+
+
+def _classes(columns: Any, name: str, row: int, like: str) -> np.ndarray:
+    """A copy of the classes of nodes or leaves; none where the data set has no such column."""
+    if name in columns:
+        return _items(columns[name], row).astype(np.int64)
+    start, stop = columns[like][0][row : row + 2].tolist()
+    return np.full(stop - start, NO_CLASS, dtype=np.int64)
+
+
+def _labelled_spans(
+    spans: np.ndarray, nodes: np.ndarray, leaves: np.ndarray, words: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """First leaf, one past the last, and class of every phrase that has one, each span once."""
+    first = np.flatnonzero(np.diff(words, prepend=-1))
+    start = np.concatenate([spans[:, 0], first])
+    end = np.concatenate([spans[:, 1], np.append(first[1:], len(words))])
+    classes = np.concatenate([nodes, leaves[first]])
+    kept = np.flatnonzero(classes != NO_CLASS)
+    _, once = np.unique(start[kept] * (len(words) + 1) + end[kept], return_index=True)
+    kept = kept[once]
+    return start[kept], end[kept], classes[kept]
+
+
+def _find_classes(wanted: np.ndarray, spans: np.ndarray, nodes: np.ndarray, leaves: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Classes [W + 1] of the phrases over the spans `wanted` [W + 1, 2]."""
+    start, end, classes = _labelled_spans(spans, nodes, leaves, words)
+    width = len(words) + 1
+    keys, of_wanted = start * width + end, wanted[:, 0] * width + wanted[:, 1]
+    at = np.minimum(np.searchsorted(keys, of_wanted), len(keys) - 1)
+    if not len(keys):
+        return np.full(len(wanted), NO_CLASS)
+    return np.where(keys[at] == of_wanted, classes[at], NO_CLASS)

@@ -1,0 +1,82 @@
+"""Tree-LSTMs (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies.
+
+Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D model.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from treenet.config import ClassifierConfig, ModelConfig
+from treenet.labelled import LabelledBatch
+from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
+from treenet.layers.dropout import Dropout
+from treenet.layers.linear import build_linear
+from treenet.models.classifier import Classifier
+from treenet.models.encoders import Memory, VocabSizes, build_embedding
+
+
+class TreeLSTMClassifier(Classifier):
+    """The N-ary cell, N = 2; a leaf has an output gate, but no input gate, and nodes have no input but their children.
+
+    Positions are leaves, then nodes; dropout of embeddings and of states before the head.
+    """
+
+    reads = "binary_trees"
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int):
+        super().__init__()
+        self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
+        self.embedding_scale = config.d_model**0.5
+        self.dropout = Dropout(config.dropout)
+        self.leaf = build_linear(config.d_model, config.d_model, num_blocks=2)  # cell, output gate
+        self.composer = build_linear(2 * config.d_model, config.d_model, num_blocks=5)  # i, f left, f right, o, u
+        self.add_head(config, classifier, num_classes)
+
+    def encode(self, batch: LabelledBatch) -> Memory:
+        """States of leaves and nodes: S = L + N."""
+        levels = batch.structure
+        x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
+        cell, gate = self.leaf(x.flatten(0, 1).index_select(0, levels.leaf)).chunk(2, dim=1)
+        weight, bias = self.composer.weight.t(), self.composer.bias
+        table = binary_tree_lstm(gate.sigmoid() * cell.tanh(), cell, weight, bias, levels.children, levels.edges)
+        states = table.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape)
+        return Memory(self.dropout(states, levels.num_leaves), levels.row == 0)
+
+    def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
+        """The root's state [B, D]."""
+        return memory.states[:, batch.structure.num_leaves]
+
+
+class ChildSumTreeLSTMClassifier(Classifier):
+    """The child-sum cell over words, whose vectors are the means of their pieces'.
+
+    Positions are words, and one more that governs the roots where a text has several, without input. Dropout as above.
+    """
+
+    reads = "arcs"
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int):
+        super().__init__()
+        self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
+        self.embedding_scale = config.d_model**0.5
+        self.dropout = Dropout(config.dropout)
+        self.word = build_linear(config.d_model, config.d_model, num_blocks=4)  # i, o, u, f
+        self.states = nn.Parameter(build_linear(config.d_model, config.d_model, num_blocks=4).weight.detach().t().contiguous())
+        self.add_head(config, classifier, num_classes)
+
+    def encode(self, batch: LabelledBatch) -> Memory:
+        """States of words: S = W + 1."""
+        levels = batch.structure
+        leaves = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
+        leaves = leaves.masked_fill(batch.leaf_pad_mask[..., None], 0)
+        words = leaves.new_zeros(levels.row.numel(), leaves.shape[2]).index_add(0, levels.word.flatten(), leaves.flatten(0, 1))
+        words = words / levels.pieces.view(-1, 1)
+        arcs = levels.child, levels.governor, levels.edges, levels.arc_edges
+        hidden = child_sum_tree_lstm(self.word(words.index_select(0, levels.place)), self.states, *arcs)
+        table = torch.cat([hidden.new_zeros(1, hidden.shape[1]), hidden])
+        return Memory(self.dropout(table.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape)), levels.pad_mask)
+
+    def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
+        """The root's state [B, D]."""
+        root = batch.structure.root
+        return memory.states[torch.arange(len(root), device=root.device), root]
