@@ -9,7 +9,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from treenet.training.checkpoint import AVERAGE, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole, publish
+from treenet.training.checkpoint import (
+    AVERAGE,
+    META,
+    WEIGHTS,
+    checkpoint_folders,
+    checkpoint_step,
+    is_whole,
+    publish,
+    validation_criterion,
+)
 from treeproc.files import read_json
 from treeproc.settings import UserError
 
@@ -40,7 +49,7 @@ def average_checkpoints(run_dir: Path, choice: Choice, count: int) -> Path:
 
 
 def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> list[Path]:
-    """Folders of whole checkpoints by ascending step: the last ones, or those with the lowest validation nll; one for `ema`.
+    """Folders of whole checkpoints by ascending step: the last ones, or those with the best validation; one for `ema`.
 
     Raises UserError when there is none of the kind.
     """
@@ -53,14 +62,14 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> list[Path]:
         if AVERAGE not in read_json(whole[-1] / META)["files"]:
             raise UserError(f"{whole[-1]} has no moving average; train with ema_decay, for example 0.999, or choose last or best")
         return whole[-1:]
-    nlls = {folder: read_json(folder / META).get("valid_nll") for folder in whole}
-    validated = [folder for folder in whole if nlls[folder] is not None]
+    values = {folder: validation_criterion(read_json(folder / META)) for folder in whole}
+    validated = [folder for folder in whole if values[folder] is not None]
     if not validated:
         raise UserError(
             f"{run_dir / 'checkpoints'} has no checkpoint of an update that was validated; make checkpoint_every and "
             "validate_every multiples of each other, or average the last ones"
         )
-    return sorted(sorted(validated, key=nlls.get)[:count])
+    return sorted(sorted(validated, key=values.get)[:count])
 
 
 def _check_identity(folders: Sequence[Path], metas: Sequence[dict]) -> None:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def _copy(value: Any) -> Any:
 
 
 def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
-    """Write a checkpoint and remove all but the last `keep`; with `best`, all but the latest and the `keep` of lowest valid_nll.
+    """Write a checkpoint and remove all but the last `keep`; with `best`, all but the latest and the `keep` best validated.
 
     One that is not `due` by its meta, but saved where a run was stopped, counts for neither and goes with the next: so
     that an interrupted run averages the checkpoints of an undisturbed one. Raises UserError when the disk refuses.
@@ -137,7 +138,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
     due = [path for path in done if _read_meta(path).get("due", True)]
-    kept = {folder, *(sorted(due, key=_valid_nll)[:keep] if best else due[-keep:])}
+    kept = {folder, *(sorted(due, key=_criterion)[:keep] if best else due[-keep:])}
     for path in folders:
         if path not in kept:
             remove_checkpoint(path)
@@ -171,10 +172,17 @@ def _read_meta(folder: Path) -> dict:
         return {}
 
 
-def _valid_nll(folder: Path) -> float:
-    """Validation nll of a checkpoint; infinite when it was not validated."""
-    nll = _read_meta(folder).get("valid_nll")
-    return math.inf if nll is None else nll
+def validation_criterion(meta: Mapping) -> float | None:
+    """What the validation of a checkpoint is judged by, the lower the better; None when it was not validated.
+
+    The nll, unless the task wrote another.
+    """
+    return meta.get("valid_criterion", meta.get("valid_nll"))
+
+
+def _criterion(folder: Path) -> float:
+    value = validation_criterion(_read_meta(folder))
+    return math.inf if value is None else value
 
 
 def load_checkpoint(

@@ -8,6 +8,7 @@ from treenet.training.checkpoint import META, checkpoint_folders
 from treenet.training.logs import read_metrics
 from treenet.training.remote_run import RunMirror
 from treenet.training.run import Job, check_job, train_job
+from treenet.training.tasks import build_task
 from treeproc.files import read_json
 from treeproc.progress import format_seconds
 from treeproc.settings import refuse_relative_in_job
@@ -40,6 +41,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
 def _sizes(job: Job) -> list[str]:
     """Data, model and update, from the plan alone."""
     config, facts = job.config, job.facts
+    task = build_task(config)
     batches = facts["batches_per_epoch"]
     left_out = ", ".join(f"{count:,} by {reason}" for reason, count in facts["left_out"].items() if count) or "none"
     per_update = {name: facts[name] / batches for name in ("examples", "target_tokens", "leaves", "nodes")}
@@ -47,10 +49,11 @@ def _sizes(job: Job) -> list[str]:
     plural = "s" if config.workers > 1 else ""
     where = f"on {config.workers} {device} worker{plural}" if config.workers else f"in this process, on a {device}"
     return [
-        f"  data: {facts['examples']:,} training pairs; left out: {left_out}",
+        f"  data: {facts['examples']:,} training {task.examples}; left out: {left_out}",
         f"  model: {config.model.name}, {facts['parameters']:,} parameters",
-        f"  update: {per_update['target_tokens']:,.0f} target tokens, {per_update['leaves']:,.0f} leaves and "
-        f"{per_update['nodes']:,.0f} nodes of {per_update['examples']:,.1f} pairs (budget {config.batch.max_tokens:,}), {where}",
+        f"  update: {per_update['target_tokens']:,.0f} {task.targets}, {per_update['leaves']:,.0f} leaves and "
+        f"{per_update['nodes']:,.0f} nodes of "
+        f"{per_update['examples']:,.1f} {task.examples} (budget {config.batch.max_tokens:,}), {where}",
         f"  plan: {config.max_steps:,} updates, {config.max_steps / batches:,.1f} epochs of {batches:,}",
     ]
 
@@ -84,8 +87,8 @@ def _costs(job: Job, probe: dict, left: int) -> list[str]:
     training, validating = left * per_update, left // config.validate_every * probe["validation_seconds"]
     checkpoint = probe["checkpoint_bytes"]
     return [
-        f"  probe: {probe['steps']} updates in {probe['seconds']:.1f} s, {rate:,.0f} target tokens/s a device, padding "
-        f"{probe['padding']:.1%}, data wait {probe['data_wait']:.1%}; validation {probe['validation_seconds']:.1f} s",
+        f"  probe: {probe['steps']} updates in {probe['seconds']:.1f} s, {rate:,.0f} {build_task(config).targets}/s a device, "
+        f"padding {probe['padding']:.1%}, data wait {probe['data_wait']:.1%}; validation {probe['validation_seconds']:.1f} s",
         f"  memory: {_size(probe['memory_gib'] * 2**30)} at most, {'on the GPU' if config.use_gpu else 'in the process'} of a "
         "worker",
         f"  disk: {_size(checkpoint)} a checkpoint, {_size(config.keep_checkpoints * checkpoint)} for the "

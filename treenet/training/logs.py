@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 
@@ -25,10 +26,10 @@ def read_metrics(run_dir: Path) -> list[dict]:
     return lines
 
 
-def best_validation(lines: Iterable[dict]) -> dict | None:
-    """The validation of the lowest negative log-likelihood, the first of several; None where there was none."""
-    valid = [line for line in lines if line["event"] == "valid" and math.isfinite(line["nll"])]
-    return min(valid, key=lambda line: line["nll"]) if valid else None
+def best_validation(lines: Iterable[dict], criterion: Callable[[dict], float] = itemgetter("nll")) -> dict | None:
+    """The validation of the lowest criterion, the first of several; None where there was none."""
+    valid = [line for line in lines if line["event"] == "valid" and math.isfinite(criterion(line))]
+    return min(valid, key=criterion) if valid else None
 
 
 def describe_metrics(line: dict) -> str:

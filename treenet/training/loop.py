@@ -12,10 +12,8 @@ from pathlib import Path
 
 import torch
 
-from treenet.batch import TreeBatch
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource, Prefetcher
-from treenet.models import VocabSizes, build_model, model_class
 from treenet.plan import BatchPlan, plan_in_order
 from treenet.training.checkpoint import (
     checkpoint_folders,
@@ -32,7 +30,8 @@ from treenet.training.memory import peak_memory
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
-from treenet.training.step import Stepper, StepResult
+from treenet.training.step import StepResult
+from treenet.training.tasks import build_task
 from treeproc.progress import Progress
 from treeproc.settings import UserError
 from treeproc.shards import read_index
@@ -87,22 +86,18 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
-        encoded = config.data / "encoded"
-        index = read_index(encoded)
-        trees = model_class(config.model).reads_trees
-        source = ExampleSource(encoded, "train", trees)
+        index, task = read_index(config.data / "encoded"), build_task(config)
+        self.task, source = task, task.open("train", training=True)
         self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
         self.micro_batches = self._micro_batches(source)
-        self.valid = self._micro_batches(ExampleSource(encoded, "valid", trees)) if "valid" in index["totals"] else None
+        self.valid = self._micro_batches(task.open("valid")) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
-            "num_pieces": index["num_pieces"],
-            "num_labels": index["num_labels"],
+            **task.sizes(index),
             "model": config.model.model_dump(mode="json"),
         }
         torch.manual_seed(config.seed)
-        model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"])).to(ranks.device)
-        self.stepper = Stepper(model, config, ranks)
+        self.stepper = task.build_stepper(task.build_model(index).to(ranks.device), ranks)
         self.state = TrainState()
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
@@ -184,24 +179,23 @@ class Trainer:
                 if progress:
                     progress.update()
                 if state.step % config.log_every == 0:
-                    metrics = self._metrics(result)
+                    line = self._metrics(result)
                     if progress:
-                        progress.update(0, postfix=describe_metrics(metrics))
+                        progress.update(0, postfix=describe_metrics(line))
                     if log:
-                        log.write("train", state.step, **metrics)
-                    report({"step": state.step, **metrics})
-                nll = None
+                        log.write("train", state.step, **line)
+                    report({"step": state.step, **line})
+                metrics = None
                 if self.valid and (state.step % config.validate_every == 0 or state.step == config.max_steps):
                     metrics = self.validate()
-                    nll = metrics["nll"]
-                    state.count_validation(nll)
+                    state.count_validation(self.task.criterion(metrics))
                     if log:
                         log.write("valid", state.step, **metrics)
                 finished = is_finished(config, state.step, state.validations_since_best)
                 state.elapsed += watch.lap()  # not in the seconds that rates are made of
                 due = finished or state.step % config.checkpoint_every == 0
                 if writer and (due or result.wants_stop):
-                    self._save(writer, nll, due)
+                    self._save(writer, metrics, due)
                 if finished or result.wants_stop:
                     break
             if writer:
@@ -222,12 +216,12 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss and negative log-likelihood a target token of the validation split, over all ranks.
+        """Loss and negative log-likelihood a target of the validation split, and what the task adds, over all ranks.
 
         Of the moving average of the weights where there is one.
         """
         started = time.monotonic()
-        totals = torch.zeros(2, dtype=torch.float64, device=self.ranks.device)
+        totals = torch.zeros(self.task.num_sums, dtype=torch.float64, device=self.ranks.device)
         tokens, failure = 0, None
         average, model = self.stepper.average, self.stepper.model
         model.eval()
@@ -236,33 +230,25 @@ class Trainer:
                 share = self.valid.share(rows)
                 tokens += share.global_tokens
                 try:
-                    totals += self.valid.add_up(share, self._sums)
+                    totals += self.valid.add_up(share, self.stepper.validate)
                 except UserError as error:
                     failure = str(error)
                     break
         model.train()
         self.ranks.fail_together(failure)
-        loss, nll = (self.ranks.sum(totals) / tokens).tolist()
+        metrics = self.task.metrics(self.ranks.sum(totals), tokens)
         seconds = time.monotonic() - started
-        return {
-            "loss": loss,
-            "nll": nll,
-            "perplexity": math.exp(min(nll, 700.0)),
-            "seconds": seconds,
-            "elapsed": self.state.elapsed + seconds,
-        }
+        return {**metrics, "seconds": seconds, "elapsed": self.state.elapsed + seconds}
 
-    def _sums(self, batch: TreeBatch) -> torch.Tensor:
-        return torch.stack(self.stepper.compute_loss(batch)).double()
-
-    def _save(self, writer: CheckpointWriter, valid_nll: float | None, due: bool) -> None:
+    def _save(self, writer: CheckpointWriter, valid: dict[str, float] | None, due: bool) -> None:
         state, stepper = self.state, self.stepper
         meta = {
             **self.meta,
             "epoch": self.plan.epoch(state.step),
             "world_size": self.ranks.world_size,
             "due": due,
-            "valid_nll": valid_nll if valid_nll is not None and math.isfinite(valid_nll) else None,
+            "valid_nll": valid["nll"] if valid and math.isfinite(valid["nll"]) else None,
+            **self.task.checkpoint_facts(valid),
             "validations_since_best": state.validations_since_best,
         }
         average = stepper.average.weights if stepper.average else None

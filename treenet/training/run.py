@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
-from treenet.models import VocabSizes, build_model
 from treenet.plan import BatchPlan
 from treenet.training.averaging import average_checkpoints
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, load_weights
@@ -20,6 +18,7 @@ from treenet.training.curves import CURVES, plot_curves
 from treenet.training.logs import best_validation, read_metrics
 from treenet.training.loop import Outcome, finished_outcome, train
 from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
+from treenet.training.tasks import build_task
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.progress import format_seconds
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
@@ -90,6 +89,7 @@ def describe_run(summary: RunSummary) -> str:
     run_dir, lines = summary.run_dir, read_metrics(summary.run_dir)
     train = [line for line in lines if line["event"] == "train"]
     config = load_settings(TrainConfig, run_dir / "config.yaml")
+    task = build_task(config)
     out = [
         f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters, "
         f"{summary.step:,} of {config.max_steps:,} updates"
@@ -98,14 +98,14 @@ def describe_run(summary: RunSummary) -> str:
         rate = statistics.median(line["tokens_per_s"] for line in train)
         waited = sum(line["data_wait"] for line in train) / len(train)
         out[0] += f", {train[-1]['epoch'] + 1} epochs begun, in {format_seconds(lines[-1]['elapsed'])}"
-        out.append(f"  speed: {rate:,.0f} target tokens/s (median), {waited:.1%} of the time waiting for data")
+        out.append(f"  speed: {rate:,.0f} {task.targets}/s (median), {waited:.1%} of the time waiting for data")
         if skipped := train[-1]["skipped"]:
             out.append(f"  skipped: {skipped:,} updates whose loss or gradient was not finite")
-    if best := best_validation(lines):
+    if best := best_validation(lines, task.criterion):
         last = [line for line in lines if line["event"] == "valid"][-1]
         out.append(
-            f"  validation: nll {last['nll']:.3f}, perplexity {last['perplexity']:.2f} at update {last['step']:,}; "
-            + ("the best so far" if best["step"] == last["step"] else f"best {best['nll']:.3f} at {best['step']:,}")
+            f"  validation: {task.describe(last)} at update {last['step']:,}; "
+            + ("the best so far" if best["step"] == last["step"] else f"best {task.describe_best(best)} at {best['step']:,}")
         )
         if summary.finished and summary.step < config.max_steps:
             out.append(f"  finished early: no better validation {config.patience} times in a row")
@@ -120,26 +120,16 @@ def describe_run(summary: RunSummary) -> str:
 def check_job(config: TrainConfig) -> Job:
     """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
     config = config.model_copy(update={"data": config.data.resolve()})
-    index = read_index(config.data / "encoded")
-    if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
-        raise UserError(
-            f"{config.data} has no target side (its columns: {', '.join(index['columns'])}), and a translation model needs "
-            "one; choose a data set of pairs"
-        )
-    if not index.get("subword_settings", {}).get("joint", True):
-        raise UserError(
-            f"{config.data} has a vocabulary for each side, but models share one table of pieces between the sides; "
-            "preprocess again with subwords.joint=true and parsed set to its folder"
-        )
+    index, task = read_index(config.data / "encoded"), build_task(config)
+    task.check(index)
     check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
-    source = ExampleSource(config.data / "encoded", "train")
+    source = task.open("train", training=True)
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
-    model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"]))
+    model = task.build_model(index)
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
-        "num_pieces": index["num_pieces"],
-        "num_labels": index["num_labels"],
+        **task.sizes(index),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "examples": len(plan.rows),
         "leaves": int(source.lengths["leaves"][plan.rows].sum()),
@@ -177,8 +167,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
         raise UserError(
             f"{folder} is missing; run workflows/train_wmt.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
-    meta = read_json(folder / "meta.json")
-    model = build_model(config.model, VocabSizes(meta["num_pieces"], meta["num_labels"]))
+    model = build_task(config).build_model(read_json(folder / "meta.json"))
     load_weights(model, folder)
     return config, model.eval()
 

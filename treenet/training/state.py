@@ -15,7 +15,7 @@ class TrainState:
     skipped: int = 0
     skipped_in_row: int = 0
     elapsed: float = 0.0  # seconds, validations and checkpoints included
-    best_nll: float | None = None  # of the validations so far
+    best_nll: float | None = None  # of the validations so far; of a classifier, the lowest error
     best_step: int = 0
     validations_since_best: int = 0
     loss_sum: float = 0.0

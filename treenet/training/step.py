@@ -6,7 +6,9 @@ flat gradient follows: a rank may compute its share in its own way, twice, or ha
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,22 +110,31 @@ class Stepper:
 
         return micro_batches.add_up(share, compute, start)
 
-    def compute_loss(self, batch: TreeBatch) -> LossSums:
-        """Sums over a batch, to be read: without R-Drop."""
+    def validate(self, batch: TreeBatch) -> Tensor:
+        """What a validation adds up over batches, float64: loss and nll, and what else the task counts."""
         batch = batch.to(self.ranks.device)
-        return label_smoothed_nll(self._logits(batch), batch.tgt_out, self.config.optimizer.label_smoothing)
+        output = self._logits(batch)
+        return torch.stack([value.double() for value in (*self.sum_losses(batch, output), *self.count_right(batch, output))])
+
+    def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
+        """What else a validation counts; nothing in translation."""
+        return ()
+
+    def sum_losses(self, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
+        """The losses of a batch, from what the model returned in one pass, or with R-Drop in two."""
+        options, targets = self.config.optimizer, batch.tgt_out
+        if second is None:
+            return label_smoothed_nll(first, targets, options.label_smoothing)
+        return r_drop_loss(first, second, targets, options.label_smoothing, options.r_drop)
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""
-        options = self.config.optimizer
         keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
         batch = batch.to(self.ranks.device)
-        logits = self._logits(batch, keys[0])
-        if not options.r_drop:
-            return label_smoothed_nll(logits, batch.tgt_out, options.label_smoothing)
-        return r_drop_loss(logits, self._logits(batch, keys[1]), batch.tgt_out, options.label_smoothing, options.r_drop)
+        passes = keys if self.config.optimizer.r_drop else keys[:1]
+        return self.sum_losses(batch, *(self._logits(batch, key) for key in passes))
 
-    def _logits(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Tensor:
+    def _logits(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Any:
         if dropout_keys is not None:
             self._dropout_keys.set(dropout_keys)
         with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"):
