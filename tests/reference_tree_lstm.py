@@ -42,7 +42,7 @@ def reference_binary_tree_lstm(
 
 
 def reference_child_sum(projected: Tensor, weight: Tensor, governors: Sequence[int]) -> list[Tensor]:
-    """Hidden state [H] of every word. `projected` [n, 4H] are the inputs' shares of i, o, u and f, `weight` [H, 4H] the states'."""
+    """Hidden state [H] of every word; `projected` [n, 4H] and `weight` [H, 4H]: shares of inputs and states in i, o, u, f."""
     size = weight.shape[0]
     hidden: list = [None] * len(governors)
     w_i, w_o, w_u, w_f = (weight[:, k * size : (k + 1) * size] for k in range(4))

@@ -53,10 +53,7 @@ class LabelledSource(ExampleSource):
             raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
         if reads == "arcs" and "arcs" not in columns:
             raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
-        self._targets = np.ones(len(self), dtype=np.int64)
-        if self._phrases:
-            for rows in _chunks(len(self)):
-                self._targets[rows] = (self.batch(rows).position_labels != NO_CLASS).sum(dim=1)
+        self._targets = self._count_targets()
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """The rows as one padded batch."""
@@ -71,9 +68,8 @@ class LabelledSource(ExampleSource):
                 words.append(_items(columns["leaves"], row, "word_index"))
                 governors.append(_items(columns["arcs"], row, "governor"))
             if self._phrases:
-                nodes.append(_classes(columns, "node_labels", row, "nodes"))
-                leaves.append(_classes(columns, "leaf_labels", row, "leaves"))
-                nodes[-1][:1] = labels[-1]
+                for part, classes in zip((leaves, nodes), self._phrase_classes(columns, row), strict=True):
+                    part.append(classes)
         structure, position_labels = batch.structure, np.zeros((len(labels), 0), dtype=np.int64)
         if self._reads in ("trees", "binary_trees"):
             self._check_roots(rows, spans)
@@ -96,6 +92,22 @@ class LabelledSource(ExampleSource):
     def target_tokens(self, rows: np.ndarray) -> int:
         """Classes to be predicted, which the loss of a batch is divided by."""
         return int(self._targets[rows].sum())
+
+    def _count_targets(self) -> np.ndarray:
+        """Classes of every example [n]."""
+        if not self._phrases:
+            return np.ones(len(self), dtype=np.int64)
+        if self._reads == "arcs":
+            return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
+        classes = (self._phrase_classes(*place) for place in self.places(np.arange(len(self))))
+        return np.array([sum(int((part != NO_CLASS).sum()) for part in parts) for parts in classes])
+
+    def _phrase_classes(self, columns: Any, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Classes of the leaves and of the nodes of an example; of a tree the first node, the root, has the example's."""
+        leaves, nodes = _classes(columns, "leaf_labels", row, "leaves"), _classes(columns, "node_labels", row, "nodes")
+        if self._reads != "arcs":
+            nodes[:1] = columns["label"][row]
+        return leaves, nodes
 
     def _check_roots(self, rows: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> None:
         for row, table in zip(rows, spans, strict=True):

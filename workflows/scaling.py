@@ -9,17 +9,14 @@ what is done, running, failed. The same command continues: it runs what is missi
 cells. At the end: a table, STUDY/scaling.json, and the plot STUDY/scaling.png and .svg.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
 from treenet.experiments.scaling_report import build_report, format_table, write_report
-from treenet.training.grid import run_cells
-from treenet.training.ledger import DONE, FAILED, LEDGER, Ledger
-from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
-from treeproc.files import atomic_write, locked
-from treeproc.settings import UserError, build_arg_parser, dump_settings, load_settings, refuse_relative_in_job, run_cli
+from treenet.experiments.study import run_study, show_cells
+from treenet.training.ledger import Ledger
+from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "scaling_sample.yaml"
 
@@ -37,27 +34,9 @@ def main(argv: Sequence[str]) -> None:
     out = args.out.resolve()
     cells = study_cells(config, out)
     if args.dry_run:
-        entries = Ledger.read(out).entries
-        for cell in cells:
-            print(f"{cell.name}: {entries[cell.name].status if cell.name in entries else 'new'}")
-        print(format_table(build_report(config, Ledger.read(out), out)))
+        print(f"{show_cells(cells, out)}\n{format_table(build_report(config, Ledger.read(out), out))}")
         return
-    make_run_folder(out)
-    with locked(out):
-        ledger = Ledger.open(out, cells)
-        atomic_write(out / "config.yaml", dump_settings(config).encode())
-        run_cells(cells, study_work(config), ledger, config.grid.parallel)
-        print(f"\n{write_report(config, ledger, out)}")
-    left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}
-    for name, entry in left.items():
-        if entry.status == FAILED:
-            print(f"{name} failed: {entry.error}", file=sys.stderr)
-    if any(entry.status != FAILED for entry in left.values()):
-        print(f"stopped with {ledger.counts()}; the same command continues", file=sys.stderr)
-        sys.exit(STOPPED_BY_SIGTERM)
-    if left:
-        print(f"{len(left)} of {len(cells)} cells failed, see {out / LEDGER}; the same command tries them again", file=sys.stderr)
-        sys.exit(1)
+    run_study(config, cells, study_work(config), out, config.grid.parallel, lambda ledger: write_report(config, ledger, out))
 
 
 if __name__ == "__main__":

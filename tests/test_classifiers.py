@@ -1,0 +1,235 @@
+"""Classifiers: what they read, independence of padding and batch, supervision, and that each can learn its sentences."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toylabels import COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
+
+from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
+from treenet.labelled import NO_CLASS, LabelledSource, PhraseSource
+from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
+from treenet.plan import BatchPlan
+from treenet.training.classification import above_neutral, count_right, summarize_counts
+from treeproc.schema import PAD_ID
+from treeproc.settings import UserError
+
+NAMES = sorted(CLASSIFIERS)
+SUPERVISIONS = ["all_phrases", "root"]
+
+
+def tiny_model(name: str, supervision: str = "all_phrases", pooling: str = "own", **config) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, **{"dropout": 0.0, **config})
+    classifier = ClassifierConfig(supervision=supervision, pooling=pooling)
+    return build_classifier(sizes, VocabSizes(NUM_PIECES, NUM_LABELS), classifier, NUM_CLASSES)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_labelled(tmp_path_factory.mktemp("labels"), {"train": make_rows(40)})
+
+
+def open_source(data, name: str, supervision: str = "all_phrases") -> LabelledSource:
+    return LabelledSource(data / "encoded", "train", CLASSIFIERS[name].reads, phrases=supervision == "all_phrases")
+
+
+def of_row(output, row: int, batch) -> list[torch.Tensor]:
+    """What a model says of an example: its class, and those of the positions that have one."""
+    said = [output.examples[row]]
+    return said if output.positions is None else [*said, output.positions[row][batch.position_labels[row] != NO_CLASS]]
+
+
+# Independence.
+
+
+@pytest.mark.parametrize("supervision", SUPERVISIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_does_not_see_its_batch(data, name, supervision):
+    model, source = tiny_model(name, supervision).double().eval(), open_source(data, name, supervision)
+    rows = [7, 3, 21, 30, int(np.argmax(source.lengths["leaves"]))]
+    together = source.batch(rows)
+    assert together.leaf_pad_mask.any()
+    output = model(together)
+    for row, number in enumerate(rows):
+        alone = source.batch([number])
+        expected = of_row(model(alone), 0, alone)
+        torch.testing.assert_close(of_row(output, row, together), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", ["own", "mean", "first"])
+@pytest.mark.parametrize("name", NAMES)
+def test_content_of_padding_does_not_matter(data, name, pooling):
+    model, batch = tiny_model(name, "root", pooling).double().eval(), open_source(data, name, "root").batch(range(8))
+    expected = model(batch).examples
+    grads = torch.autograd.grad(expected.square().sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    assert all(grad is None or grad.isfinite().all() for grad in grads)
+    batch.leaf_pieces[batch.leaf_pad_mask] = 11
+    batch.node_labels[batch.node_pad_mask] = 3
+    torch.testing.assert_close(model(batch).examples, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_other_positions_than_the_root_need_a_root_supervision():
+    with pytest.raises(UserError, match=r"classifier\.pooling must be own .* set classifier\.supervision=root"):
+        tiny_model("tree_transformer", "all_phrases", "mean")
+    with pytest.raises(UserError, match=r"model\.name must be one of bilstm, .*, but is lstm instead"):
+        tiny_model("lstm")
+
+
+# What is learned.
+
+
+@pytest.mark.parametrize(("name", "supervision"), [(name, s) for name in NAMES for s in SUPERVISIONS])
+def test_every_model_learns_eight_sentences(data, name, supervision):
+    model, source = tiny_model(name, supervision), open_source(data, name, supervision)
+    batch = source.batch(range(8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(60):
+        output = model(batch)
+        logits, targets = (
+            (output.examples, batch.labels) if output.positions is None else (output.positions, batch.position_labels)
+        )
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=NO_CLASS)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (model(batch).examples.argmax(-1) == batch.labels).all()
+    assert loss < 0.3
+
+
+def reference_phrases(row: dict) -> dict[tuple[int, int], int]:
+    """Class by span of every phrase of a row that has one."""
+    spans = list(zip(row["spans"]["start"], row["spans"]["end"], strict=True))
+    found = {(i, i + 1): c for i, c in enumerate(row["leaf_labels"]) if c >= 0}
+    found |= {span: c for span, c in zip(spans, row["node_labels"], strict=True) if c >= 0}
+    return found | {(0, len(row["leaves"]["piece"])): row["label"]}
+
+
+def test_all_phrases_are_sequences_of_their_own(data):
+    rows, source = make_rows(40), PhraseSource(data / "encoded", "train")
+    batch = source.batch(range(len(source.lengths["leaves"])))
+    found = {}
+    for example, pieces, padding, label in zip(
+        source.lengths["example_id"], batch.leaf_pieces, batch.leaf_pad_mask, batch.labels.tolist(), strict=True
+    ):
+        found.setdefault(int(example), []).append((tuple(pieces[~padding].tolist()), label))
+    for row in rows:
+        pieces = row["leaves"]["piece"]
+        expected = sorted((tuple(pieces[start:end]), c) for (start, end), c in reference_phrases(row).items())
+        assert sorted(found[row["example_id"]]) == expected
+    assert batch.example_ids.unique().numel() == len(batch) and batch.position_labels.shape == (len(batch), 0)
+    assert source.target_tokens(np.arange(7)) == 7
+
+
+def test_a_share_of_the_phrases_is_one_of_the_examples(data):
+    sources = PhraseSource(data / "encoded", "train"), open_source(data, "transformer")
+    batch = BatchConfig(max_tokens=64, fraction=0.4)
+    plans = [BatchPlan.build(s.lengths, batch, text_fingerprint="text", seed=1) for s in sources]
+    chosen = [set(s.lengths["example_id"][plan.rows].tolist()) for s, plan in zip(sources, plans, strict=True)]
+    assert chosen[0] == chosen[1] and 0 < len(chosen[0]) < 40
+
+
+@pytest.mark.parametrize("name", ["tree_transformer", "tree_lstm", "child_sum_tree_lstm"])
+def test_positions_have_the_classes_of_their_phrases(data, name):
+    rows, source = make_rows(40), open_source(data, name)
+    batch, counted = source.batch(range(40)), 0
+    leaves = batch.leaf_pieces.shape[1]
+    for b, row in enumerate(rows):
+        phrases, num_leaves = reference_phrases(row), len(row["leaves"]["piece"])
+        if name == "child_sum_tree_lstm":
+            spans = [tuple(span) for span in batch.structure.span[b, :num_leaves].tolist()]
+            expected = [phrases.get(span, NO_CLASS) for span in spans]
+            expected[row["arcs"]["governor"].index(-1)] = row["label"]
+            places = list(range(num_leaves))
+        else:
+            expected = row["leaf_labels"] + [row["label"], *row["node_labels"][1:]]
+            places = [*range(num_leaves), *range(leaves, leaves + len(row["node_labels"]))]
+        assert batch.position_labels[b, places].tolist() == expected
+        counted += sum(c != NO_CLASS for c in expected)
+        assert source.target_tokens(np.array([b])) == sum(c != NO_CLASS for c in expected)
+    assert counted == source.target_tokens(np.arange(40)) == int((batch.position_labels != NO_CLASS).sum())
+
+
+def test_a_word_of_several_pieces_is_one_phrase(tmp_path):
+    row = {
+        "example_id": 0,
+        "leaves": {"piece": [5, 6, 7], "word_index": [0, 0, 1], "pos_tag": [0] * 3},
+        "nodes": {"label": [1, 2], "parent": [-1, 0]},
+        "spans": {"start": [0, 0], "end": [3, 2], "subtree_end": [2, 2]},
+        "label": 2,
+        "node_labels": [2, -1],
+        "leaf_labels": [1, 1, 0],
+        "arcs": {"governor": [1, -1], "deprel": [0, 0]},
+    }
+    data = write_labelled(tmp_path, {"train": [row]}, shards=1)
+    batch = PhraseSource(data / "encoded", "train").batch([0, 1, 2])
+    phrases = {(tuple(p[p != PAD_ID].tolist()), c) for p, c in zip(batch.leaf_pieces, batch.labels.tolist(), strict=True)}
+    assert phrases == {((5, 6), 1), ((7,), 0), ((5, 6, 7), 2)}
+    assert open_source(data, "child_sum_tree_lstm").batch([0]).position_labels.tolist() == [[1, 2, NO_CLASS]]
+    # A word's vector is the mean of its pieces': the order of pieces within a word is not seen.
+    model = tiny_model("child_sum_tree_lstm").double().eval()
+    batch = open_source(data, "child_sum_tree_lstm").batch([0])
+    expected = model(batch).examples
+    batch.leaf_pieces = batch.leaf_pieces[:, [1, 0, 2]]
+    torch.testing.assert_close(model(batch).examples, expected)
+
+
+def test_a_text_of_several_roots_is_read_from_one_more_place(tmp_path):
+    row = labelled_row(0, np.random.default_rng(5))
+    row["arcs"]["governor"] = [-1] * len(row["arcs"]["governor"])
+    data = write_labelled(tmp_path, {"train": [row, labelled_row(1, np.random.default_rng(6))]}, shards=1)
+    source = open_source(data, "child_sum_tree_lstm")
+    batch = source.batch([0, 1])
+    assert batch.structure.root[0] == batch.position_labels.shape[1] - 1
+    assert batch.position_labels[0, -1] == row["label"]
+    assert tiny_model("child_sum_tree_lstm")(batch).examples.isfinite().all()
+
+
+# What is refused.
+
+
+def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
+    rows = make_rows(4)
+    no_arcs = write_labelled(tmp_path / "no_arcs", {"train": rows}, columns=COLUMNS[:-1])
+    with pytest.raises(UserError, match=r"has no arcs.*parser\.dependencies=true"):
+        open_source(no_arcs, "child_sum_tree_lstm")
+    no_classes = write_labelled(tmp_path / "no_classes", {"train": rows}, columns=COLUMNS[:3])
+    with pytest.raises(UserError, match="has no classes"):
+        PhraseSource(no_classes / "encoded", "train")
+    two = rows[1]
+    two["nodes"] = {"label": [1, 1], "parent": [-1, -1]}
+    two["spans"] = {"start": [0, 1], "end": [1, len(two["leaves"]["piece"])], "subtree_end": [1, 2]}
+    two["node_labels"] = [0, 1]
+    side_by_side = write_labelled(tmp_path / "two", {"train": rows})
+    with pytest.raises(UserError, match=r"example 1 has several trees side by side .* tree\.documents: dummy_root"):
+        open_source(side_by_side, "tree_transformer").batch([0, 1])
+
+
+# Counting.
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6))
+def test_accuracies_are_those_of_counting_one_by_one(seed):
+    from treenet.models import ClassLogits
+
+    generator = torch.Generator().manual_seed(seed)
+    examples, positions = (torch.randn(*shape, 5, generator=generator) for shape in ((6,), (6, 4)))
+    labels, position_labels = torch.randint(0, 5, (6,), generator=generator), torch.randint(-1, 5, (6, 4), generator=generator)
+    batch = type("Batch", (), {"labels": labels, "position_labels": position_labels})
+    found = summarize_counts(torch.stack(count_right(batch, ClassLogits(examples, positions), 2)).double())
+    right = [int(row.argmax() == label) for row, label in zip(examples, labels, strict=True)]
+    two = []
+    for row, label in zip(examples.softmax(-1).tolist(), labels.tolist(), strict=True):
+        if label != 2:
+            two.append((row[3] + row[4] > row[0] + row[1]) == (label > 2))
+    phrases = [
+        int(positions[i, j].argmax() == position_labels[i, j]) for i in range(6) for j in range(4) if position_labels[i, j] >= 0
+    ]
+    assert found["accuracy"] == pytest.approx(np.mean(right))
+    assert math.isclose(found["phrase_accuracy"], np.mean(phrases))
+    assert ("binary_accuracy" in found) == bool(two) and (not two or math.isclose(found["binary_accuracy"], np.mean(two)))
+    assert above_neutral(torch.tensor([[0.3, 0.1, 0.2, 0.1, 0.25], [0.1, 0.1, 0.5, 0.2, 0.1]]), 2).tolist() == [False, True]

@@ -1,0 +1,112 @@
+"""Comparisons of classifiers over seeds: models, ablations and control trees, each trained with the same seeds.
+
+A comparison is a configuration of workflows/train_classifier.py with a grid: each cell is the run of that workflow with
+the settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from treenet.config import TrainConfig
+from treenet.experiments.scaling import Seed, overlay
+from treenet.inference.classify import score_run
+from treenet.training.grid import Work
+from treenet.training.ledger import Cell
+from treenet.training.run import run_training
+from treeproc.settings import Settings, UserError, build_settings
+from treeproc.shards import read_index
+
+
+class SeedGridConfig(Settings):
+    """What is compared, and over which seeds."""
+
+    systems: dict[str, dict[str, Any]] = Field(
+        {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
+        min_length=1,
+        description="settings by name of what is compared: {name: {model: {...}, data: DIR, ...}}, laid over the others",
+    )
+    seeds: tuple[Seed, ...] = Field(
+        tuple(range(1, 11)), min_length=1, description="seeds of initialisation, dropout and batch order"
+    )
+    fewer_seeds: dict[str, PositiveInt] = Field({}, description="systems that run with the first so many seeds alone")
+    baseline: str = Field("tree_transformer", description="the name in `systems` that the others are tested against")
+    parallel: PositiveInt | None = Field(
+        None, description="cells at a time; unset, as many as the cluster has room for, or one with workers=0"
+    )
+
+    @field_validator("seeds")
+    @classmethod
+    def _check_once(cls, values: tuple) -> tuple:
+        if len(set(values)) < len(values):
+            raise ValueError(f"must hold every value once, but is {list(values)}")
+        return values
+
+    @model_validator(mode="after")
+    def _check_systems(self):
+        for name, settings in self.systems.items():
+            if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
+                raise ValueError(f"systems: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+            if "seed" in settings:
+                raise ValueError(f"systems.{name}: seed is given by the grid")
+        for what, names in (("baseline", [self.baseline]), ("fewer_seeds", self.fewer_seeds)):
+            for name in names:
+                if name not in self.systems:
+                    raise ValueError(f"{what} must be one of {', '.join(self.systems)}, but is {name}")
+        return self
+
+
+class SeedsConfig(TrainConfig):
+    """A comparison over seeds. `seed` is that of the grid."""
+
+    grid: SeedGridConfig = SeedGridConfig()
+
+
+def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
+    """The cells in the order in which they run: all systems with one seed, then with the next.
+
+    Raises UserError for settings that no run takes, and when the data sets of the systems (each may have its own, as of
+    control trees) differ in text or classes.
+    """
+    shared = config.model_dump(mode="json", exclude={"grid"})
+    cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
+    for number, seed in enumerate(config.grid.seeds):
+        for system, settings in config.grid.systems.items():
+            if number >= config.grid.fewer_seeds.get(system, len(config.grid.seeds)):
+                continue
+            run = build_settings(TrainConfig, overlay(overlay(shared, settings), {"seed": seed}), f"grid.systems.{system}")
+            if run.task != "classification":
+                raise UserError(f"grid.systems.{system}: task must be classification, but is {run.task}")
+            run = run.model_copy(update={"data": run.data.resolve()})
+            if run.data not in indices:
+                indices[run.data] = read_index(run.data / "encoded")
+            name = f"{system}-seed{seed}"
+            labels = {"system": system, "seed": seed}
+            cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
+    _check_data(indices)
+    return cells
+
+
+def _check_data(indices: dict) -> None:
+    first, *others = indices
+    for data in others:
+        for mark in ("text_fingerprint", "num_classes"):
+            if indices[data].get(mark) != indices[first].get(mark):
+                raise UserError(
+                    f"{data} and {first} differ in {mark}: systems are compared on the same examples; preprocess one with "
+                    "parsed set to the other"
+                )
+
+
+def seed_work(config: SeedsConfig) -> Work:
+    """What a cell does: the run of workflows/train_classifier.py, its scores with it."""
+    return Work(run_training, partial(score_cell, config.use_gpu))
+
+
+def score_cell(use_gpu: bool, folder: Path) -> dict:
+    """Score a trained cell. Returns what the log shows of it: accuracies in per cent."""
+    scores = score_run(folder, use_gpu=use_gpu)
+    return {name: 100 * entry["accuracy"] for name, entry in scores.items() if name in ("valid", "test", "test.last")}

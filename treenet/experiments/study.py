@@ -1,0 +1,40 @@
+"""What the workflows of a grid of runs share: they run what is missing, report, and say what is left."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from treenet.config import TrainConfig
+from treenet.training.grid import Work, run_cells
+from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
+from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
+from treeproc.files import atomic_write, locked
+from treeproc.settings import dump_settings
+
+
+def show_cells(cells: Sequence[Cell], out: Path) -> str:
+    """The state of every cell, one a line."""
+    entries = Ledger.read(out).entries
+    return "\n".join(f"{cell.name}: {entries[cell.name].status if cell.name in entries else 'new'}" for cell in cells)
+
+
+def run_study(
+    config: TrainConfig, cells: Sequence[Cell], work: Work, out: Path, parallel: int | None, report: Callable[[Ledger], str]
+) -> None:
+    """Run the cells that are not done, print the report of all, and leave the process with a status where some are left."""
+    make_run_folder(out)
+    with locked(out):
+        ledger = Ledger.open(out, cells)
+        atomic_write(out / "config.yaml", dump_settings(config).encode())
+        run_cells(cells, work, ledger, parallel)
+        print(f"\n{report(ledger)}")
+    left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}
+    for name, entry in left.items():
+        if entry.status == FAILED:
+            print(f"{name} failed: {entry.error}", file=sys.stderr)
+    if any(entry.status != FAILED for entry in left.values()):
+        print(f"stopped with {ledger.counts()}; the same command continues", file=sys.stderr)
+        sys.exit(STOPPED_BY_SIGTERM)
+    if left:
+        print(f"{len(left)} of {len(cells)} cells failed, see {out / LEDGER}; the same command tries them again", file=sys.stderr)
+        sys.exit(1)

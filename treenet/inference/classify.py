@@ -1,0 +1,144 @@
+"""Classify a split of an encoded data set with a trained model and score it.
+
+Shapes: B batch, C classes.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from treenet.inference.run import AVERAGED, checkpoint_folder
+from treenet.labelled import LabelledBatch, LabelledSource
+from treenet.plan import plan_in_order
+from treenet.training.checkpoint import META, checkpoint_folders
+from treenet.training.classification import count_right, summarize_counts
+from treenet.training.run import load_trained
+from treenet.training.tasks import Classification
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.settings import Settings, UserError
+from treeproc.shards import check_hashes, read_index
+from treeproc.storage import DataPath
+
+SCORES = "scores.json"
+LAST = "last"
+_BATCH_TOKENS = 8192
+
+
+class ClassifySettings(Settings):
+    """What to classify, and by which model."""
+
+    split: str = Field("test", description="split of the data set to classify")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    checkpoint: str = Field(
+        AVERAGED,
+        coerce_numbers_to_str=True,
+        description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
+    )
+    use_gpu: bool = Field(False, description="classify on the GPU")
+
+
+def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
+    """Write `predictions.NAME.tsv` and the entry NAME of `scores.json` into the run folder.
+
+    Returns NAME and its scores. Raises UserError when the folder is no run of a classifier, or run and data do not fit.
+    """
+    if settings.use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    checkpoint = _checkpoint(folder, settings.checkpoint)
+    config, model = load_trained(folder, checkpoint)
+    if config.task != "classification":
+        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/evaluate.py")
+    data = settings.data or config.data
+    task = Classification(config.model_copy(update={"data": data}))
+    index, facts = read_index(data / "encoded"), read_json(folder / "run.json")
+    task.check(index)
+    if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
+        raise UserError(
+            f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {folder} was trained on, but is "
+            f"{index['vocab_fingerprint']}; encode the data with the vocabulary of the training data"
+        )
+    check_hashes(data / "encoded", settings.split)
+    source = task.open(settings.split)
+    model.to("cuda" if settings.use_gpu else "cpu")
+    lines, counts = _classify(model, source, task.neutral_class)
+    name = ".".join([settings.split, *([] if settings.checkpoint == AVERAGED else [settings.checkpoint.split("/")[-1]])])
+    name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""
+    meta = read_json(checkpoint / META)
+    scores = {
+        **summarize_counts(counts),
+        "num_examples": len(source),
+        "split": settings.split,
+        "checkpoint": checkpoint.name,
+        "steps": meta.get("averaged_steps", [meta["step"]]),
+        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
+    }
+    atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: scores}))
+    return name, scores
+
+
+def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
+    """The scores of a finished run: of its model and of its last checkpoint, on valid and test where they are there.
+
+    What scores.json has of the same checkpoints and data is not computed again.
+    """
+    done = read_scores(folder)
+    index = read_index(load_trained(folder)[0].data / "encoded")
+    for split in (name for name in ("valid", "test") if name in index["totals"]):
+        for checkpoint in (AVERAGED, LAST):
+            name = split if checkpoint == AVERAGED else f"{split}.{LAST}"
+            steps = read_json(_checkpoint(folder, checkpoint) / META)
+            steps = steps.get("averaged_steps", [steps["step"]])
+            old = done.get(name, {})
+            if (old.get("steps"), old.get("data", {}).get("fingerprint")) != (steps, index["fingerprint"]):
+                classify_run(folder, ClassifySettings(split=split, checkpoint=checkpoint, use_gpu=use_gpu))
+    return read_scores(folder)
+
+
+def _checkpoint(folder: Path, name: str) -> Path:
+    if name == LAST:
+        name = str(next((int(path.name.removeprefix("step_")) for path in reversed(checkpoint_folders(folder))), 0))
+    return checkpoint_folder(folder, name)
+
+
+@torch.no_grad()
+def predict(model: nn.Module, source: LabelledSource) -> Iterator[tuple[LabelledBatch, object]]:
+    """Every batch of a split, of examples of similar length, with what the model in evaluation mode makes of it."""
+    model.eval()
+    device = next(model.parameters()).device
+    for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
+        batch = source.batch(rows).to(device)
+        yield batch, model(batch)
+
+
+def _classify(model: nn.Module, source: LabelledSource, neutral: int | None) -> tuple[list[str], Tensor]:
+    """The lines of predictions.tsv in example order, after a header, and the sums of `count_right`."""
+    rows, counts = {}, 0
+    for batch, output in predict(model, source):
+        counts = counts + torch.stack(count_right(batch, output, neutral)).double()
+        probabilities = output.examples.softmax(-1)
+        columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
+        for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
+            rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
+    head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
+    return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], counts.cpu()
+
+
+def read_scores(folder: Path) -> dict[str, dict]:
+    """The entries of scores.json, none where there is no such file yet."""
+    path = folder / SCORES
+    return read_json(path, "remove it and run the same command again") if path.exists() else {}
+
+
+def format_scores(everything: dict[str, dict]) -> str:
+    """A small table, one line per result."""
+    names = [name for name in ("accuracy", "binary_accuracy", "phrase_accuracy") if any(name in s for s in everything.values())]
+    width = max(len("result"), *map(len, everything))
+    rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]
+    for name, s in everything.items():
+        values: Sequence[str] = [f"{100 * s[key]:15.2f}" if key in s else " " * 15 for key in names]
+        rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  " + "  ".join(values))
+    return "\n".join(rows)

@@ -1,0 +1,39 @@
+"""Compare classifiers over seeds: models, ablations and control trees, as in Tables 2 and 3 of the paper.
+
+    python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
+    python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+
+FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a run of its
+own in COMPARISON/cells; COMPARISON/ledger.json says what is done, running, failed. The same command continues: it runs
+what is missing, failed cells too; a larger grid adds cells. At the end: a table with tests, and COMPARISON/comparison.json.
+"""
+
+from collections.abc import Sequence
+
+from treenet.experiments.seeds import SeedsConfig, seed_cells, seed_work
+from treenet.experiments.seeds_report import build_report, format_table, write_report
+from treenet.experiments.study import run_study, show_cells
+from treenet.training.ledger import Ledger
+from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, SeedsConfig)
+    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    args = parser.parse_intermixed_args(argv)
+    if args.sample or args.config is None:
+        raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml; --help lists all settings")
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the comparison")
+    config = load_settings(SeedsConfig, args.config, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out})
+    out = args.out.resolve()
+    cells = seed_cells(config, out)
+    if args.dry_run:
+        print(f"{show_cells(cells, out)}\n{format_table(build_report(config, Ledger.read(out), out))}")
+        return
+    run_study(config, cells, seed_work(config), out, config.grid.parallel, lambda ledger: write_report(config, ledger, out))
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,50 @@
+"""Train a classifier on a data set with classes of workflows/preprocess.py, then score it on valid and test.
+
+    python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA
+    python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm
+    python workflows/train_classifier.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
+
+The same command continues an interrupted run. The trained model, by default the checkpoint of the best validation
+accuracy, and the last checkpoint are both scored: RUN/scores.json, RUN/predictions.*.tsv. workers=0 trains in this
+process, without Ray. Many seeds, models and control trees: workflows/compare_seeds.py.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from treenet.config import TrainConfig
+from treenet.inference.classify import format_scores, score_run
+from treenet.inference.run import AVERAGED
+from treenet.training.dry_run import dry_run
+from treenet.training.remote_run import read_run
+from treenet.training.run import STOPPED_BY_SIGTERM, describe_run, run_training
+from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TrainConfig, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    args = parser.parse_intermixed_args(argv)
+    if args.sample:
+        raise UserError("the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml")
+    if args.config is None:
+        raise UserError("give --config FILE.yaml (workflows/configs has sst5.yaml and others); --help lists all settings")
+    if args.out is None and not args.dry_run:
+        raise UserError("give --out DIR, the folder of the run")
+    config = load_settings(TrainConfig, args.config, args.overrides)
+    if config.task != "classification":
+        raise UserError(f"{args.config}: task must be classification, but is {config.task}; workflows/train_wmt.py trains that")
+    if args.dry_run:
+        print(dry_run(config, args.out))
+        return
+    summary = run_training(config, args.out)
+    print(describe_run(summary))
+    if not summary.finished:
+        print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
+        sys.exit(STOPPED_BY_SIGTERM)
+    with read_run(args.out, AVERAGED, "checkpoints/*") as run:
+        print(format_scores(score_run(run, use_gpu=config.use_gpu)))
+
+
+if __name__ == "__main__":
+    run_cli(main)
