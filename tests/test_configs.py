@@ -6,6 +6,7 @@ import pytest
 
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.seeds import SeedsConfig
 from treeproc.preprocess import PreprocessConfig, sample_splits
 from treeproc.settings import dump_settings, load_settings, read_yaml
 from treeproc.training.config import TrainParserConfig
@@ -21,7 +22,8 @@ def test_configuration_loads(path, tmp_path):
     elif path.stem.startswith("parser_"):
         config = load_settings(TrainParserConfig, path)
     else:
-        config = load_settings(ScalingConfig if path.stem.startswith("scaling_") else TrainConfig, path, ["data=somewhere"])
+        cls = {"scaling": ScalingConfig, "seeds": SeedsConfig}.get(path.stem.partition("_")[0], TrainConfig)
+        config = load_settings(cls, path, ["data=somewhere"])
     (tmp_path / "again.yaml").write_text(dump_settings(config))
     assert load_settings(type(config), tmp_path / "again.yaml") == config
 
@@ -63,3 +65,29 @@ def test_translation_settings_are_those_of_the_paper(name):
 def test_every_translation_experiment_has_its_data_set():
     data = {path.stem.removesuffix("_data") for path in CONFIGS if path.stem.endswith("_data")}
     assert all(any(name.startswith(task) for task in data) for name in PAPER)
+
+
+# Peak rate, warm-up, dropout: appendix 7.4. The sizes and the budget are the same for all.
+PAPER_CLASSIFIERS = {
+    "sst5": (7e-4, 8000, 0.5),
+    "sst2": (7e-4, 8000, 0.5),
+    "seeds_sst5": (7e-4, 8000, 0.5),
+    "seeds_sst2": (7e-4, 8000, 0.5),
+    "seeds_sst5_controls": (7e-4, 8000, 0.5),
+    "imdb": (0.01, 20, 0.2),
+    "agreement": (0.01, 20, 0.2),
+}
+
+
+@pytest.mark.parametrize("name", PAPER_CLASSIFIERS)
+def test_classification_settings_are_those_of_the_paper(name):
+    cls = SeedsConfig if name.startswith("seeds_") else TrainConfig
+    config = load_settings(cls, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
+    model, optimizer = config.model, config.optimizer
+    assert PAPER_CLASSIFIERS[name] == (optimizer.learning_rate, optimizer.warmup_steps, model.dropout)
+    assert (model.d_model, model.d_ff, model.num_heads, model.num_encoder_layers) == (64, 128, 4, 2)
+    assert (config.task, config.max_steps, config.batch.max_tokens) == ("classification", 15_000, 2048)
+    assert (config.average, config.average_checkpoints) == ("best", 1)
+    assert config.classifier.neutral_class == (2 if "sst5" in name else None)
+    data = name.removeprefix("seeds_").removesuffix("_controls")
+    assert CONFIGS[0].with_name(f"{data}_data.yaml").exists()

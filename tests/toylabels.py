@@ -1,5 +1,6 @@
 """A small data set with classes, written without a parser: binary trees, arcs, and words whose pieces give their class."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ def make_rows(count: int, seed: int = 0) -> list[dict]:
 
 
 def write_labelled(
-    folder: Path, splits: dict[str, list[dict]], *, columns: tuple[str, ...] = COLUMNS, shards: int = 2, **facts: object
+    folder: Path, splits: dict[str, list[dict]], *, columns: Sequence[str] = COLUMNS, shards: int = 2, **facts: object
 ) -> Path:
     """Write encoded/ with lengths.arrow of rows by split into `folder` and return it. `facts` change the index."""
     encoded, schema = folder / "encoded", select(FULL_ENCODED_SCHEMA, columns)

@@ -1,0 +1,223 @@
+"""Training classifiers end to end on toy labels: the workflow, resume, what is chosen and scored, comparisons over seeds."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toylabels import make_rows, write_labelled, write_toy_labels
+from toyruns import final_weights, losses, same
+
+from treenet.config import TrainConfig
+from treenet.experiments.seeds import SeedsConfig, seed_cells
+from treenet.experiments.seeds_report import paired_test, t_probability, welch_test
+from treenet.inference.classify import ClassifySettings, classify_run, score_run
+from treenet.labelled import LabelledSource, PhraseSource
+from treenet.training.checkpoint import checkpoint_folders
+from treenet.training.ledger import Ledger
+from treenet.training.logs import read_metrics
+from treenet.training.loop import train
+from treenet.training.run import load_trained, run_training
+from treenet.training.tasks import build_task
+from treeproc.files import read_json
+from treeproc.settings import UserError, load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+TINY = {
+    "task": "classification",
+    "model": {"name": "tree_lstm", "d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1},
+    "classifier": {"neutral_class": 1},
+    "optimizer": {"learning_rate": 1e-2, "warmup_steps": 10, "label_smoothing": 0.0},
+    "batch": {"max_tokens": 64},
+    "max_steps": 24,
+    "log_every": 1,
+    "checkpoint_every": 4,
+    "validate_every": 4,
+    "keep_checkpoints": 1,
+    "average": "best",
+    "average_checkpoints": 1,
+    "workers": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_labels(tmp_path_factory.mktemp("labels"))
+
+
+def make_config(data: Path, *overrides: str) -> TrainConfig:
+    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("run")
+    run_training(make_config(data), run)
+    return run
+
+
+def valid_lines(run: Path) -> list[dict]:
+    return [line for line in read_metrics(run) if line["event"] == "valid"]
+
+
+def test_the_best_validation_accuracy_is_chosen_and_the_last_checkpoint_is_kept(finished):
+    lines = valid_lines(finished)
+    best = max(lines, key=lambda line: line["accuracy"])
+    assert read_json(finished / "averaged" / "meta.json")["averaged_steps"] == [best["step"]]
+    assert [folder.name for folder in checkpoint_folders(finished)][-1] == "step_00000024"
+    assert lines[-1]["nll"] < lines[0]["nll"] and best["accuracy"] > 0.45
+    assert {"accuracy", "binary_accuracy", "phrase_accuracy"} <= best.keys()
+
+
+def test_what_is_scored_is_what_the_model_predicts(data, finished):
+    scores = score_run(finished)
+    assert list(scores) == ["valid", "valid.last", "test", "test.last"]
+    by_step = {line["step"]: line for line in valid_lines(finished)}
+    for name in ("valid", "valid.last"):
+        line = by_step[scores[name]["steps"][-1]]
+        for metric in ("accuracy", "binary_accuracy", "phrase_accuracy"):
+            assert scores[name][metric] == pytest.approx(line[metric])
+    assert scores["test.last"]["checkpoint"] == "step_00000024"
+    lines = (finished / "predictions.test.tsv").read_text().splitlines()
+    assert lines[0] == "example_id\tlabel\tpredicted\tp0\tp1\tp2"
+    rows, model = make_rows(12, seed=2), load_trained(finished)[1]
+    assert [line.split("\t")[:2] for line in lines[1:]] == [[str(row["example_id"]), str(row["label"])] for row in rows]
+    batch = LabelledSource(data / "encoded", "test", "binary_trees", phrases=True).batch(range(12))
+    predicted = [int(line.split("\t")[2]) for line in lines[1:]]
+    assert predicted == model(batch).examples.argmax(-1).tolist()
+    assert scores["test"]["accuracy"] == pytest.approx(
+        np.mean([p == row["label"] for p, row in zip(predicted, rows, strict=True)])
+    )
+    before = (finished / "predictions.test.tsv").stat().st_mtime_ns
+    assert score_run(finished) == scores and (finished / "predictions.test.tsv").stat().st_mtime_ns == before
+
+
+def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path):
+    other = write_labelled(tmp_path / "more", {"test": make_rows(9, seed=9)})
+    name, scores = classify_run(finished, ClassifySettings(data=other, checkpoint="last"))
+    assert (name, scores["num_examples"]) == ("test.last.more", 9)
+    strange = write_labelled(tmp_path / "strange", {"test": make_rows(9)}, vocab_fingerprint="other")
+    with pytest.raises(UserError, match="the vocabulary must be vocab, which .* but is other"):
+        classify_run(finished, ClassifySettings(data=strange))
+
+
+@pytest.mark.parametrize("name", ["tree_transformer", "bilstm", "child_sum_tree_lstm"])
+def test_stopped_and_resumed_equals_uninterrupted(data, tmp_path, name):
+    config = make_config(data, f"model.name={name}", "max_steps=10", "model.dropout=0.3")
+    for run in ("whole", "halves"):
+        (tmp_path / run).mkdir()
+    train(config, tmp_path / "whole")
+    asked = iter(range(1, 100))
+    outcome = train(config, tmp_path / "halves", should_stop=lambda: next(asked) >= 6)
+    assert (outcome.step, outcome.finished) == (6, False)
+    assert train(config, tmp_path / "halves").finished
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+    accuracies = [[line["accuracy"] for line in valid_lines(tmp_path / run)] for run in ("whole", "halves")]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_sequence_models_learn_phrases_and_are_validated_on_examples(data):
+    task = build_task(make_config(data, "model.name=transformer"))
+    assert isinstance(task.open("train", training=True), PhraseSource)
+    assert isinstance(task.open("valid"), LabelledSource) and len(task.open("valid")) == 16
+    task = build_task(make_config(data, "model.name=transformer", "classifier.supervision=root"))
+    assert isinstance(task.open("train", training=True), LabelledSource)
+
+
+def test_r_drop_and_smoothing_are_taken(data, tmp_path):
+    config = make_config(data, "optimizer.r_drop=1", "optimizer.label_smoothing=0.1", "max_steps=4", "model.dropout=0.3")
+    train(config, tmp_path)
+    lines = [line for line in read_metrics(tmp_path) if line["event"] == "train"]
+    assert all(line["loss"] > line["nll"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("facts", "overrides", "message"),
+    [
+        ({}, ["classifier.neutral_class=3"], "neutral_class must be one of the 3 classes"),
+        ({"tree_settings": {"binarize": "none"}}, [], "trees that need not be binary.*tree.binarize=right"),
+        ({"num_classes": None}, ["model.name=lstm"], "model.name must be one of bilstm, child_sum"),
+        ({"columns": ["leaves", "nodes", "spans"]}, [], "has no classes"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, facts, overrides, message):
+    data = write_labelled(tmp_path / "data", {"train": make_rows(4)}, **facts)
+    with pytest.raises(UserError, match=message):
+        run_training(make_config(data, *overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_workflow_trains_scores_and_refuses_translation(data, tmp_path, run_workflow):
+    (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data), "max_steps": 8}))
+    command = ("train_classifier.py", "--config", tmp_path / "config.yaml")
+    done = run_workflow(*command, "--out", tmp_path / "run", "model.name=transformer")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout and "\ntest.last" in done.stdout and "classes/s" in done.stdout
+    assert set(read_json(tmp_path / "run" / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
+    refused = run_workflow(*command, "--out", tmp_path / "other", "task=translation")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "task must be classification" in refused.stderr
+
+
+# Over seeds.
+
+SYSTEMS = {"trees": {}, "words": {"model": {"name": "bilstm"}}}
+GRID = {"systems": SYSTEMS, "seeds": [1, 2], "baseline": "trees", "fewer_seeds": {"words": 1}}
+
+
+def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_path):
+    settings = {**TINY, "data": str(data), "max_steps": 60, "log_every": 4, "grid": GRID}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / "workflows" / "compare_seeds.py"), "--config", str(tmp_path / "config.yaml")]
+    command += ["--out", str(out)]
+    killed = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 100
+    while not checkpoint_folders(out / "cells" / "trees-seed1") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    entries = Ledger.read(out).entries
+    assert {name: entry.status for name, entry in entries.items()} == dict.fromkeys(
+        ("trees-seed1", "words-seed1", "trees-seed2"), "done"
+    )
+    assert entries["trees-seed1"].starts == 2 and entries["words-seed1"].starts == 1
+    report = read_json(out / "comparison.json")
+    accuracies = {cell["cell"]: cell["test.accuracy"] for cell in report["cells"]}
+    for name in entries:
+        scores = read_json(out / "cells" / name / "scores.json")
+        assert accuracies[name] == scores["test"]["accuracy"]
+    trees, words = report["systems"]
+    assert trees["test.accuracy"]["mean"] == pytest.approx((accuracies["trees-seed1"] + accuracies["trees-seed2"]) / 2)
+    assert (trees["seeds"], words["seeds"]) == ([1, 2], [1]) and words["tests"]["test.accuracy"]["welch"] is None
+    assert "trees " in done.stdout and " ± " in done.stdout
+
+
+def test_cells_are_compared_on_the_same_examples(data, tmp_path):
+    other = write_labelled(tmp_path / "other", {"train": make_rows(4)}, text_fingerprint="other")
+    grid = {"systems": {"a": {}, "b": {"data": str(other)}}, "baseline": "a"}
+    config = load_settings(SeedsConfig, None, **TINY, data=data, grid=grid)
+    with pytest.raises(UserError, match="differ in text_fingerprint"):
+        seed_cells(config, tmp_path)
+
+
+def test_t_tests_agree_with_tables_and_worked_examples():
+    for freedom, t in ((1, 12.706), (4, 2.776), (9, 2.262), (30, 2.042)):  # two-sided 5 % points
+        assert t_probability(t, freedom) == pytest.approx(0.05, abs=1e-4)
+        assert t_probability(-t, freedom) == pytest.approx(0.05, abs=1e-4)
+    assert t_probability(0.0, 5.5) == pytest.approx(1.0)
+    # Means 2 and 4, variances 1 and 4: t = 2 / sqrt(5 / 3), and (5 / 3)^2 / (1 / 18 + 16 / 18) degrees of freedom.
+    found = welch_test([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
+    assert (found["t"], found["freedom"]) == pytest.approx((2 / (5 / 3) ** 0.5, 50 / 17))
+    assert found["p_value"] == pytest.approx(t_probability(found["t"], 50 / 17)) and 0.2 < found["p_value"] < 0.25
+    paired = paired_test([1.0, 2.0, 3.0], [2.0, 2.5, 4.5])
+    assert (paired["t"], paired["freedom"]) == (pytest.approx(1.0 / (0.5 / 3**0.5)), 2)
+    assert paired_test([1.0], [2.0]) is None and welch_test([1.0, 1.0], [2.0, 2.0]) is None
