@@ -1,5 +1,7 @@
 """The vectorised encode stage against the slow oracle, on Hypothesis trees; labels, arcs, sides, vocabularies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,7 +11,7 @@ from reference_encoding import binarise as reference_binarise
 from reference_encoding import encode_example
 
 from treeproc.arrow import Batches, batch_views, ipc_bytes, pick, record_batches
-from treeproc.forest import Forest, binarise, normal_form, read_forest
+from treeproc.forest import Forest, binarise, normal_form, read_forest, with_classes
 from treeproc.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
@@ -169,6 +171,19 @@ def test_classes_of_a_chain_are_the_topmost_ones():
     )
     assert [forest.names[i] for i in forest.labels] == ["S", "NP", "VP", "X", "VP"]
     assert forest.classes.tolist() == [3, -1, 2, 2, 4]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(nested(n), nested(n))), st.randoms(use_true_random=False))
+def test_other_trees_take_the_classes_of_equal_spans(trees, random):
+    given_tree, other = (normalise(tree, collapse_unary=False) for tree in trees)
+    classes = [random.randint(-1, 2) for _ in given_tree.labels]
+    expected = []
+    for span in zip(other.starts, other.ends, strict=True):
+        nodes = zip(given_tree.starts, given_tree.ends, classes, strict=True)
+        expected.append(next((c for start, end, c in nodes if (start, end) == span and c >= 0), -1))
+    found = with_classes(forest_of(other), replace(forest_of(given_tree), classes=np.array(classes, dtype=np.int8)))
+    assert found.classes.tolist() == expected and found.classes.dtype == np.int8
 
 
 def with_schema(rows: list[dict], **types: pa.DataType) -> dict:

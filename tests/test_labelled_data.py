@@ -51,6 +51,18 @@ def test_classes_of_a_sentiment_treebank(data):
     assert set(added) <= {-1}
 
 
+def test_control_trees_take_the_classes_of_the_phrases_that_they_hold(data, tmp_path):
+    config = {"parsed": data, "tree": {"tree_source": "right", "binarize": "right"}, "subwords": {"vocab_size": 300}}
+    preprocess(PreprocessConfig.model_validate(config), tmp_path / "right")
+    assert read_index(tmp_path / "right" / "encoded")["num_classes"] == 2
+    row = open_shards(tmp_path / "right" / "encoded", "train")[0].row(0)
+    words = row["leaves"]["word_index"]
+    spans = zip(words[row["spans"]["start"]], words[row["spans"]["end"] - 1] + 1, row["node_labels"], strict=True)
+    found = {(start, end): c for start, end, c in spans if end - start > 1}
+    # "The very best ." is a phrase of class 1, as "very best ." is; "best ." is none.
+    assert found == {(0, 4): 1, (1, 4): 1, (2, 4): -1}
+
+
 def test_what_is_said_of_it_names_no_pairs(data):
     text = summary(read_index(data / "encoded"), data)
     assert "train: 40 examples" in text and "20 label_2" in text and "target" not in text and "pairs" not in text

@@ -191,6 +191,21 @@ def normal_form(
     return forest
 
 
+def with_classes(forest: Forest, given: Forest) -> Forest:
+    """A forest over the leaves of `given`: its nodes take the classes of the given ones over the same leaves, else -1."""
+    width = int(max(forest.ends.max(initial=0), given.ends.max(initial=0))) + 1
+    labelled = np.flatnonzero(given.classes >= 0)
+    keys = given.starts[labelled] * width + given.ends[labelled]
+    order = np.argsort(keys, kind="stable")  # of a chain the topmost comes first
+    wanted = forest.starts * width + forest.ends
+    at = np.searchsorted(keys[order], wanted)
+    classes = np.full(len(forest), -1, dtype=given.classes.dtype)
+    there = np.flatnonzero(at < len(keys))
+    there = there[keys[order[at[there]]] == wanted[there]]
+    classes[there] = given.classes[labelled[order[at[there]]]]
+    return replace(forest, classes=classes)
+
+
 def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
     """For every node the first class of its run of nodes, all of which but the last are `merged` into the next one."""
     run = np.concatenate([[0], np.cumsum(~merged)[:-1]])

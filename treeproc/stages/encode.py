@@ -11,7 +11,7 @@ from pydantic import Field
 
 from treeproc.arrow import Batches, Lists, column_batch
 from treeproc.control_trees import ControlTree, control_spans
-from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words
+from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
 from treeproc.ragged import edges_of
 from treeproc.schema import FULL_ENCODED_SCHEMA, select
 from treeproc.settings import Settings, UserError
@@ -65,8 +65,7 @@ def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeCo
     names |= {"arcs"} if tree.arcs_column in parsed else set()
     names |= {"label"} & set(text)
     if tree.side == "source":
-        names |= {"leaf_labels"} & set(text)
-        names |= {"node_labels"} & set(text) if tree.tree_source == "parsed" else set()
+        names |= {"leaf_labels", "node_labels"} & set(text)
     return select(FULL_ENCODED_SCHEMA, names)
 
 
@@ -163,8 +162,6 @@ class Encoder:
     ) -> Forest:
         """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
         config = self._config
-        if config.tree_source != "parsed":
-            return _control_forest(config, word_edges, ids)
         classes = leaf_classes = None
         if "node_labels" in text:
             node_edges, classes = text["node_labels"]
@@ -172,7 +169,11 @@ class Encoder:
             if len(wrong):
                 raise ValueError(f"example {ids[wrong[0]]} has another number of node labels than nodes")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
+        if config.tree_source != "parsed" and classes is None:
+            return _control_forest(config, word_edges, ids)
         forest = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
+        if config.tree_source != "parsed":
+            return with_classes(_control_forest(config, word_edges, ids), forest)
         if config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))
