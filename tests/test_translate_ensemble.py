@@ -101,7 +101,8 @@ def test_what_search_finds_has_the_same_score_when_given(members, form):
 
 def test_given_translations_may_be_empty_or_hold_unknown_pieces():
     model, example = real_model("tree_transformer", 5), random_examples(1)[0]
-    empty, unknown = score_targets(model, collate([with_target(example, []), with_target(example, [UNK_ID, 5])]), DecodingConfig())
+    batch = collate([with_target(example, []), with_target(example, [UNK_ID, 5])])
+    empty, unknown = score_targets(model, batch, DecodingConfig())
     assert empty.log_prob == empty.score == pytest.approx(mean_probability([model], example, ()), abs=1e-5)
     assert unknown.log_prob == pytest.approx(mean_probability([model], example, (UNK_ID, 5)), abs=1e-5)
     assert unknown.score == pytest.approx(unknown.log_prob / 3)

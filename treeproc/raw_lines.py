@@ -93,7 +93,8 @@ class RawLineEncoder:
             if line.target is not None:
                 draft.target = decode(line.target, "target: ", control=True)
             if line.trees is not None:
-                draft.source, draft.given = place_trees(draft.source if line.text is not None else None, decode(line.trees, "tree: "))
+                own = None if line.text is None else draft.source
+                draft.source, draft.given = place_trees(own, decode(line.trees, "tree: "))
             self._check_length(draft.source)
         except ValueError as error:
             draft.problem = str(error)

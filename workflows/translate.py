@@ -36,9 +36,10 @@ def main(argv: Sequence[str]) -> None:
         TranslateSettings, args.config, args.overrides, **{name: value for name, value in flags.items() if value is not None}
     )
     source = settings.input if settings.input or settings.trees else STDIN
-    paths = {"input": settings.input, "trees": settings.trees, "score": settings.score, "output": settings.output}
-    paths |= {"checkpoint": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
-    refuse_relative_in_job({"--out": args.out, **{name: path for name, path in paths.items() if path is not None}})
+    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "score": settings.score}
+    paths |= {"output": settings.output} | {f"ensemble.{i}": path for i, path in enumerate(settings.ensemble)}
+    paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
+    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
     files = [path for path in (source, settings.trees, settings.score) if path is not None]
     # Files are counted before hours of work; what comes through a pipe is counted while it is translated.
     total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None

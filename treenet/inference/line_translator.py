@@ -20,7 +20,6 @@ from treenet.training.remote_run import read_run
 from treeproc.settings import Settings, UserError
 from treeproc.storage import AnyPath, DataPath
 
-
 Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
@@ -42,7 +41,7 @@ class TranslateSettings(Settings):
         description="'averaged', the number of a step, or the path of a checkpoint folder; of several, the ensemble",
     )
     ensemble: list[DataPath] = Field([], description="further runs of the same vocabulary: the ensemble of all is searched")
-    nbest: PositiveInt = Field(1, description="translations a line, best first; from 2 on every output line begins with its number")
+    nbest: PositiveInt = Field(1, description="translations a line, best first; from 2 on an output line begins with its number")
     scores: bool = Field(False, description="write the score before every translation")
     json_lines: bool = Field(False, description="write a JSON object a line instead of text")
     max_leaves: PositiveInt = Field(1000, description="lines of more pieces are not translated")

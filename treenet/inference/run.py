@@ -106,7 +106,8 @@ def _check_vocabulary(folder: Path, index: dict) -> None:
     for name in ("vocab_fingerprint", "num_pieces", "num_labels"):
         if meta.get(name, index[name]) != index[name]:
             raise UserError(
-                f"{folder} is a checkpoint of another vocabulary: its {name} is {meta[name]}, that of the run's data is {index[name]}"
+                f"{folder} is a checkpoint of another vocabulary: its {name} is {meta[name]}, that of the data {index[name]}; "
+                "give a run of that vocabulary as --out"
             )
 
 

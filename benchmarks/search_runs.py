@@ -1,11 +1,10 @@
-"""Runs of random weights over a small vocabulary, for tests of translation: no training, no parser, no Ray."""
+"""Runs of random weights over a small vocabulary, for benchmarks and tests of translation: no training, no parser, no Ray."""
 
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_model
-from toydata import LABELS, WORDS
 
 from treenet.config import ModelConfig, TrainConfig
 from treenet.models import VocabSizes, build_model
@@ -18,14 +17,18 @@ from treeproc.shards import fingerprint, read_index, write_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import SubwordConfig, train_pieces
 
+WORDS = [consonant + vowel for consonant in "bdgk" for vowel in "aeiou"]
+LABELS = ["<unk>", "S", "NP", "VP", "PP"]
 NUM_PIECES = 300  # 256 of which are bytes
 
 
-def write_vocabulary(folder: Path, parser: str = "words", tree_source: str = "balanced", words: list[str] = WORDS) -> Path:
+def write_vocabulary(
+    folder: Path, parser: str = "words", tree_source: str = "balanced", words: Sequence[str] = tuple(WORDS)
+) -> Path:
     """The index and the vocabulary of a data set without examples, of the given parser; returns `folder`."""
     vocab = folder / "encoded" / "vocab"
     vocab.mkdir(parents=True)
-    pieces = train_pieces(Counter(words * 5), SubwordConfig(vocab_size=NUM_PIECES))
+    pieces = train_pieces(dict.fromkeys(words, 5), SubwordConfig(vocab_size=NUM_PIECES))
     (vocab / "pieces.model").write_bytes(pieces)
     (vocab / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
     (vocab / "pos_tags.txt").write_text("<unk>\nNN\nX\n")
@@ -34,8 +37,8 @@ def write_vocabulary(folder: Path, parser: str = "words", tree_source: str = "ba
     write_index(
         folder / "encoded",
         [],
-        fingerprint=fingerprint(parser, tree_source, words),
-        vocab_fingerprint=fingerprint(words),
+        fingerprint=fingerprint(parser, tree_source, list(words)),
+        vocab_fingerprint=fingerprint(list(words)),
         **marks,
         columns=ENCODED_SCHEMA.names,
         num_pieces=NUM_PIECES,
@@ -66,4 +69,3 @@ def write_run(folder: Path, data: Path, *, name: str = "tree_transformer", seed:
     meta = {"num_pieces": NUM_PIECES, "num_labels": len(LABELS), **facts}
     publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, meta)
     return folder
-
