@@ -61,10 +61,9 @@ def translate_lines(
         for translated in mapped:
             output.write(translated.text.encode())
             output.flush()
-            for number, problem in translated.problems:
-                _tell(f"{name}, line {number}: {problem}; its translation is empty")
-            for number, note in translated.notes:
-                _tell(f"{name}, line {number}: {note}")
+            empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
+            for number, message in sorted(empty + translated.notes):
+                _tell(f"{name}, line {number}: {message}")
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
