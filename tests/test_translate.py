@@ -15,6 +15,7 @@ from search_runs import WORDS, write_run, write_vocabulary
 
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.run import load_run
+from treeproc.line_encoder import LineEncoder
 from treeproc.raw_lines import place_trees
 from treeproc.settings import UserError
 
@@ -103,6 +104,22 @@ def test_a_bad_line_is_empty_and_told_and_the_others_are_as_without_it(translate
     # Words within the limit, pieces beyond it: characters that the vocabulary writes in bytes.
     found, errors = translate(f"input={write(tmp_path / 'bytes.txt', ['ЖЖЖЖЖЖ', lines[0]])}", "max_leaves=8")
     assert found == ["", expected[0]] and "13 pieces are more than 8" in warnings(errors)[0]
+
+
+def test_a_line_at_which_the_parser_fails_stands_alone(translate, lines, tmp_path, monkeypatch):
+    source = write(tmp_path / "source.txt", lines[:9])
+    expected = translate(f"input={source}")[0]
+    parse = LineEncoder.parse
+
+    def fail(self, chosen, given=None):
+        if lines[4] in chosen:
+            raise ValueError("example 4 has trees over another number of words than it has")
+        return parse(self, chosen, given)
+
+    monkeypatch.setattr(LineEncoder, "parse", fail)
+    found, errors = translate(f"input={source}")
+    assert found == [*expected[:4], "", *expected[5:]]
+    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: example 4 has trees over another number")
 
 
 def test_formats(translate, lines, tmp_path):

@@ -112,7 +112,7 @@ class RawLineEncoder:
                 raise ValueError(f"{count:,} {unit} are more than {most:,}; split the line into sentences, or raise max_leaves")
 
     def _parse(self, drafts: Sequence["_Draft"]) -> None:
-        """Rows of drafts; where something cannot be parsed or encoded, it is found by trying line by line."""
+        """Rows of drafts; what cannot be parsed or encoded is tried again in halves, until the line at fault stands alone."""
         lines = [draft.source for draft in drafts]
         try:
             parsed = self._encoder.parse(lines, [d.given for d in drafts] if self._given_trees else None)
@@ -121,8 +121,8 @@ class RawLineEncoder:
             if len(drafts) == 1:
                 drafts[0].problem = f"cannot be parsed: {error}"
                 return
-            for draft in drafts:
-                self._parse([draft])
+            self._parse(drafts[: len(drafts) // 2])
+            self._parse(drafts[len(drafts) // 2 :])
             return
         for draft, line, row in zip(drafts, parsed, rows, strict=True):
             draft.add_row(row, line, self._max_pieces)
