@@ -204,7 +204,7 @@ def plot(results: dict[int, dict[str, float]], path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.2, 4), layout="constrained")
+    figure = Figure(figsize=(9.2, 4.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     lengths = list(results)
 
@@ -222,7 +222,7 @@ def plot(results: dict[int, dict[str, float]], path: Path) -> None:
     right.set(xlabel="words", ylabel="milliseconds a line", yscale="log", title="Inference")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend()
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": "timing", "svg.fonttype": "none"}):
         figure.savefig(path.with_suffix(".png"), dpi=150)

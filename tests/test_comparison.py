@@ -132,7 +132,10 @@ def test_tokens_of_tokenised_data_are_taken_as_they_are(runs, main, capsys):
     (runs / "data" / "config.yaml").write_text("tokenized: moses\n")
     data = runs / "data"
     main([f"hypotheses={runs / 'references.txt'}", f"data={data}", "target_language=de"])
-    assert "tokenised BLEU      nrefs:1|case:mixed|eff:no|tok:none|" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tokenised BLEU      nrefs:1|case:mixed|eff:no|tok:none|" in printed and "the data set came tokenised" in printed
+    main([f"hypotheses={runs / 'references.txt'}", f"references={runs / 'references.txt'}"])
+    assert "came tokenised" not in capsys.readouterr().out
 
 
 BAD = {
