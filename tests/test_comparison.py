@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 from toydata import write_toy_data
-from toyruns import TINY
+from toyruns import make_config
 
-from treenet.config import TrainConfig
 from treenet.inference.comparison import CompareConfig, compare
 from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.results import System, read_system
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
-from treeproc.settings import UserError, build_settings
+from treeproc.settings import UserError
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,8 +32,8 @@ def trained(tmp_path_factory, main) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     data = write_toy_data(folder / "data", train=20, valid=6, test=9)
     for name, seed in (("a", 1), ("b", 2)):
-        settings = TINY | {"max_steps": 2, "checkpoint_every": 1, "validate_every": 2, "average_checkpoints": 1}
-        run_training(build_settings(TrainConfig, settings | {"data": data, "seed": seed, "workers": 0}, "test"), folder / name)
+        steps = ("max_steps=2", "checkpoint_every=1", "validate_every=2")
+        run_training(make_config(data, *steps, f"seed={seed}"), folder / name)
         main(["--out", str(folder / name)])
     (folder / "references.txt").write_text("".join(f"{line}\n" for line in read_references(data, "test")))
     return folder
