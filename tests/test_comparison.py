@@ -198,6 +198,14 @@ def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_pa
     assert listing(runs) == before
 
 
+def test_a_data_set_of_one_side_has_no_references(runs, main):
+    index = runs / "data" / "encoded" / "index.json"
+    facts = json.loads(index.read_text())
+    index.write_text(json.dumps({**facts, "columns": [name for name in facts["columns"] if name != "tgt_pieces"]}))
+    with pytest.raises(UserError, match="data holds no translations: its examples have one side"):
+        main([f"hypotheses={runs / 'references.txt'}", f"data={runs / 'data'}"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -9,7 +9,7 @@ from pydantic import Field
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.inference.buckets import BucketConfig, measure_sources, score_buckets
 from treenet.inference.comparison import CompareConfig, compare
-from treenet.inference.metrics import NO_TOKENIZER, check_lines, choose_tokenizer, compute_scores
+from treenet.inference.metrics import NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
 from treenet.inference.results import System, read_scores, write_result
 from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
@@ -91,7 +91,9 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
     check_hashes(run.data / "encoded", settings.split)
-    read_scores(folder)  # before hours of search, not after
+    # Before hours of search, not after.
+    read_scores(folder)
+    build_tokenizer(tokenizer_of(run.data, settings))
     references = read_references(run.data, settings.split)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
     scores = {
@@ -104,19 +106,17 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     return name, write_result(folder, name, lines, references, scores)
 
 
-def is_tokenized(data: AnyPath) -> bool:
-    """Whether the lines of the data set are tokens between blanks, because its input was."""
-    path = stage_folder(data, "text").parent / "config.yaml"
-    if not path.exists():
-        return False
-    settings = read_yaml(path.read_text(encoding="utf-8"), str(path))
-    return isinstance(settings, dict) and settings.get("tokenized", "none") != "none"
+def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
+    """Name of the tokeniser of tokenised BLEU; lines of a data set whose input came tokenised are tokens between blanks."""
+    path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
+    made_with = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path is not None and path.exists() else None
+    tokenized = isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none"
+    return choose_tokenizer(tokenized, settings.target_language)
 
 
 def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath | None, settings: EvaluateSettings) -> dict:
     """Scores of translations, by bucket too where a data set says what the sources are; as in scores.json."""
-    tokenized = data is not None and is_tokenized(data)
-    scores = compute_scores(lines, references, choose_tokenizer(tokenized, settings.target_language))
+    scores = compute_scores(lines, references, tokenizer_of(data, settings))
     scores["split"] = settings.split
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
@@ -132,6 +132,13 @@ def data_of(run: Path) -> AnyPath | None:
     return load_settings(TrainConfig, config).data if config.is_file() else None
 
 
+def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
+    """References of a data set that nothing was loaded of yet, and what to call them. Raises UserError when it has none."""
+    if "tgt_pieces" not in read_index(data / "encoded")["columns"]:
+        raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
+    return read_references(data, split), f"{split} of {data}"
+
+
 def score_file(
     lines: Sequence[str], references: Sequence[str] | None, settings: EvaluateSettings, out: Path | None
 ) -> tuple[str, dict]:
@@ -144,7 +151,7 @@ def score_file(
     if references is None:
         if data is None:
             raise UserError("hypotheses: needs references: give data=DATA, references=FILE, or the folder of a run as --out")
-        references, of = read_references(data, settings.split), f"{settings.split} of {data}"
+        references, of = references_of(data, settings.split)
     else:
         data, of = None, str(settings.references)
     check_lines(lines, references, str(settings.hypotheses), of)
@@ -165,7 +172,7 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
             raise UserError("--compare: two files need references: give data=DATA or references=FILE")
-        references, of = read_references(data, split), f"{split} of {data}"
+        references, of = references_of(data, split)
         side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
         sources = [row[side] for row in read_split(data, "text", split)]
     for one in (baseline, system):

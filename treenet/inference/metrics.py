@@ -129,7 +129,7 @@ def compare_systems(
     check_lines(system, references, "system translations")
     test = PairedTest(
         [("baseline", baseline), ("system", system)],
-        {"bleu": BLEU(tokenize="13a"), "chrf": CHRF()},
+        {"bleu": BLEU(tokenize="13a", force=True), "chrf": CHRF()},
         [references],
         test_type="bs",
         n_samples=num_samples,
