@@ -17,6 +17,7 @@ from treenet.config import TrainConfig
 from treenet.experiments.seeds import SeedsConfig, seed_cells
 from treenet.experiments.seeds_report import paired_test, t_probability, welch_test
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
+from treenet.inference.run import load_run
 from treenet.labelled import LabelledSource, PhraseSource
 from treenet.training.checkpoint import checkpoint_folders
 from treenet.training.ledger import Ledger
@@ -102,6 +103,8 @@ def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path)
     other = write_labelled(tmp_path / "more", {"test": make_rows(9, seed=9)})
     name, scores = classify_run(finished, ClassifySettings(data=other, checkpoint="last"))
     assert (name, scores["num_examples"]) == ("test.last.more", 9)
+    with pytest.raises(UserError, match="is a run of classification, and translates nothing"):
+        load_run(finished)
     strange = write_labelled(tmp_path / "strange", {"test": make_rows(9)}, vocab_fingerprint="other")
     with pytest.raises(UserError, match="the vocabulary must be vocab, which .* but is other"):
         classify_run(finished, ClassifySettings(data=strange))

@@ -34,14 +34,6 @@ from treeproc.settings import UserError, dump_settings
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     return write_toy_data(tmp_path_factory.mktemp("toy"))

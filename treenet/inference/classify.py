@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from treenet.inference.results import SCORES, read_scores
 from treenet.inference.run import AVERAGED, checkpoint_folder
 from treenet.labelled import LabelledBatch, LabelledSource
 from treenet.plan import plan_in_order
@@ -22,7 +23,6 @@ from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import DataPath
 
-SCORES = "scores.json"
 LAST = "last"
 _BATCH_TOKENS = 8192
 
@@ -125,12 +125,6 @@ def _classify(model: nn.Module, source: LabelledSource, neutral: int | None) -> 
             rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
     head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
     return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], counts.cpu()
-
-
-def read_scores(folder: Path) -> dict[str, dict]:
-    """The entries of scores.json, none where there is no such file yet."""
-    path = folder / SCORES
-    return read_json(path, "remove it and run the same command again") if path.exists() else {}
 
 
 def format_scores(everything: dict[str, dict]) -> str:

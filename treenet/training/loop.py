@@ -93,6 +93,7 @@ class Trainer:
         self.valid = self._micro_batches(task.open("valid")) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
+            "vocab_fingerprint": index["vocab_fingerprint"],
             **task.sizes(index),
             "model": config.model.model_dump(mode="json"),
         }
