@@ -263,6 +263,10 @@ def test_given_trees_and_their_labels():
     arcs = {"governor": [2, 2, 3, -1, 3], "deprel": ["det", "amod", "nsubj", "root", "obj"]}
     with_arcs = build_parser(ParserConfig(name="given", dependencies=True))
     assert with_arcs.parse([line], [Given(words, trees, arcs)])[0].arcs == arcs
+    labelled = build_parser(ParserConfig(name="given", given_labels="parsed", dependencies=True, device="cpu"))
+    assert labelled.parse([line], [Given(words, trees, arcs)])[0].arcs == arcs
+    parsed = labelled.parse([line], [Given(words, trees)])[0].arcs  # of the parse, where the input has none
+    assert parsed["governor"] == arcs["governor"] and parsed["deprel"][3] == "root"
     for bad, message in (
         (Given(words), "no trees with words"),
         (Given(words, trees), "gives no arcs"),
