@@ -122,7 +122,7 @@ def report(case: str, batch: int, batched, recursive, tensors: list[Tensor], rou
     emit("tree_lstm", f"{case}, batch {batch}", "batched_to_recursive", slow / fast, **facts)
 
 
-def make_batch(name: str, random: np.random.Generator, budget: int = 2048) -> LabelledBatch:
+def make_batch(name: str, random: np.random.Generator, budget: int) -> LabelledBatch:
     """Leaves and nodes of `budget` positions, or leaves alone where a model reads phrases."""
     reads, rows = CLASSIFIERS[name].reads, RowLists()
     # A planned batch is of one length, or nearly: a short phrase or a sentence.
@@ -150,11 +150,12 @@ def make_batch(name: str, random: np.random.Generator, budget: int = 2048) -> La
     return LabelledBatch(**{**vars(batch), "structure": structure}, labels=labels, position_labels=position_labels)
 
 
-def time_update(name: str, rounds: int, random: np.random.Generator) -> None:
+def time_update(name: str, rounds: int, random: np.random.Generator, budget: int = 2048) -> None:
     """One update, without building the batch."""
     sizes = ModelConfig(name=name, d_model=WIDTH, d_ff=2 * WIDTH, num_heads=4, num_encoder_layers=2, dropout=0.5)
     model = build_classifier(sizes, VocabSizes(PIECES, LABELS), ClassifierConfig(), CLASSES)
-    optimizer, keys, batch = build_optimizer(model, OptimizerConfig()), share_dropout_keys(model), make_batch(name, random)
+    optimizer, keys = build_optimizer(model, OptimizerConfig()), share_dropout_keys(model)
+    batch = make_batch(name, random, budget)
 
     def step() -> None:
         keys.set(hash_ids(batch.example_ids.numpy()))

@@ -14,6 +14,7 @@ from treenet.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
 from treenet.plan import BatchPlan
 from treenet.training.classification import above_neutral, count_right, summarize_counts
+from treenet.training.losses import label_smoothed_nll, r_drop_loss
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError
 
@@ -208,7 +209,22 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
         open_source(side_by_side, "tree_transformer").batch([0, 1])
 
 
-# Counting.
+# Losses and counting.
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_positions_without_a_class_do_not_count_and_class_0_does(smoothing):
+    logits = torch.randn(4, 6, 3, dtype=torch.float32, requires_grad=True)
+    targets = torch.randint(NO_CLASS, 3, (4, 6))
+    targets[0, :3] = torch.tensor([0, NO_CLASS, 2])
+    expected = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=NO_CLASS, reduction="sum", label_smoothing=smoothing
+    )
+    sums = label_smoothed_nll(logits, targets, smoothing, NO_CLASS)
+    torch.testing.assert_close(sums.loss, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (sums.loss, expected)))
+    again = r_drop_loss(logits, logits, targets, smoothing, 5.0, NO_CLASS)  # equal passes do not diverge
+    torch.testing.assert_close(again.loss, 2 * expected)
 
 
 @settings(deadline=None, max_examples=30)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from toylabels import make_rows, write_labelled, write_toy_labels
-from toyruns import final_weights, losses, same
+from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.experiments.seeds import SeedsConfig, seed_cells
@@ -124,6 +124,18 @@ def test_stopped_and_resumed_equals_uninterrupted(data, tmp_path, name):
     assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
     accuracies = [[line["accuracy"] for line in valid_lines(tmp_path / run)] for run in ("whole", "halves")]
     assert accuracies[0] == accuracies[1]
+
+
+def test_two_ranks_learn_and_count_as_one(data, tmp_path):
+    config = make_config(data, "model.dropout=0.3", "max_steps=8")
+    (tmp_path / "one").mkdir()
+    train(config, tmp_path / "one")
+    assert train_ranks(2, config, tmp_path / "two") == [None, None]
+    one, two = (valid_lines(tmp_path / run) for run in ("one", "two"))
+    assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in two], rel=1e-4)
+    assert [line["accuracy"] for line in one] == [line["accuracy"] for line in two]
+    first, second = ([loss for _, loss in losses(tmp_path / run)] for run in ("one", "two"))
+    assert first == pytest.approx(second, rel=1e-4)
 
 
 def test_sequence_models_learn_phrases_and_are_validated_on_examples(data):
