@@ -48,9 +48,7 @@ class LabelledSource(ExampleSource):
     def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool):
         super().__init__(folder, split, trees=reads == "trees")
         self._reads, self._phrases = reads, phrases and reads != "leaves"
-        columns = read_index(folder).get("columns", [])
-        if "label" not in columns:
-            raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
+        columns = _check_classes(folder)
         if reads == "arcs" and "arcs" not in columns:
             raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
         self._targets = self._count_targets()
@@ -127,12 +125,11 @@ class PhraseSource(ExampleSource):
 
     def __init__(self, folder: AnyPath, split: str):
         super().__init__(folder, split, trees=False)
-        examples = LabelledSource(folder, split, "leaves", phrases=False)  # for its checks
+        _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
-        self._row, self._start, self._end, self._class = np.concatenate(found, axis=1)
-        self._example = examples.lengths
-        self.lengths = {name: column[self._row] for name, column in self._example.items()}
-        self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(self._row), dtype=np.int64)}
+        row, self._start, self._end, self._class = np.concatenate(found, axis=1)
+        self.lengths = {name: column[row] for name, column in self.lengths.items()}
+        self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(row), dtype=np.int64)}
 
     def _phrases_of(self, rows: np.ndarray) -> np.ndarray:
         """[4, phrases]: row, first leaf, one past the last, class."""
@@ -164,6 +161,14 @@ class PhraseSource(ExampleSource):
     def target_tokens(self, rows: np.ndarray) -> int:
         """Classes to be predicted, which the loss of a batch is divided by."""
         return len(rows)
+
+
+def _check_classes(folder: AnyPath) -> list[str]:
+    """Columns of a data set. Raises UserError when it has no classes."""
+    columns = read_index(folder).get("columns", [])
+    if "label" not in columns:
+        raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
+    return columns
 
 
 def _chunks(count: int) -> list[np.ndarray]:
