@@ -220,9 +220,7 @@ class _Sums:
             self.even[key] = self.even.get(key, 0.0) + even
 
     def groups(self, total: int) -> list[Group]:
-        return [
-            Group(str(key), count, self.mass[key] / total, self.even[key] / total) for key, count in self.positions.items()
-        ]
+        return [Group(str(key), count, self.mass[key] / total, self.even[key] / total) for key, count in self.positions.items()]
 
 
 def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str], targets: Targets) -> AttentionStats:

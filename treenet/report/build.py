@@ -5,15 +5,19 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.run import load_run
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
+from treenet.report.contents import Report
 from treenet.report.examples import build_views, choose_examples
 from treenet.report.figures import draw_groups, draw_tree, save_figure, style
-from treenet.report.page import Report, pack, render_page, scaling_name
-from treenet.report.runs import ReportRun, own_index, read_inputs
+from treenet.report.page import render_page
+from treenet.report.pictures import pack
+from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
+from treenet.report.sections import scaling_name
 from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import lay_out
 from treenet.training.curves import draw_curves
@@ -62,7 +66,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
     say("drawing figures")
     _draw(report, out / FIGURES)
-    names = sorted([*report.figures, *(_tree_name(view) for views in report.views.values() for view in views)])
+    names = sorted([*report.figures, *(view.figure for views in report.views.values() for view in views)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
     atomic_write(out / NUMBERS, json_bytes({**numbers(report), "figures": [path.name for path in files]}))
@@ -75,9 +79,11 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     there = [run for run in report.runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
     for run in report.runs:
         if (index := own_index(run)) is None:
-            run.missing.append("Its data set is not there any more, so there is no attention of it and no test against it.")
+            run.missing.append(
+                Missing("its data set is not there any more, so there is no attention of it and no test against it")
+            )
         elif settings.split not in index["totals"]:
-            run.missing.append(f"Its data set has no split {settings.split}, but {', '.join(index['totals'])}.")
+            run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
     anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
     if anchor is None:
         return
@@ -89,7 +95,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
         try:
             loaded = load_run(run.folder, device="cuda" if settings.use_gpu else "cpu")
         except UserError as error:
-            run.missing.append(str(error))
+            run.missing.append(Missing(str(error)))
             continue
         report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
         if run in same_text:
@@ -110,7 +116,7 @@ def _fit(report: Report) -> None:
 
 
 def _draw(report: Report, folder: Path) -> None:
-    def draw(name: str, figure) -> None:
+    def draw(name: str, figure: Figure) -> None:
         report.figures[name] = save_figure(figure, folder, name)
 
     with style():
@@ -125,11 +131,7 @@ def _draw(report: Report, folder: Path) -> None:
             draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, "height"))
         for views in report.views.values():
             for view in views:
-                save_figure(draw_tree(view, lay_out(view)), folder, _tree_name(view))
-
-
-def _tree_name(view) -> str:
-    return f"example_{view.example_id}.{view.run.replace('/', '-')}"
+                save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:
@@ -144,7 +146,8 @@ def numbers(report: Report) -> dict:
     """What report.json holds: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:
-        return {"name": run.name, "updates": run.step, "finished": run.finished, **run.marks, **run.facts, "missing": run.missing}
+        missing = [asdict(one) for one in run.missing]
+        return {"name": run.name, "updates": run.step, "finished": run.finished, **run.marks, **run.facts, "missing": missing}
 
     tables = [
         {
@@ -175,8 +178,8 @@ def numbers(report: Report) -> dict:
         "studies": {study.name: study.report for study in report.studies},
         "attention": {name: stats.to_json() for name, stats in report.attention.items()},
         "sentences": [
-            {"example_id": v.example_id, "run": v.run, "source": v.source, "reference": v.reference, "translation": v.translation, "chrf": v.chrf}
+            {name: getattr(view, name) for name in ("example_id", "run", "source", "reference", "translation", "chrf")}
             for views in report.views.values()
-            for v in views
+            for view in views
         ],
     }

@@ -185,7 +185,8 @@ def _note_decoding(table: ScoreTable) -> None:
     for row in rows[1:]:
         changed = differences(rows[0].record["decoding"], row.record["decoding"])
         if changed := [line for line in changed if not line.startswith("max_tokens:")]:
-            table.notes.append(f"{row.run}, {row.result}, was decoded with other settings than {rows[0].run}: {'; '.join(changed)}.")
+            said = "; ".join(changed).replace(" -> ", ", now ")
+            table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {said}.")
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import numpy as np
 from sacrebleu.metrics import CHRF
@@ -40,6 +41,11 @@ class View:
     heights: list[int]
     tokens: list[str]  # target pieces as the vocabulary has them, the last one END
     weights: np.ndarray  # [A, H, T, S]
+
+    @property
+    def figure(self) -> str:
+        """Name of the files of its picture; a run may have any name."""
+        return f"example_{self.example_id}.{quote(self.run, safe='')}"
 
 
 def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, count: int, given: Sequence[int]) -> list[int]:

@@ -40,7 +40,7 @@ def code(content: str) -> str:
     return tag("code", escape(content))
 
 
-def table(caption: str, head: Sequence[Cell], rows: Sequence[Sequence[Cell]], rules: Sequence[int] = (), classes: str = "") -> str:
+def table(caption: str, head: Sequence[Cell], rows: Sequence[Sequence[Cell]], rules: Sequence[int] = ()) -> str:
     """A table that scrolls in a box of its own. `caption` is markup; there is a rule above each of the rows `rules`.
 
     The caption is not the table's, so that it may be wider.
@@ -54,7 +54,8 @@ def table(caption: str, head: Sequence[Cell], rows: Sequence[Sequence[Cell]], ru
             out.append(tag("th" if scope else "td", cell.content, **scope, **kind))
         return "".join(out)
 
-    body = "".join(tag("tr", cells(row, in_head=False), **({"class_": "rule"} if i in rules else {})) for i, row in enumerate(rows))
+    ruled = [{"class_": "rule"} if place in rules else {} for place in range(len(rows))]
+    body = "".join(tag("tr", cells(row, in_head=False), **rule) for row, rule in zip(rows, ruled, strict=True))
     content = tag("thead", tag("tr", cells(head, in_head=True))) + tag("tbody", body)
     box = tag("div", tag("table", content), class_="box")
-    return tag("figure", tag("figcaption", caption) + box, class_=f"table {classes}".strip())
+    return tag("figure", tag("figcaption", caption) + box, class_="table")

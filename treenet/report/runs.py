@@ -20,9 +20,17 @@ from treeproc.storage import AnyPath, as_path
 MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
 
 
+@dataclass(frozen=True)
+class Missing:
+    """What a run lacks, and the command that adds it where there is one."""
+
+    said: str
+    command: str = ""
+
+
 @dataclass
 class ReportRun:
-    """A training run. `missing` are lines for the reader: what is not there, and the command that adds it."""
+    """A training run."""
 
     name: str
     folder: Path
@@ -35,7 +43,7 @@ class ReportRun:
     marks: dict[str, str]  # those of MARKS that are known
     step: int
     finished: bool
-    missing: list[str] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
 
     @property
     def data(self) -> AnyPath:
@@ -107,9 +115,9 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     if not run.finished:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
         command = f"python workflows/train_wmt.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
-        run.missing.append(f"Training has not ended ({steps}): {command}")
+        run.missing.append(Missing(f"no averaged model, after {steps}", command))
     if split not in run.translations:
-        run.missing.append(f"No translations of {split}: python workflows/evaluate.py --out {out} split={split}")
+        run.missing.append(Missing(f"no translations of {split}", f"python workflows/evaluate.py --out {out} split={split}"))
     return run
 
 
