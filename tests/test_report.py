@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -112,7 +113,7 @@ def page(out) -> Reader:
 def test_the_page_is_whole_and_loads_nothing(out, page):
     assert len(page.ids) == len(set(page.ids))
     for link in page.links:
-        assert link == "data:," or (link[1:] in page.ids if link.startswith("#") else (out / link).is_file()), link
+        assert link == "data:," or (link[1:] in page.ids if link.startswith("#") else (out / unquote(link)).is_file()), link
     text = (out / "index.html").read_text()
     assert text.count("<script") == 2 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
     assert "default-src 'none'" in text and "@import" not in text and len(text) < 400_000
@@ -280,7 +281,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 
-def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path):
+def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):
     main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
@@ -299,6 +300,9 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path):
         with pytest.raises(UserError, match=expected) as raised:
             main(arguments)
         assert "\n" not in str(raised.value)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(UserError, match="must be an absolute path in a submitted job"):
+        main(["--out", str(tmp_path / "out"), "runs/tree"])
     assert not (tmp_path / "out").exists() and (tmp_path / "file").read_text() == ""
 
 
@@ -424,6 +428,8 @@ def test_in_a_browser_layer_and_head_are_chosen(window, first_view):
             layers = weights if layer < 0 else weights[layer : layer + 1]
             heads = layers if head < 0 else layers[:, head : head + 1]
             assert_shows(window, heads.mean(axis=(0, 1, 2)))
+            said = window.run(FIRST + "return figure.querySelector('.readout p').textContent;")
+            assert (f", layer {layer + 1}" in said) == (layer >= 0) and (f", head {head + 1}" in said) == (head >= 0)
     choose(window, 0, -1)
     choose(window, 1, -1)
 

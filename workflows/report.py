@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.storage import as_path
 
 
 def main(argv: Sequence[str]) -> None:
@@ -25,6 +26,7 @@ def main(argv: Sequence[str]) -> None:
     runs = [one for one in args.overrides if "=" not in one]
     overrides = [one for one in args.overrides if "=" in one]
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
+    refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
     page, numbers, *figures = write_report(settings, args.out, lambda line: print(line, file=sys.stderr, flush=True))
     print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
     if figures:

@@ -53,24 +53,26 @@
       });
       const onPhrases = shares.slice(view.leaves).reduce((a, b) => a + b, 0);
       const what = document.createElement("p"), list = document.createElement("ol");
-      const name = token === ALL ? "All target tokens" : `\u201c${view.tokens[token]}\u201d`;
+      const chosen = [["layer", layer], ["head", head]].filter(([, select]) => Number(select.value) !== ALL);
+      const where = chosen.map(([name, select]) => `, ${name} ${Number(select.value) + 1}`).join("");
+      const name = (token === ALL ? "All target tokens" : `\u201c${view.tokens[token]}\u201d`) + where;
       what.textContent = view.positions === view.leaves ? `${name}: all attention is on leaves, this model reads no tree`
         : `${name}: ${percent(onPhrases)} of the attention is on phrases, ${percent(1 - onPhrases)} on leaves`;
       const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a] || a - b);
       for (const p of order.slice(0, MOST)) {
-        const item = document.createElement("li"), where = document.createElement("span"), share = document.createElement("span");
+        const item = document.createElement("li"), place = document.createElement("span"), share = document.createElement("span");
         const mark = document.createElement("i");
         if (p >= view.leaves) mark.className = "node";
         const [label, phrase] = view.names[p].split("\t");
-        if (phrase === undefined) where.append(mark, label);
+        if (phrase === undefined) place.append(mark, label);
         else {
           const strong = document.createElement("b");
           strong.textContent = label;
-          where.append(mark, strong, ` ${phrase}`);
+          place.append(mark, strong, ` ${phrase}`);
         }
-        where.title = where.textContent;
+        place.title = place.textContent;
         share.textContent = percent(shares[p]);
-        item.append(where, share);
+        item.append(place, share);
         list.append(item);
       }
       readout.replaceChildren(what, list);

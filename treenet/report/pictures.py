@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from treenet.report.contents import Page
+from treenet.report.contents import Page, links
 from treenet.report.examples import END, WORD_START, View
 from treenet.report.figures import shade
 from treenet.report.markup import paragraph, tag
@@ -71,7 +71,7 @@ def _view(page: Page, view: View) -> str:
     buttons = [tag("span", "".join(word), class_="word") for word in words]
     label = f"{view.run}, example {view.example_id}"
     selects = _select("layer", layers, label) + _select("head", heads, label)
-    title = f'{escape(view.run)} <span class="p">chrF of this sentence {view.chrf:.1f}</span>'
+    title = f'{escape(view.run)} <span class="p">chrF of this sentence {view.chrf:.1f}; {links(view.figure)}</span>'
     what = "Parse tree of the source" if view.labels else "Leaves of the source"
     tree = tag("div", draw_svg(layout, f"{what}: {view.source}"), class_="box", tabindex=0, role="group", aria_label=what)
     tokens_ = tag("div", " ".join(buttons), class_="tokens", role="radiogroup", aria_label=f"Target tokens of {label}")
