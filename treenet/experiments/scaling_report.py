@@ -152,7 +152,7 @@ def draw(report: dict) -> "Figure":
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
     axes.set_xticks(sizes, [_short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # else points of one size lie on the edge
     axes.grid(alpha=0.3)
     axes.legend()
     return figure

@@ -57,9 +57,9 @@ def show_runs(page: Page) -> list[str]:
     caption = "The runs, and every setting in which they differ." if len(report.runs) > 1 else "The run."
     out.append(page.table(caption, head, rows, rules=[rule for rule in rules if rule < len(rows)]))
     if same:
-        who = "All runs are" if len(report.runs) > 1 else "The run is"
+        who = "All runs are of the same data" if len(report.runs) > 1 else "The data"
         said = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
-        out.append(tag("p", f"{who} of the same data, by fingerprint: {said}.", class_="note"))
+        out.append(tag("p", f"{who}, by fingerprint: {said}.", class_="note"))
     shared = [[Cell(code(key)), Cell(escape(_value(value)))] for key, value in report.shared.items()]
     count = f"{len(shared)} settings " + ("that all runs share" if len(report.runs) > 1 else "of the run")
     settings = table("Values as in config.yaml.", [text("setting"), text("value")], shared)
