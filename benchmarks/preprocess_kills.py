@@ -18,24 +18,21 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from kills import KINDS, LIMIT_S, Workflow, kill, lives, wait_for, workers_of
 from measure import emit
-from preprocess_million import REPOSITORY, descendants, read_pairs
+from preprocess_million import REPOSITORY, read_pairs
 
+ACTOR = "MapWorker"  # Ray Data's actors, which do shards
 STAGES = ("text", "parsed", "encoded")
-KINDS = ("driver", "worker", "group")
-LIMIT_S = 300  # a run that takes longer hangs
 ANY_TIME = 0.2  # of the kills fall between the start of a run and about its first shard
 SHARE = 0.25  # the others fall after another shard, within this share of the seconds of a stage
 
@@ -62,114 +59,11 @@ def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def session_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
-
-
-def orphans(session: int) -> list[int]:
-    """Processes of a session that are left, its leader being gone; where there is one, it is another session by now."""
-    found = []
-    if Path(f"/proc/{session}").exists():
-        return found
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if session_of(int(entry.name)) == session:
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def actors(driver: int) -> list[int]:
-    """The Ray actors below a driver that do shards."""
-    found = []
-    for pid in descendants(driver):
-        try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::MapWorker"):
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
-
-
-@dataclass
-class Job:
-    """Starts the workflow with a Ray of its own, and ends what killed drivers leave behind."""
-
-    scratch: Path
-    config: Path
-    started: list[int] = field(default_factory=list)
-    left: int = 0  # processes of killed jobs that outlived the run after it: idle agents of Ray's
-
-    @contextmanager
-    def run(self, data: Path) -> Iterator[subprocess.Popen]:
-        """The workflow as leader of a session. The sessions of earlier runs are ended with this one."""
-        earlier = list(self.started)
-        command = [sys.executable, str(REPOSITORY / "workflows" / "preprocess.py"), "--config", str(self.config)]
-        # Ray looks below RAY_TMPDIR for a cluster to join, and finds none there.
-        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        env |= {"RAY_TMPDIR": str(self.scratch), "PYTHONPATH": str(REPOSITORY)}
-        with open(self.scratch / "log", "w") as log:
-            driver = subprocess.Popen([*command, "--out", str(data)], stdout=log, stderr=log, env=env, start_new_session=True)
-        self.started.append(driver.pid)
-        try:
-            yield driver
-        except BaseException:
-            driver.kill()
-            driver.wait()
-            self.end(list(self.started))
-            raise
-        self.end(earlier)
-
-    def end(self, sessions: list[int]) -> None:
-        for session in sessions:
-            pids = orphans(session)
-            self.left += len(pids)
-            for pid in pids:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            self.started.remove(session)
-
-    def log(self) -> str:
-        return (self.scratch / "log").read_text()[-3000:]
-
-    def finish(self, data: Path) -> float:
-        """Run to the end undisturbed; returns seconds."""
-        begin = time.monotonic()
-        with self.run(data) as driver:
-            if status := driver.wait(LIMIT_S):
-                raise SystemExit(f"the job ended with status {status}:\n{self.log()}")
-        return time.monotonic() - begin
-
-
-def lives(driver: subprocess.Popen, seconds: float) -> bool:
-    """Whether the driver is there after some time."""
-    try:
-        driver.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return True
-    return False
-
-
-def wait_for(driver: subprocess.Popen, condition: Callable[[], object]) -> bool:
-    """Whether the driver lived until the condition held. Raises TimeoutExpired when it hangs."""
-    deadline = time.monotonic() + LIMIT_S
-    while lives(driver, 0.02):
-        if condition():
-            return True
-        if time.monotonic() > deadline:
-            raise subprocess.TimeoutExpired(driver.args, LIMIT_S)
-    return False
-
-
 @dataclass
 class Killer:
     """Kills jobs at random, and knows what it has done."""
 
-    job: Job
+    job: Workflow
     random: random.Random
     ready_s: float  # from the start of the undisturbed run to its first parsed shard
     stage_s: dict[str, float]  # from the first to the last shard of the undisturbed run
@@ -209,7 +103,7 @@ class Killer:
         """Wait for the next moment; returns its name, or nothing when the job has ended."""
 
         def at_work() -> list[int]:
-            return actors(driver.pid)
+            return workers_of(driver.pid, ACTOR)
 
         if not at_work() and self.random.random() < ANY_TIME:
             delay = self.random.uniform(0.2, self.ready_s)
@@ -233,14 +127,8 @@ class Killer:
 
     def _kill(self, driver: subprocess.Popen, moment: str, data: Path) -> None:
         what = self.kills[-1]
-        if what == "worker":
-            victims = actors(driver.pid)
-            if not victims:
-                return
-            os.kill(self.random.choice(victims), signal.SIGKILL)
-        else:
-            (os.killpg if what == "group" else os.kill)(driver.pid, signal.SIGKILL)
-            driver.wait()
+        if not kill(what, driver, workers_of(driver.pid, ACTOR), self.random):
+            return
         self.kills.pop()
         self.done[what, moment] += 1
         number, seconds = sum(self.done.values()), time.monotonic() - self.begin
@@ -271,7 +159,7 @@ def verify(data: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env)
 
 
-def damage(job: Job, data: Path, whole: dict[str, bytes], rng: random.Random, quick: bool) -> bool:
+def damage(job: Workflow, data: Path, whole: dict[str, bytes], rng: random.Random, quick: bool) -> bool:
     """Damage a shard of every stage and the vocabulary in every way; whether all is found and healed."""
     cases = {}
     for what in DAMAGES:
@@ -319,7 +207,7 @@ def write_job(folder: Path, shards: int, rows: int) -> Path:
 def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     """Print all figures; whether all is as it must be."""
     figure, rng = partial(emit, "preprocess_kills"), random.Random(options.seed)
-    job = Job(scratch, write_job(folder, options.shards, options.rows))
+    job = Workflow("preprocess.py", write_job(folder, options.shards, options.rows), scratch)
     begin = time.time()
     seconds = job.finish(folder / "undisturbed")
     whole = contents(folder / "undisturbed")
@@ -345,7 +233,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     figure("all", "finished_shards_written_again", killer.written_again)
     figure("all", "processes_left_by_killed_jobs", job.left)
     good &= damage(job, data, whole, rng, options.quick)
-    job.end(list(job.started))
+    job.end()
     figure("all", "passed", int(good and not killer.failed))
     return good and not killer.failed
 

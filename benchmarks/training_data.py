@@ -25,7 +25,7 @@ def caption(example_id: int, num_pieces: int, flat: bool, rng: np.random.Generat
         leaves, nodes = leaves + nodes, 1
         spans = np.array([[0, leaves, 1]])
     pieces = rng.integers(SPECIAL_PIECES, num_pieces, leaves)
-    parents = [int(np.flatnonzero((spans[:i, 2] > i))[-1]) if i else -1 for i in range(nodes)]
+    parents = [int(np.flatnonzero(spans[:i, 2] > i)[-1]) if i else -1 for i in range(nodes)]
     return {
         "example_id": example_id,
         "leaves": {"piece": pieces.tolist(), "word_index": list(range(leaves)), "pos_tag": [0] * leaves},

@@ -14,27 +14,24 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from kills import KINDS, LIMIT_S, Workflow, kill, lives, wait_for, workers_of
 from measure import emit
-from preprocess_kills import KINDS, LIMIT_S, lives, orphans, wait_for
-from preprocess_million import REPOSITORY, descendants
 from training_data import write_captions
 
 from treenet.training.checkpoint import WEIGHTS, latest_checkpoint
 from treenet.training.logs import read_metrics
 from treeproc.files import file_sha256
 
+WORKER = "RayTrainWorker"  # as Ray Train calls them
 START_SHARE = 0.2  # of the kills hit a driver that starts
 SETTINGS = {
     "model": {"d_model": 32, "d_ff": 64, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
@@ -59,71 +56,11 @@ def last_step(run: Path) -> int:
         return 0
 
 
-def workers(driver: int) -> list[int]:
-    """Ray Train's workers below a driver."""
-    found = []
-    for pid in descendants(driver):
-        try:
-            if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
-
-
-@dataclass
-class Training:
-    """Starts the workflow with a Ray of its own, and ends what killed drivers leave behind."""
-
-    scratch: Path
-    config: Path
-    started: list[int] = field(default_factory=list)
-
-    @contextmanager
-    def run(self, folder: Path) -> Iterator[subprocess.Popen]:
-        """The driver as leader of a session. What is left of earlier ones is ended with this one."""
-        earlier = list(self.started)
-        command = [sys.executable, str(REPOSITORY / "workflows" / "train_wmt.py"), "--config", str(self.config)]
-        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        env |= {"RAY_TMPDIR": str(self.scratch), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-        with open(self.scratch / "log", "w") as log:
-            driver = subprocess.Popen([*command, "--out", str(folder)], stdout=log, stderr=log, env=env, start_new_session=True)
-        self.started.append(driver.pid)
-        try:
-            yield driver
-        finally:
-            if driver.poll() is None:
-                driver.kill()
-                driver.wait()
-                earlier = list(self.started)
-            self.end(earlier)
-
-    def end(self, sessions: list[int]) -> None:
-        for session in sessions:
-            for pid in orphans(session):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            self.started.remove(session)
-
-    def finish(self, folder: Path) -> float:
-        """Run to the end undisturbed; returns seconds."""
-        begin = time.monotonic()
-        with self.run(folder) as driver:
-            if status := driver.wait(4 * LIMIT_S):
-                raise SystemExit(f"training ended with status {status}:\n{self.log()}")
-        return time.monotonic() - begin
-
-    def log(self) -> str:
-        return (self.scratch / "log").read_text()[-3000:]
-
-
 @dataclass
 class Killer:
     """Kills at planned steps, in random ways."""
 
-    training: Training
+    training: Workflow
     random: random.Random
     ready_s: float  # from the start of the undisturbed driver to its first step
     plan: list[tuple[int, str]]  # (step, what), the next one at the end
@@ -135,12 +72,12 @@ class Killer:
         """Run drivers until all kills are done, then one to the end."""
         while self.plan:
             with self.training.run(folder) as driver:
-                if self.done and self.plan[-1][1] != "worker" and self.random.random() < START_SHARE:
-                    if lives(driver, self.random.uniform(0.2, self.ready_s)):
-                        self.kill(driver, folder, "starting")
+                early = self.done and self.plan[-1][1] != "worker" and self.random.random() < START_SHARE
+                if early and lives(driver, self.random.uniform(0.2, self.ready_s)):
+                    self.kill(driver, folder, "starting")
                 while self.plan and driver.poll() is None:
                     step = self.plan[-1][0]
-                    if wait_for(driver, lambda step=step: last_step(folder) >= step and workers(driver.pid)):
+                    if wait_for(driver, lambda step=step: last_step(folder) >= step and workers_of(driver.pid, WORKER)):
                         self.kill(driver, folder, "training")
                 if not self.plan and driver.poll() is None:  # the last one was a worker
                     driver.wait(LIMIT_S)
@@ -153,14 +90,8 @@ class Killer:
 
     def kill(self, driver: subprocess.Popen, folder: Path, moment: str) -> None:
         what = self.plan[-1][1]
-        if what == "worker":
-            victims = workers(driver.pid)
-            if not victims:
-                return
-            os.kill(self.random.choice(victims), signal.SIGKILL)
-        else:
-            (os.killpg if what == "group" else os.kill)(driver.pid, signal.SIGKILL)
-            driver.wait()
+        if not kill(what, driver, workers_of(driver.pid, WORKER), self.random):
+            return
         self.plan.pop()
         self.done[what, moment] += 1
         number, seconds = sum(self.done.values()), time.monotonic() - self.begin
@@ -181,7 +112,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     data = write_captions(folder / "data", rows=1000, num_pieces=500)
     config = folder / "train.yaml"
     config.write_text(json.dumps(SETTINGS | {"data": str(data), "max_steps": options.steps}))
-    training, whole, killed = Training(scratch, config), folder / "undisturbed", folder / "killed"
+    training, whole, killed = Workflow("train_wmt.py", config, scratch, 4 * LIMIT_S), folder / "undisturbed", folder / "killed"
     seconds = training.finish(whole)
     trained = read_metrics(whole)[-1]["elapsed"]
     figure("undisturbed", "seconds", seconds, steps=options.steps)
@@ -190,7 +121,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     steps = sorted((rng.randrange(1, options.steps - 10) for _ in kinds), reverse=True)
     killer = Killer(training, rng, max(1.0, seconds - trained), list(zip(steps, kinds, strict=True)))
     killer.disturb(killed)
-    training.end(list(training.started))
+    training.end()
     for kind in KINDS:
         moments = {moment: count for (what, moment), count in sorted(killer.done.items()) if what == kind}
         figure(kind, "kills", sum(moments.values()), moments=moments)

@@ -1,4 +1,4 @@
-"""The lean dependency parser gives Stanza's arcs: whatever stands beside a sentence, however long it is, however bad the model."""
+"""The lean dependency parser gives Stanza's arcs: whatever stands beside a sentence, however long, however bad the model."""
 
 import itertools
 
@@ -8,12 +8,12 @@ import stanza
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_lines import sample_lines
 from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.model import GraphParser
 from stanza.models.depparse.trainer import GraphTrainer
 from torch import nn
 
-from sample_lines import sample_lines
 from treeproc.parsers import ParserConfig, build_parser, find_models
 from treeproc.parsers.dependency import DependencyParser, best_trees, supports
 from treeproc.parsers.documents import DocumentTagger

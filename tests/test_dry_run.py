@@ -74,9 +74,7 @@ def write_probe(folder: Path, config: TrainConfig) -> None:
 
 def test_hours_are_those_of_the_probe(data, tmp_path, monkeypatch):
     probes = []
-    monkeypatch.setattr(
-        dry_run_module, "train_job", lambda config, folder: (probes.append(config), write_probe(folder, config))
-    )
+    monkeypatch.setattr(dry_run_module, "train_job", lambda config, folder: (probes.append(config), write_probe(folder, config)))
     text = dry_run(make_config(data, "max_steps=1000", "validate_every=100", "keep_checkpoints=500", "workers=4"), None)
     assert (probes[0].max_steps, probes[0].log_every, probes[0].workers) == (11, 1, 4)
     assert "probe: 10 updates in 20.0 s, " in text and "padding 25.0%, data wait 1.0%; validation 4.0 s" in text

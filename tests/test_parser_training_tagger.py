@@ -55,10 +55,7 @@ def test_loss_and_gradients_are_stanzas(learner):
     chosen = [sentences(60, 1)[i] for i in batch]
     assert len({len(s.words) for s in chosen}) > 1
     document = Document(
-        [
-            [{"id": (i + 1,), "text": w, "upos": u, "xpos": x} for i, (w, u, x) in enumerate(zip(*s, strict=True))]
-            for s in chosen
-        ]
+        [[{"id": (i + 1,), "text": w, "upos": u, "xpos": x} for i, (w, u, x) in enumerate(zip(*s, strict=True))] for s in chosen]
     )
     model = learner.model.train()
     data = Dataset(document, learner.args | {"augment_nopunct": 0}, None, vocab=learner.vocab)

@@ -13,8 +13,8 @@ import stanza
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from sample_lines import sample_lines
+
 from treeproc.parsers import (
     Given,
     ParserConfig,
@@ -307,7 +307,7 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     [
         ({"language": "de"}, "no parser model for 'de'; shipped languages: en; install Stanza's own"),
         ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
-        ({"models": "/nowhere"}, r"/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
+        ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
         ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
         ({"name": "corenlp", "endpoint": "http://localhost:1"}, r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP"),
         pytest.param(

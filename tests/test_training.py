@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, same
 
-from treenet.config import OptimizerConfig, TrainConfig
+from treenet.config import OptimizerConfig
 from treenet.data import ExampleSource, Prefetcher
 from treenet.training import step
 from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint
@@ -29,17 +29,9 @@ from treenet.training.run import load_trained, run_training
 from treeproc.files import locked
 from treeproc.progress import Progress
 from treeproc.schema import PAD_ID
-from treeproc.settings import UserError, dump_settings, load_settings
+from treeproc.settings import UserError, dump_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -44,10 +44,10 @@ def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
     return losses(run_dir)
 
 
-def run_job(name: str, folder: Path, data: Path) -> dict:
+def run_job(name: str, folder: Path, data: Path, **environment: str) -> dict:
     (folder / "data").symlink_to(data)
     command = [sys.executable, str(TESTS / "training_jobs.py"), name, str(folder)]
-    job = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    job = subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ | environment)
     assert job.returncode == 0, job.stderr
     return json.loads((folder / "result.json").read_text())
 
@@ -68,7 +68,6 @@ def wait_until(process: subprocess.Popen, folder: Path, condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.cluster
 def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
     import ray
 
@@ -99,7 +98,6 @@ def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
     assert "new workers continue from step" in capfd.readouterr().err
 
 
-@pytest.mark.cluster
 def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_path, repository):
     """The second driver starts while workers of the first may still be at work; it is told to leave, and saves."""
     run_dir = tmp_path / "run"
@@ -121,7 +119,6 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     assert killed_at < step < 600 and losses(run_dir) == undisturbed[: step // 10]
 
 
-@pytest.mark.cluster
 def test_a_lost_node_is_replaced_by_another(data, undisturbed, tmp_path):
     result = run_job("lost_node", tmp_path, data)
     assert result["disturbed_at"] < 400 == result["step"] and "new workers continue" in result["said"], result
@@ -143,9 +140,8 @@ def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path
     assert losses(tmp_path / "run") == undisturbed[:40]
 
 
-@pytest.mark.cluster
 def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_path):
-    result = run_job("submitted", tmp_path, data)
+    result = run_job("submitted", tmp_path, data, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0123456789abcdef" * 4)
     assert result["without_token"] == 401
     assert result["stopped"] == "STOPPED" and "the same command continues" in result["first"], result
     assert result["status"] == 0 and "translate: python workflows/evaluate.py" in result["output"], result

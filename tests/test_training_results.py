@@ -1,6 +1,5 @@
 """What a person is left with after training: the summary, the picture, the averaged model of the chosen kind."""
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -10,29 +9,18 @@ import torch
 from matplotlib import image
 from safetensors.torch import load_file
 from toydata import write_toy_data
+from toyruns import make_config
 
-from treenet.config import TrainConfig
 from treenet.training.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.training.logs import read_metrics
 from treenet.training.run import RunSummary, describe_run, load_trained, run_training
 from treeproc.files import read_json
-from treeproc.settings import load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-SETTINGS = {
-    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
-    "optimizer": {"learning_rate": 3e-2, "warmup_steps": 5},
-    "batch": {"max_tokens": 64},
-    "max_steps": 24,
-    "log_every": 4,
-    "checkpoint_every": 4,
-    "validate_every": 4,
-    "keep_checkpoints": 3,
-    "average_checkpoints": 2,
-    "average": "best",
-    "ema_decay": 0.9,
-    "workers": 0,
-}
+SETTINGS = (
+    "optimizer.learning_rate=3e-2", "optimizer.warmup_steps=5", "max_steps=24", "log_every=4", "checkpoint_every=4",
+    "validate_every=4", "keep_checkpoints=3", "average_checkpoints=2", "average=best", "ema_decay=0.9",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +31,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def summary(data, tmp_path_factory) -> RunSummary:
     """A finished run. Its learning rate is high, so that validations go up and down."""
-    config = load_settings(TrainConfig, None, **json.loads(json.dumps(SETTINGS)), data=data)
+    config = make_config(data, *SETTINGS)
     return run_training(config, tmp_path_factory.mktemp("runs") / "run")
 
 
@@ -89,12 +77,12 @@ def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
 
 def test_a_picture_that_was_lost_comes_back(summary, data):
     summary.curves.unlink()
-    config = load_settings(TrainConfig, None, **json.loads(json.dumps(SETTINGS)), data=data)
+    config = make_config(data, *SETTINGS)
     assert run_training(config, summary.run_dir).curves.stat().st_size > 5000
 
 
 def test_a_run_that_stopped_to_improve_says_so(data, tmp_path):
     changes = ["patience=1", "optimizer.learning_rate=0.9", "max_steps=400"]
-    config = load_settings(TrainConfig, None, changes, **json.loads(json.dumps(SETTINGS)), data=data)
+    config = make_config(data, *SETTINGS, *changes)
     text = describe_run(run_training(config, tmp_path / "run"))
     assert " of 400 updates, " in text and "  finished early: no better validation 1 times in a row\n" in text

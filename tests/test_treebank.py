@@ -24,8 +24,10 @@ from treeproc.training.corpus import (
 from treeproc.training.treebank import Notation, Retag, Tree, conllu_of, plain_tree, read_conllu, read_trees, trees_of
 from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
 
+PLAIN = Notation()
 
-def read(folder: Path, text: str, notation: Notation = Notation()) -> list[Tree]:
+
+def read(folder: Path, text: str, notation: Notation = PLAIN) -> list[Tree]:
     (folder / "a.mrg").write_text(text)
     return read_trees([folder / "a.mrg"], notation)
 

@@ -31,6 +31,7 @@ from treeproc.settings import UserError, dump_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+
 def tiny_config(data: Path, *overrides: str) -> TrainConfig:
     """Sixty steps with twelve checkpoints, all of them kept."""
     changes = ("max_steps=60", "validate_every=60", "keep_checkpoints=20", "average_checkpoints=2")
@@ -72,14 +73,18 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
             cluster.shutdown()
 
 
+def kill_node(cluster, node) -> None:
+    cluster.remove_node(node, allow_graceful=False)
+
+
 def lost_node(folder: Path) -> dict:
     """SIGKILL of a node."""
-    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False))
+    return two_nodes(folder, kill_node)
 
 
 def fewer_nodes(folder: Path) -> dict:
     """The same, and no other node comes."""
-    return two_nodes(folder, lambda cluster, node: cluster.remove_node(node, allow_graceful=False), "min_workers=1", replace=False)
+    return two_nodes(folder, kill_node, "min_workers=1", replace=False)
 
 
 def called_back(folder: Path) -> dict:
@@ -101,7 +106,6 @@ def submitted(folder: Path) -> dict:
     from ray.cluster_utils import Cluster
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -110,7 +114,7 @@ def submitted(folder: Path) -> dict:
     config = tiny_config(folder / "data", "workers=1", "max_steps=100000", "checkpoint_every=10")
     (folder / "config.yaml").write_text(dump_settings(config))
     command = f"{sys.executable} workflows/train_wmt.py --config {folder / 'config.yaml'} --out {folder / 'run'}"
-    environment = {"working_dir": str(REPOSITORY), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "100", "OMP_NUM_THREADS": "1"}}
+    environment = {"working_dir": str(REPOSITORY), "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "100"}}
     try:
         try:
             urllib.request.urlopen(f"{address}/api/jobs/", timeout=30)

@@ -1,9 +1,9 @@
 """Average checkpoints of a run into RUN/averaged/model.safetensors, which translate.py and evaluate.py then use.
 
-    python workflows/average_checkpoints.py --out RUN            as the run itself averages
-    python workflows/average_checkpoints.py --out RUN last=5
-    python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
-    python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
+python workflows/average_checkpoints.py --out RUN            as the run itself averages
+python workflows/average_checkpoints.py --out RUN last=5
+python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
+python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
 """
 
 from collections.abc import Sequence

@@ -138,14 +138,10 @@ class Trainer:
         for step in range(self.state.step, self.config.max_steps):
             yield self.micro_batches.share(self.plan.batch(step))
 
-    def step(
-        self, share: Share, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
-    ) -> StepResult:
+    def step(self, share: Share, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None) -> StepResult:
         """One update, counted in `state`."""
         state, limit = self.state, self.config.max_skipped_updates
-        result = self.stepper.update(
-            share, self.micro_batches, state.step, wants_stop=wants_stop, failure=failure, waited=waited
-        )
+        result = self.stepper.update(share, self.micro_batches, state.step, wants_stop=wants_stop, failure=failure, waited=waited)
         state.step += 1
         state.positions += result.positions
         state.padding += result.padding

@@ -82,9 +82,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
             averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints).name
             curves = out / plot_curves({out.name: lines}, run_dir / CURVES, f"{config.model.name}, {out.name}").name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
-    return RunSummary(
-        out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None
-    )
+    return RunSummary(out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None)
 
 
 def describe_run(summary: RunSummary) -> str:

@@ -29,7 +29,7 @@ def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
     import stanza
 
     loaded = stanza.Pipeline(**stanza_options(config, models)).processors
-    depparse, constituency = (loaded[name] if name in loaded else None for name in ("depparse", "constituency"))
+    depparse, constituency = (loaded.get(name) for name in ("depparse", "constituency"))
     lean_arcs = depparse and dependency.supports(depparse.trainer.model)
     return Processors(
         tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,

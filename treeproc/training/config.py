@@ -32,9 +32,7 @@ class TaggerTraining(TaggerSettings):
 class ConstituencyTraining(ConstituencySettings):
     """The constituency parser and its training."""
 
-    fit: FitSettings = FitSettings(
-        epochs=12, learning_rate=2e-3, weight_decay=0.05, warmup=0.03, evaluations=12, average=0.999
-    )
+    fit: FitSettings = FitSettings(epochs=12, learning_rate=2e-3, weight_decay=0.05, warmup=0.03, evaluations=12, average=0.999)
 
 
 class DependencyTraining(DependencySettings):

@@ -26,7 +26,6 @@ from treeproc.training.lstm import highway, replace_dropout, spell
 from treeproc.training.treebank import Sentence
 from treeproc.training.word_vectors import word_vectors
 
-
 _WORD_SCALE = 0.5  # standard deviation of the first word embeddings
 
 
@@ -105,7 +104,7 @@ class TagNoise:
         self._start = np.cumsum(self._count) - self._count
 
     def draw(self, words: np.ndarray) -> np.ndarray:
-        """For positions of words, the positions of the words whose tags they get: mostly their own. Reads numpy's random state."""
+        """For positions of words, the positions of the words whose tags they get: mostly their own. Draws from numpy's state."""
         group = self._group[words]
         other = self._members[self._start[group] + (np.random.random(words.shape) * self._count[group]).astype(np.int64)]
         return np.where(np.random.random(words.shape) < self._share, other, words)

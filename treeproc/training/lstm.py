@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 _SPELLING_CHUNKS = 4
 
+
 def one_way(weights: Sequence[Tensor], x: Tensor, h: Tensor, c: Tensor) -> Tensor:
     """States of one direction of one layer, [B, L, H], from x [B, L, D] and the first states [1, B, H]."""
     return torch.lstm(x, (h, c), list(weights), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]

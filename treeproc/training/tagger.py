@@ -89,9 +89,7 @@ class TaggerLearner:
 
     def _build(self, sentences: list[Tagged]) -> None:
         """Stanza's vocabularies and model."""
-        data = [
-            [[_simple(word), upos, xpos, "_"] for word, upos, xpos in zip(*sentence, strict=True)] for sentence in sentences
-        ]
+        data = [[[_simple(word), upos, xpos, "_"] for word, upos, xpos in zip(*sentence, strict=True)] for sentence in sentences]
         settings = self.settings
         args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "char_hidden_dim"})
         args |= settings.model_dump(include={"word_emb_dim", "word_cutoff", "dropout", "word_dropout"})

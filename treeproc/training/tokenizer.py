@@ -89,7 +89,8 @@ class TokenizerLearner:
         self.vocab = Vocab([[(c, None) for c in text] for text in [*texts, *_DASHES]], "en")
         args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"emb_dim", "hidden_dim", "dropout"})
         args |= {"feat_funcs": _FEATURES, "feat_dim": len(_FEATURES), "vocab_size": len(self.vocab), "use_mwt": False}
-        args |= {"lang": "en", "shorthand": "en", "use_dictionary": False, "hierarchical": True, "conv_res": None, "rnn_layers": 1}
+        args |= {"lang": "en", "shorthand": "en", "use_dictionary": False, "hierarchical": True}
+        args |= {"conv_res": None, "rnn_layers": 1}
         self.args = args
         torch.manual_seed(seed)
         self.model = StanzaTokenizer(

@@ -16,7 +16,7 @@ from pydantic import Field
 from treeproc.readers.brackets import parse_tree, tree_texts
 from treeproc.readers.conllu import Leaves, read_leaves
 from treeproc.readers.files import read_texts
-from treeproc.settings import Settings, UserError
+from treeproc.settings import Settings
 from treeproc.trees import EMPTY_TAG, ROOT_LABELS, SpanTree, keep_leaves, plain_label, write_brackets
 
 ROOT = "ROOT"
