@@ -39,7 +39,7 @@ from treeproc.settings import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>document.title='run'</script>"
-EVIL_LABEL = "<b>&x"
+EVIL_LABEL = "<b>&$x^$"
 RUNS = {"tree": (), "plain": ("model.name=transformer",), "no<mask": ("model.tree.subtree_mask=false",)}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib
 import matplotlib.colors
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
@@ -21,6 +22,8 @@ from treeproc.files import atomic_write
 SERIES = ("#2a6f97", "#c8611a", "#3f7d45", "#7a5195", "#b8405e", "#7d6608")
 INK, FAINT, LINE, LEAF, NODE = "#1d2026", "#6b7078", "#d9d7d0", "#4f9bc6", "#eb9a45"
 _VARIABLES = {INK: "ink", FAINT: "faint", LINE: "line", **{color: f"s{i}" for i, color in enumerate(SERIES)}, "#ffffff": "page"}
+# For scripts that DejaVu lacks, where they are installed.
+_MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Sans Devanagari")
 # Labels with less attention than those in the picture go together.
 _MOST_LABELS = 12
 OTHERS = "others"
@@ -30,7 +33,8 @@ OTHERS = "others"
 def style() -> Iterator[None]:
     """Settings under which every figure of a report is drawn and saved."""
     rules = {
-        "font.family": "DejaVu Sans",
+        "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
+        "text.parse_math": False,  # a dollar is a dollar
         "font.size": 9,
         "axes.prop_cycle": matplotlib.cycler(color=SERIES),
         "axes.edgecolor": FAINT,
@@ -146,7 +150,7 @@ def draw_tree(view: View, layout: TreeLayout) -> Figure:
         for fill in ({"fc": "#ffffff"}, {"fc": (*matplotlib.colors.to_rgb(color), shade(share))}):
             axes.add_patch(FancyBboxPatch(corner, 2 * box.half, BOX_HEIGHT, **patch, ec=LINE, lw=0.7, zorder=2, **fill))
         name, number = {"size": FONT_SIZE * points, "ha": "center", "va": "baseline"}, {"size": 8.5 * points, "ha": "center"}
-        axes.text(box.x, box.y - 1.5, box.text.replace("$", r"\$"), **name, zorder=3)
+        axes.text(box.x, box.y - 1.5, box.text, **name, zorder=3)
         axes.text(box.x, box.y + 10, share_text(share), **number, color=FAINT, zorder=3)
     return figure
 
