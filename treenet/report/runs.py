@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenet.inference.evaluate import SCORES
 from treenet.inference.run import AVERAGED
 from treenet.training.checkpoint import is_whole
 from treenet.training.ledger import LEDGER, last_step
@@ -95,7 +94,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
         raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
-    scores = read_json(folder / SCORES, "remove it and evaluate again") if (folder / SCORES).is_file() else {}
+    path = folder / "scores.json"
+    scores = read_json(path, "remove it and evaluate again") if path.is_file() else {}
     scores = {result: record for result, record in scores.items() if isinstance(record, dict)}
     run = ReportRun(
         name=name,
