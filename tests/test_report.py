@@ -163,7 +163,8 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     assert any(row[0] == "tree" and "33.12" in row for row in page.rows) and "tok:moses" in page.texts
     assert any(row[0] == "tree (untrained)" and "0.50" in row for row in page.rows)
     assert "tree, test.untrained: no test, its translations are missing or of another length." in page.texts
-    assert ["11 and more", "5", "8.00", "8.00"] in page.rows and ["0–10", "3", "7.25", "7.25"] in page.rows
+    for bucket in (["0–10", "3", "7.25", "7.25"], ["11 and more", "5", "8.00", "8.00"]):
+        assert next(row for row in page.rows if row[0] == bucket[0])[:4] == bucket
 
 
 def test_attention_is_that_of_the_runs(folder, out, page):

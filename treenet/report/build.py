@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import matplotlib
 import torch
 from matplotlib.figure import Figure
 
@@ -13,7 +14,7 @@ from treenet.inference.run import load_run
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
 from treenet.report.examples import build_views, choose_examples
-from treenet.report.figures import draw_groups, draw_tree, save_figure, style
+from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
@@ -119,16 +120,18 @@ def _draw(report: Report, folder: Path) -> None:
     def draw(name: str, figure: Figure) -> None:
         report.figures[name] = save_figure(figure, folder, name)
 
+    colors = run_colors([run.name for run in report.runs])
     with style():
         if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
-            draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
+            with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
+                draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
         for index, study in enumerate(report.studies):
             if study.report and study.report["points"]:
                 draw(scaling_name(index), draw_scaling(study.report))
         of_trees = {name: stats for name, stats in report.attention.items() if stats.nodes}
         if of_trees:
-            draw("attention_by_label", draw_groups({n: s.by_label for n, s in of_trees.items()}, ""))
-            draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, "height"))
+            draw("attention_by_label", draw_groups({n: s.by_label for n, s in of_trees.items()}, colors, ""))
+            draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, colors, "height"))
         for views in report.views.values():
             for view in views:
                 save_figure(draw_tree(view, lay_out(view)), folder, view.figure)

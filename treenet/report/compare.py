@@ -210,17 +210,29 @@ def variant(run: ReportRun) -> str:
     return " – ".join(names)
 
 
-def bucket_tables(table: ScoreTable) -> dict[str, list[dict]]:
-    """Scores by kind of bucket (`words`, `depth`): rows {"bucket", "num_examples", and for each result its metrics}."""
-    kinds: dict[str, dict[str, dict]] = {}
+@dataclass
+class Bucket:
+    """Examples `first` to `last` by some size, without end where `last` is None. `values` are metrics by row of the table."""
+
+    first: int
+    last: int | None
+    num_examples: int
+    values: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.first} and more" if self.last is None else f"{self.first}–{self.last}"
+
+
+def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
+    """Scores by kind of bucket, as `words` and `depth`, in ascending order."""
+    kinds: dict[str, dict[tuple, Bucket]] = {}
     for number, row in enumerate(table.rows):
-        buckets = row.record.get("buckets")
-        for kind, entries in buckets.items() if isinstance(buckets, dict) else ():
+        for kind, entries in row.record.get("buckets", {}).items():
             for entry in entries:
-                last = entry.get("to")
-                name = f"{entry.get('from')}–{last}" if last is not None else f"{entry.get('from')} and more"
-                found = kinds.setdefault(kind, {}).setdefault(name, {"bucket": name, "first": entry.get("from", 0), "rows": {}})
-                found["num_examples"] = entry.get("num_examples")
-                values = {key: value for key, value in metric_values(entry).items() if key not in ("from", "to")}
-                found["rows"][number] = values
-    return {kind: sorted(found.values(), key=lambda one: one["first"]) for kind, found in kinds.items()}
+                place = entry["from"], entry["to"]
+                bucket = kinds.setdefault(kind, {}).setdefault(place, Bucket(*place, entry["num_examples"]))
+                bucket.values[number] = {
+                    name: value for name, value in metric_values(entry).items() if name not in ("from", "to")
+                }
+    return {kind: sorted(found.values(), key=lambda bucket: bucket.first) for kind, found in kinds.items()}

@@ -85,7 +85,12 @@ def inline_svg(text: str, name: str) -> str:
     return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="chart" viewBox="\1" role="img">', text, count=1)
 
 
-def draw_groups(stats: Mapping[str, Sequence[Group]], axis: str) -> Figure:
+def run_colors(names: Sequence[str]) -> dict[str, str]:
+    """A run has one colour in all figures."""
+    return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}
+
+
+def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str], axis: str) -> Figure:
     """Bars of attention by kind of position for each run, and a stroke where even attention would be."""
     names = group_names(list(stats.values()))
     figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(names) * max(1, 0.55 * len(stats))), layout="constrained")
@@ -98,7 +103,7 @@ def draw_groups(stats: Mapping[str, Sequence[Group]], axis: str) -> Figure:
         shares = [100 * found[name].mass.mean() if name in found else 0 for name in names]
         spread = [100 * found[name].mass.std() if name in found else 0 for name in names]
         error = {"xerr": spread, "error_kw": {"lw": 0.8, "ecolor": FAINT}}
-        axes.barh(at, shares, 0.82 * height, color=SERIES[number % len(SERIES)], label=run, **error)
+        axes.barh(at, shares, 0.82 * height, color=colors[run], label=run, **error)
         even = [100 * found[name].even if name in found else np.nan for name in names]
         label = "even attention" if number == len(stats) - 1 else None
         axes.plot(even, at, "|", ms=20 * height + 4, mew=1.6, color=INK, label=label)

@@ -6,7 +6,7 @@ import numpy as np
 
 from treenet.experiments.scaling_report import SIGNIFICANT
 from treenet.inference.attention_stats import AttentionStats
-from treenet.report.compare import ScoreRow, ScoreTable, bucket_tables, speed, validation
+from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
 from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
@@ -70,6 +70,8 @@ def show_runs(page: Page) -> list[str]:
 def _value(value: object) -> str:
     if value is None:
         return "–"
+    if isinstance(value, bool):
+        return str(value).lower()  # as in YAML
     return ", ".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
@@ -121,21 +123,17 @@ def _p_value(value: float) -> str:
     return said + ("*" if value < SIGNIFICANT else "")
 
 
-def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[dict]) -> str:
+def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -> str:
     """One column a result and metric."""
-    metrics = list(dict.fromkeys(m for bucket in buckets for values in bucket["rows"].values() for m in values))
-    chosen = [(number_, metric) for number_ in range(len(scores.rows)) for metric in metrics]
-    chosen = [(n, m) for n, m in chosen if any(m in bucket["rows"].get(n, {}) for bucket in buckets)]
-    names = [_result(scores.rows[n], scores.split) + (f", {metric_name(m)}" if len(metrics) > 1 else "") for n, m in chosen]
+    metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
+    results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
+    columns = [(result, metric) for result in results for metric in metrics]
+    names = [_result(scores.rows[r], scores.split) + (f", {metric_name(m)}" if len(metrics) > 1 else "") for r, m in columns]
     head = [text(kind), Cell("sentences", "n"), *(Cell(escape(name), "n") for name in names)]
-    rows = [
-        [
-            text(bucket["bucket"]),
-            number(bucket["num_examples"]),
-            *(number(bucket["rows"].get(n, {}).get(m), ".2f") for n, m in chosen),
-        ]
-        for bucket in buckets
-    ]
+    rows = []
+    for bucket in buckets:
+        values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
+        rows.append([text(bucket.name), number(bucket.num_examples), *values])
     what = metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
     said = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
     return page.table(f"{what} on {scores.split} {said}.", head, rows)
@@ -149,8 +147,11 @@ def show_ablations(page: Page) -> str:
     metrics = [metric for metric in metrics if any(metric in record for _, _, record in found)]
     if not metrics:
         return ""
-    head = [text("model"), text("run"), *(Cell(escape(metric_name(metric)), "n") for metric in metrics)]
-    rows = [[text(name), text(run.name), *(number(record.get(m), ".2f") for m in metrics)] for name, run, record in found]
+    head = [text("model"), text("run"), Cell("updates", "n"), *(Cell(escape(metric_name(metric)), "n") for metric in metrics)]
+    rows = [
+        [text(name), text(run.name), number(run.step), *(number(record.get(metric), ".2f") for metric in metrics)]
+        for name, run, record in found
+    ]
     caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {page.report.split}."
     return page.table(caption, head, rows)
 
