@@ -20,7 +20,7 @@ RUN_MODELS = {
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 ROOMS = ("config", "structure", "batch", "plan", "data", "layers", "models", "training", "inference", "experiments", "report")
 # The files of `treenet` that run on Ray.
-ON_RAY = {("training", "ray_train"), ("training", "ray_cells")}
+ON_RAY = {("training", "ray_train"), ("training", "ray_cells"), ("inference", "ray_translate")}
 
 
 def imports(path: Path, module_level_only: bool = False) -> set[str]:

@@ -1,11 +1,30 @@
 """Scores of known translations."""
 
+import gzip
+import math
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 import sacrebleu
+from hypothesis import given, settings
+from strategies import trees
 
-from treenet.inference.metrics import compare_seeds, compare_systems, compute_scores
+from treenet.inference.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
+from treenet.inference.metrics import (
+    build_tokenizer,
+    choose_tokenizer,
+    compare_seeds,
+    compare_systems,
+    compute_scores,
+    sentence_chrf,
+    split_compounds,
+)
+from treeproc.readers import read_lines
 from treeproc.settings import UserError
+
+MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
 
 REFERENCES = [
     f"the {animal} sat on the {thing} and looked at us ." for animal in ("cat", "dog", "cow") for thing in ("mat", "sofa", "car")
@@ -30,6 +49,95 @@ def test_bleu_of_a_known_case():
 def test_case_and_tokenisation_are_those_of_13a():
     assert compute_scores(["Yes , we can go ."], ["Yes, we can go."])["bleu"] == pytest.approx(100)
     assert compute_scores(["yes, we can go."], ["Yes, we can go."])["bleu"] < 90
+
+
+def reference_bleu(hypotheses: list[str], references: list[str]) -> float:
+    """BLEU of Papineni et al. (2002) over the tokens between blanks, one reference a line, without smoothing."""
+
+    def ngrams(line: str, order: int) -> Counter:
+        words = line.split()
+        return Counter(tuple(words[i : i + order]) for i in range(len(words) - order + 1))
+
+    logs = []
+    for order in range(1, 5):
+        pairs = [(ngrams(h, order), ngrams(r, order)) for h, r in zip(hypotheses, references, strict=True)]
+        hits = sum(min(count, right[gram]) for left, right in pairs for gram, count in left.items())
+        logs.append(math.log(hits / sum(left.total() for left, _ in pairs)))
+    lengths = [sum(len(line.split()) for line in side) for side in (hypotheses, references)]
+    return 100 * math.exp(min(0, 1 - lengths[1] / lengths[0]) + sum(logs) / 4)
+
+
+COMPOUNDS = [line.replace("sat on", "sat down-to-earth on") + " don't , well-made" for line in REFERENCES]
+
+
+@pytest.mark.parametrize("tokenizer", ["none", "intl", "moses.en", "moses.de"])
+def test_tokenised_and_compound_split_bleu_are_bleu_over_those_tokens(tokenizer):
+    hypotheses = [line.replace("mat", "sofa").replace("well-made", "well-read") for line in COMPOUNDS]
+    scores = compute_scores(hypotheses, COMPOUNDS, tokenizer)
+    sides = [[build_tokenizer(tokenizer)(line) for line in side] for side in (hypotheses, COMPOUNDS)]
+    assert scores["bleu_tokenized"] == pytest.approx(reference_bleu(*sides))
+    sides = [[split_compounds(line) for line in side] for side in sides]
+    assert scores["bleu_compound_split"] == pytest.approx(reference_bleu(*sides))
+    assert f"tok:{tokenizer}|" in scores["bleu_tokenized_signature"]
+    assert f"tok:{tokenizer}+compounds|" in scores["bleu_compound_split_signature"]
+    assert ("sacremoses:" in scores["bleu_tokenized_signature"]) == tokenizer.startswith("moses")
+    assert scores["bleu"] == compute_scores(hypotheses, COMPOUNDS)["bleu"]
+
+
+def test_the_tokeniser_is_that_of_the_data_or_of_the_language():
+    assert [choose_tokenizer(*case) for case in ((True, "de"), (False, "de"), (False, None))] == ["none", "moses.de", "intl"]
+    line = "Mr. Smith doesn't know well-made things, l'homme & 3,000.5 $ too."
+    moses = "Mr. Smith doesn 't know well-made things , l 'homme & 3,000.5 $ too ."
+    assert build_tokenizer("moses.en")(line) == moses
+    assert build_tokenizer("moses.fr")("l'homme") == "l' homme" and build_tokenizer("moses.de")("z.B. so.") == "z.B. so ."
+    assert split_compounds("well-known a-b-c - x-") == "well ##AT##-##AT## known a ##AT##-##AT## b-c - x-"
+
+
+@pytest.mark.skipif(not MULTI30K.is_dir(), reason="needs the captions of ../shared/data/multi30k")
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_moses_tokens_are_those_of_the_published_captions(language):
+    tokenize = build_tokenizer(f"moses.{language}")
+    raw = read_lines([MULTI30K / f"test_2016_flickr.{language}.gz"])
+    with gzip.open(MULTI30K / f"test_2016_flickr.lc.norm.tok.{language}.gz", "rt", encoding="utf-8") as file:
+        published = [line.replace("&apos;", "'").replace("&quot;", '"').replace("&amp;", "&").split() for line in file]
+    same = sum(tokenize(line.lower()).split() == tokens for line, tokens in zip(raw, published, strict=True))
+    assert same >= len(published) - 1  # one English line has its quotation marks put in order before
+
+
+@given(trees())
+@settings(deadline=None, max_examples=60)
+def test_depth_is_the_longest_way_from_root_to_leaf(tree):
+    def depth(node: int) -> int:
+        return 0 if node < 0 else 1 + depth(tree.parents[node])
+
+    example = {"spans": {"subtree_end": tree.span_array[:, 2]}}
+    assert tree_depth(example) == max((depth(node) for node in range(len(tree.parents))), default=0)
+
+
+def test_pieces_of_a_word_count_once():
+    assert count_words({"leaves": {"word_index": np.array([0, 0, 1, 2, 2, 2])}}) == 3
+    assert count_words({"leaves": {"word_index": np.array([], dtype=np.int64)}}) == 0
+
+
+def test_buckets_hold_every_line_once_and_score_their_lines():
+    worse = [line.replace("looked at us", "left") for line in REFERENCES]
+    sizes = {"words": np.array([1, 10, 11, 20, 21, 0, 99, 5, 60]), "depth": np.full(9, 3)}
+    found = score_buckets(sizes, BucketConfig(words=(10, 20)), worse, REFERENCES)
+    assert [(b["from"], b["to"], b["num_examples"]) for b in found["words"]] == [(0, 10, 4), (11, 20, 2), (21, None, 3)]
+    assert [(b["from"], b["to"], b["num_examples"]) for b in found["depth"]] == [(0, 4, 9)]
+    rows = [2, 3]
+    expected = compute_scores([worse[i] for i in rows], [REFERENCES[i] for i in rows])["bleu"]
+    assert found["words"][1]["bleu"] == expected and found["depth"][0]["bleu"] == compute_scores(worse, REFERENCES)["bleu"]
+    titles = [line.split("  ")[1].strip() for line in format_buckets(found).split("\n") if line.startswith("  ")]
+    assert titles == ["up to 10", "11 to 20", "21 and more", "up to 4"]
+    with pytest.raises(UserError, match="has 9 examples, but there are 8 references"):
+        score_buckets(sizes, BucketConfig(), worse[1:], REFERENCES[1:])
+
+
+def test_chrf_of_a_line_is_that_of_a_corpus_of_it():
+    worse = [line.replace("looked at us", "left") for line in REFERENCES]
+    expected = [compute_scores([a], [b])["chrf"] for a, b in zip(worse, REFERENCES, strict=True)]
+    assert sentence_chrf(worse, REFERENCES).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("lines", [REFERENCES[:-1], []])

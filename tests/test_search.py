@@ -120,17 +120,26 @@ def reference_search(model: TableModel, sentence: int, config: DecodingConfig) -
     return ranked(finished)
 
 
+@pytest.mark.parametrize("min_length", [0, 3, 5])
 @pytest.mark.parametrize("form", ["length", "gnmt"])
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 2.5])
-def test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses(form, exponent):
+def test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses(form, exponent, min_length):
     model = random_model(seed=int(exponent * 10), num_sentences=2, vocab=6)
-    config = decoding(beam_size=64, length_penalty=exponent, length_penalty_form=form)
+    config = decoding(beam_size=64, length_penalty=exponent, length_penalty_form=form, min_length=min_length)
     found = beam_search(model, batch_of(0, 1), config, num_best=64)
     for sentence in (0, 1):
         expected = enumerate_all(model, sentence, config)
-        assert len(expected) == 63
+        assert len(expected) == sum(2**length for length in range(min_length, 6))
         assert [h.ids for h in found[sentence]] == [ids for ids, _ in expected]
         assert [h.score for h in found[sentence]] == pytest.approx([score for _, score in expected], abs=1e-5)
+
+
+def test_everything_of_three_pieces():
+    model = random_model(seed=4, num_sentences=1, vocab=7)
+    config = decoding(beam_size=364, length_penalty=0.8)
+    expected = enumerate_all(model, 0, config)
+    found = beam_search(model, batch_of(0), config, num_best=364)[0]
+    assert [h.ids for h in found] == [ids for ids, _ in expected] and len(found) == sum(3**length for length in range(6))
 
 
 def test_scores_follow_from_log_probs_and_lengths_with_eos():

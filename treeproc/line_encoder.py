@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.arrow import batch_views, pick, record_batches
-from treeproc.parsers import Parser, ParserConfig, build_parser, describe_parser
+from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED
 from treeproc.schema import PARSED_SCHEMA
 from treeproc.settings import UserError, differences
@@ -18,14 +18,18 @@ from treeproc.stages.encode import Encoder, TreeConfig
 class LineEncoder:
     """Parses and encodes lines as the data set in folder `data` was made.
 
-    Raises UserError when the parser's models are not the ones that the index of `data` names.
+    With `given_trees` the lines come with their trees, and no parser is loaded. Raises UserError when the parser's models
+    are not the ones that the index of `data` names, and when that data set was made of given trees and these lines have none.
     """
 
-    def __init__(self, data: Path):
+    def __init__(self, data: Path, *, given_trees: bool = False):
         index = read_index(data / "encoded")
         config = ParserConfig.model_validate(index["parser_settings"])
-        changed = differences(index["parser"], describe_parser(config))
-        if changed:
+        if given_trees and config.name != "given":
+            config = ParserConfig(name="given", language=config.language)
+        elif config.name == "given" and not given_trees:
+            raise UserError(f"{data} was made of trees that its input gave: give these lines' trees as well")
+        elif changed := differences(index["parser"], describe_parser(config)):
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
         self._parser: Parser = build_parser(config)
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
@@ -34,15 +38,30 @@ class LineEncoder:
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
         """Rows of an encoded shard without target, one a line; an empty line has no leaves."""
+        return self.encode_parsed(lines, self.parse(lines), range(first_id, first_id + len(lines)))
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """Words and trees of every line; an empty line has none."""
         full = [i for i, line in enumerate(lines) if line]
-        empty = {"words": {"text": [], "start_char": [], "end_char": [], "pos_tag": []}, "trees": [], "parse_status": PARSED}
-        parsed = [{"example_id": first_id + i, **empty} for i in range(len(lines))]
-        for i, analysed in zip(full, self._parser.parse([lines[i] for i in full]), strict=True):
-            parsed[i].update(vars(analysed))
-        rows = []
-        for batch in record_batches(parsed, PARSED_SCHEMA):
+        none: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
+        parsed = [ParsedLine(none, [], PARSED)] * len(lines)
+        own = [given[i] for i in full] if given is not None else None
+        for i, analysed in zip(full, self._parser.parse([lines[i] for i in full], own), strict=True):
+            parsed[i] = analysed
+        return parsed
+
+    def encode_parsed(self, lines: Sequence[str], parsed: Sequence[ParsedLine], ids: Sequence[int]) -> list[dict]:
+        """Rows of an encoded shard without target. Raises ValueError when a line and its words do not belong together."""
+        rows: list[dict] = []
+        with_ids = [{"example_id": number, **vars(line)} for number, line in zip(ids, parsed, strict=True)]
+        for batch in record_batches(with_ids, PARSED_SCHEMA):
             views = batch_views(batch)
-            text = {"example_id": views["example_id"], "source": pa.array(lines[len(rows) : len(rows) + len(batch)])}
+            text = {"example_id": views["example_id"], "source": pa.array(lines[len(rows) : len(rows) + len(batch)], pa.string())}
             encoded = batch_views(self._encoder.encode(text, views))
             rows += [{name: pick(column, i) for name, column in encoded.items()} for i in range(len(batch))]
         return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
+
+    def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
+        """The pieces of lines of the side that models write."""
+        flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
+        return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []

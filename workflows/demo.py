@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
-from treenet.inference.evaluate import SCORES, EvaluateSettings, evaluate_run
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.results import SCORES
 from treenet.inference.translate import read_split
 from treenet.training.curves import plot_curves
 from treenet.training.logs import read_metrics

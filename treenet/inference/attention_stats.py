@@ -13,21 +13,21 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from functools import partial
+from itertools import tee
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import collate
+from treenet.batch import TreeBatch
 from treenet.config import DecodingConfig
 from treenet.inference.run import LoadedRun
-from treenet.inference.translate import WINDOW, read_split, translate_examples
+from treenet.inference.translate import WINDOW, in_order, longer_side, read_split, translate_examples
 from treenet.layers.attention import CrossAttention, KeysValues
 from treenet.models.seq2seq import Seq2Seq
-from treenet.plan import cut_batches
-from treeproc.schema import SPLIT_WORD_PREFIX
+from treeproc.schema import PAD_ID, SPLIT_WORD_PREFIX
 from treeproc.storage import AnyPath
 
 Targets = Literal["reference", "translation"]
@@ -124,12 +124,16 @@ def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, 
 
 @contextmanager
 def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
-    """A list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first."""
+    """A list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first.
+
+    For teacher forcing: in a search, hypotheses share the memory of their sentence.
+    """
     recorded: list[Tensor] = []
-    hooks = [
-        layer.cross_attention.register_forward_hook(lambda module, inputs, _: recorded.append(compute_weights(module, *inputs)))
-        for layer in model.decoder_layers
-    ]
+
+    def record(module: CrossAttention, inputs: tuple, _: Tensor) -> None:
+        recorded.append(compute_weights(module, *inputs[:3]))
+
+    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder_layers]
     try:
         yield recorded
     finally:
@@ -138,32 +142,26 @@ def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
 
 
 def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[SentenceAttention]:
-    """The attention of every example that has leaves, by batches of similar length and so not in the order of `examples`.
+    """The attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
 
-    The target is `tgt_pieces` of an example. The model must be in evaluation mode.
+    The model must be in evaluation mode.
     """
     device = next(model.parameters()).device
-    iterator = iter(examples)
-    while chunk := list(islice(iterator, WINDOW)):
-        chunk = [example for example in chunk if len(example["leaves"]["piece"])]
-        costs = np.array([max(len(e["leaves"]["piece"]), len(e["tgt_pieces"]) + 1) for e in chunk], dtype=np.int64)
-        order = np.argsort(costs, kind="stable")
-        for start, end in pairwise(cut_batches(costs[order], max_tokens).tolist()):
-            yield from _attend_batch(model, [chunk[row] for row in order[start:end]], device)
+    given, kept = tee(examples)
+    found = in_order(partial(_attend_batch, model), given, None, longer_side, max_tokens, device, WINDOW)
+    return (SentenceAttention(example, weights) for example, weights in zip(kept, found, strict=True) if weights is not None)
 
 
 @torch.inference_mode()
-def _attend_batch(model: Seq2Seq, examples: list[dict], device: torch.device) -> Iterator[SentenceAttention]:
-    batch = collate(examples).to(device)
+def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
+    """Weights [A, H, T, S] of every example without its padding."""
     with record_attention(model) as recorded:
         model(batch)
-    weights = torch.stack(recorded, dim=1).cpu().numpy()  # [B, A, H, T, S]
-    width = batch.leaf_pieces.shape[1]
-    for row, example in enumerate(examples):
-        num_targets, num_leaves = len(example["tgt_pieces"]) + 1, len(example["leaves"]["piece"])
-        num_nodes = len(example["nodes"]["label"]) if model.reads_trees else 0
-        kept = np.r_[:num_leaves, width : width + num_nodes]
-        yield SentenceAttention(example, weights[row, :, :, :num_targets][..., kept])
+    weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
+    real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
+    if model.reads_trees:
+        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
+    return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
 
 
 def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:

@@ -1,23 +1,23 @@
 """Translate a split of an encoded data set with a trained model and score it against the references."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from pydantic import Field
 
-from treenet.config import DecodingConfig
-from treenet.inference.metrics import compute_scores
+from treenet.config import DecodingConfig, TrainConfig
+from treenet.inference.buckets import BucketConfig, measure_sources, score_buckets
+from treenet.inference.comparison import CompareConfig, compare
+from treenet.inference.metrics import NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
+from treenet.inference.results import System, read_scores, write_result
 from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.settings import Settings, UserError
-from treeproc.shards import check_hashes, read_index
-from treeproc.storage import DataPath
-
-SCORES = "scores.json"
+from treeproc.settings import Settings, UserError, load_settings, read_yaml
+from treeproc.shards import check_hashes, read_index, stage_folder
+from treeproc.storage import AnyPath, DataPath
 
 
 class EvaluateSettings(Settings):
@@ -35,6 +35,20 @@ class EvaluateSettings(Settings):
     seed: int = Field(1, ge=0, description="seed of shuffle_trees")
     use_gpu: bool = Field(False, description="translate on the GPU")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
+    target_language: str | None = Field(
+        None,
+        pattern=r"^[a-z]{2,3}$",
+        description="language that the model writes, such as de: tokenised BLEU is then over Moses' tokens, which papers report. "
+        "Unset, over those of sacrebleu's intl; of data sets that came tokenised, over their own",
+    )
+    buckets: BucketConfig = BucketConfig()
+    hypotheses: Path | None = Field(
+        None, description="score this file, one line per reference, plain or .gz, in place of translating"
+    )
+    references: Path | None = Field(
+        None, description="with hypotheses or --compare: references in a file in place of those of a data set"
+    )
+    compare: CompareConfig = CompareConfig()
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
@@ -77,33 +91,109 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
     check_hashes(run.data / "encoded", settings.split)
-    _read_scores(folder)  # before hours of search, not after
+    # Before hours of search, not after.
+    read_scores(folder)
+    build_tokenizer(tokenizer_of(run.data, settings))
     references = read_references(run.data, settings.split)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
-
-    name = result_name(settings, run)
-    index = read_index(run.data / "encoded")
     scores = {
-        **compute_scores(lines, references),
-        "split": settings.split,
+        **score_lines(lines, references, run.data, settings),
         "checkpoint": run.checkpoint,
         "shuffle_trees": settings.shuffle_trees,
         "decoding": decoding_of(settings.decoding, run).model_dump(),
-        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
-    atomic_write(folder / f"translations.{name}.txt", "".join(f"{line}\n" for line in lines).encode())
-    atomic_write(folder / SCORES, json_bytes({**_read_scores(folder), name: scores}))
-    return name, scores
+    name = result_name(settings, run)
+    return name, write_result(folder, name, lines, references, scores)
 
 
-def _read_scores(folder: Path) -> dict:
-    path = folder / SCORES
-    return read_json(path, "remove it and run the same command again") if path.exists() else {}
+def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
+    """Name of the tokeniser of tokenised BLEU; lines of a data set whose input came tokenised are tokens between blanks."""
+    path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
+    made_with = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path is not None and path.exists() else None
+    tokenized = isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none"
+    return choose_tokenizer(tokenized, settings.target_language)
+
+
+def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath | None, settings: EvaluateSettings) -> dict:
+    """Scores of translations, by bucket too where a data set says what the sources are; as in scores.json."""
+    scores = compute_scores(lines, references, tokenizer_of(data, settings))
+    scores["split"] = settings.split
+    if data is not None:
+        sizes = measure_sources(read_split(data, "encoded", settings.split))
+        scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references)
+        index = read_index(data / "encoded")
+        scores["data"] = {key: value for key, value in index.items() if key.endswith("fingerprint")}
+    return scores
+
+
+def data_of(run: Path) -> AnyPath | None:
+    """The data set of a run folder; None where the folder is no run."""
+    config = run / "config.yaml"
+    return load_settings(TrainConfig, config).data if config.is_file() else None
+
+
+def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
+    """References of a data set that nothing was loaded of yet, and what to call them. Raises UserError when it has none."""
+    if "tgt_pieces" not in read_index(data / "encoded")["columns"]:
+        raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
+    return read_references(data, split), f"{split} of {data}"
+
+
+def score_file(
+    lines: Sequence[str], references: Sequence[str] | None, settings: EvaluateSettings, out: Path | None
+) -> tuple[str, dict]:
+    """Score the lines of `settings.hypotheses`, and of `settings.references` where it is set; returns a name and the scores.
+
+    With `out`, a run folder or another, translations and scores are written there, as of a run. Raises UserError when there
+    are no references, or not one per line.
+    """
+    data = settings.data or (data_of(out) if out else None)
+    if references is None:
+        if data is None:
+            raise UserError("hypotheses: needs references: give data=DATA, references=FILE, or the folder of a run as --out")
+        references, of = references_of(data, settings.split)
+    else:
+        data, of = None, str(settings.references)
+    check_lines(lines, references, str(settings.hypotheses), of)
+    scores = {**score_lines(lines, references, data, settings), "hypotheses": settings.hypotheses.name}
+    name = f"{settings.split}.file.{settings.hypotheses.name.removesuffix('.gz').removesuffix('.txt')}"
+    if out is None:
+        return name, scores
+    read_scores(out)
+    out.mkdir(parents=True, exist_ok=True)
+    return name, write_result(out, name, lines, references, scores)
+
+
+def compare_results(baseline: System, system: System, references: Sequence[str] | None, settings: EvaluateSettings) -> dict:
+    """What `comparison.compare` finds of two systems on the references of a file, or else of the data set of a run."""
+    sources, of = None, str(settings.references)
+    split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
+    if references is None:
+        data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
+        if data is None:
+            raise UserError("--compare: two files need references: give data=DATA or references=FILE")
+        references, of = references_of(data, split)
+        side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
+        sources = [row[side] for row in read_split(data, "text", split)]
+    for one in (baseline, system):
+        one.check(split, references, of)
+    return compare(baseline, system, sources, references, split, settings.compare)
 
 
 def format_scores(everything: dict[str, dict]) -> str:
     """A small table, one line per result."""
     width = max(len("result"), *map(len, everything))
-    rows = [f"{'result':{width}}  {'BLEU':>6}  {'chrF':>6}  {'lines':>7}"]
-    rows += [f"{name:{width}}  {s['bleu']:6.2f}  {s['chrf']:6.2f}  {s['num_examples']:7d}" for name, s in everything.items()]
+    columns = {"bleu": "BLEU", "bleu_tokenized": "tok. BLEU", "bleu_compound_split": "split BLEU", "chrf": "chrF"}
+    rows = [f"{'result':{width}}" + "".join(f"{title:>11}" for title in columns.values()) + f"{'lines':>9}"]
+    for name, scores in everything.items():
+        rows.append(f"{name:{width}}" + "".join(f"{scores[key]:11.2f}" for key in columns) + f"{scores['num_examples']:9d}")
     return "\n".join(rows)
+
+
+def format_signatures(scores: dict) -> str:
+    """What each number is, one line per metric."""
+    titles = {"bleu": "BLEU", "bleu_tokenized": "tokenised BLEU", "bleu_compound_split": "compound-split BLEU", "chrf": "chrF"}
+    lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in titles.items()]
+    if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
+        lines.append("the data set came tokenised: tokenised BLEU is the one to compare, BLEU is not over detokenised lines")
+    return "\n".join(lines)

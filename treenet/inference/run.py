@@ -9,7 +9,7 @@ from torch import nn
 
 from treenet.config import TrainConfig
 from treenet.models import VocabSizes, build_model
-from treenet.training.checkpoint import WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
 from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
@@ -85,6 +85,7 @@ def load_run(
             f"{index['vocab_fingerprint']}; encode the data with the vocabulary of the training data"
         )
     if folder:
+        _check_vocabulary(folder, index)
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
@@ -97,6 +98,17 @@ def load_run(
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],
     )
+
+
+def _check_vocabulary(folder: Path, index: dict) -> None:
+    """A checkpoint given by its path may be of anything. Older ones know the size of their vocabulary alone."""
+    meta = read_json(folder / META)
+    for name in ("vocab_fingerprint", "num_pieces", "num_labels"):
+        if meta.get(name, index[name]) != index[name]:
+            raise UserError(
+                f"{folder} is a checkpoint of another vocabulary: its {name} is {meta[name]}, that of the data {index[name]}; "
+                "give a run of that vocabulary as --out"
+            )
 
 
 def load_processor(data: AnyPath) -> SentencePieceProcessor:

@@ -125,8 +125,7 @@ def beam_search(model: Decodable, batch: TreeBatch, decoding: DecodingConfig, *,
     """The `num_best` best hypotheses of every sentence of `batch`, best first.
 
     A list is shorter than `num_best` only when there are not that many hypotheses. The model must
-    be in evaluation mode. `stop_early=False` fills every place of the beam, with the same result.
-    Raises UserError when `num_best` exceeds the beam size or the model's scores are not finite.
+    be in evaluation mode. Raises UserError when `num_best` exceeds the beam size or the model's scores are not finite.
     """
     beam_size = decoding.beam_size
     if not 1 <= num_best <= beam_size:

@@ -1,15 +1,17 @@
 """Encoded examples to text: batches of similar length through beam search, results in the order of the input."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 
-from treenet.batch import collate
+from treenet.batch import TreeBatch, collate
 from treenet.config import DecodingConfig
+from treenet.inference.forced import ScoredTarget, score_targets
 from treenet.inference.search import Hypothesis, beam_search
 from treenet.plan import cut_batches
 from treeproc.settings import UserError
@@ -34,24 +36,73 @@ def translate_examples(
     An example without leaves, as of an empty line, has the empty translation. The model is put into
     evaluation mode. Raises UserError as `beam_search` does.
     """
+
+    def search(batch: TreeBatch) -> list[list[Hypothesis]]:
+        return beam_search(model, batch, decoding, num_best=num_best)
+
     model.eval()
+    return in_order(search, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
+
+
+def score_examples(
+    model: nn.Module,
+    examples: Iterable[dict],
+    decoding: DecodingConfig,
+    *,
+    device: torch.device | str = "cpu",
+    window: int = WINDOW,
+) -> Iterator[ScoredTarget]:
+    """The given target of every example under the model, in the order of `examples`; see `score_targets`.
+
+    An example without leaves has the score 0, whatever its target. The model is put into evaluation mode.
+    """
+
+    def score(batch: TreeBatch) -> list[ScoredTarget]:
+        return score_targets(model, batch, decoding)
+
+    model.eval()
+    return in_order(score, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
+
+
+Result = TypeVar("Result")
+
+
+def in_order(
+    compute: Callable[[TreeBatch], list[Result]],
+    examples: Iterable[dict],
+    empty: Result,
+    size: Callable[[dict], int],
+    max_tokens: int,
+    device: torch.device | str,
+    window: int,
+) -> Iterator[Result]:
+    """`compute` of batches of up to `max_tokens` padded `size`, back in the order of `examples`; `empty` without leaves."""
     iterator = iter(examples)
     while chunk := list(islice(iterator, window)):
-        found: list[list[Hypothesis]] = [[Hypothesis((), 0.0, 0.0)] for _ in chunk]
-        for rows in _batches(chunk, decoding.max_tokens):
+        found = [empty] * len(chunk)
+        for rows in _batches(chunk, size, max_tokens):
             batch = collate([chunk[row] for row in rows]).to(device)
-            for row, hypotheses in zip(rows, beam_search(model, batch, decoding, num_best=num_best), strict=True):
-                found[row] = hypotheses
+            for row, result in zip(rows, compute(batch), strict=True):
+                found[row] = result
         yield from found
 
 
-def _batches(examples: list[dict], max_tokens: int) -> list[np.ndarray]:
+def _leaves(example: dict) -> int:
+    return len(example["leaves"]["piece"])
+
+
+def longer_side(example: dict) -> int:
+    """Leaves, or target pieces with EOS where they are more."""
+    return max(_leaves(example), len(example["tgt_pieces"]) + 1)
+
+
+def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int) -> list[np.ndarray]:
     """Rows of examples that have leaves, in batches of similar size; the longest first, to run out of memory at once."""
-    leaves = np.array([len(example["leaves"]["piece"]) for example in examples])
+    sizes = np.array([size(example) for example in examples])
     nodes = np.array([len(example["nodes"]["label"]) for example in examples])
-    order = np.lexsort((nodes, leaves))
-    order = order[leaves[order] > 0]
-    return [order[start:end] for start, end in pairwise(cut_batches(leaves[order], max_tokens).tolist())][::-1]
+    order = np.lexsort((nodes, sizes))
+    order = order[[_leaves(examples[row]) > 0 for row in order]]
+    return [order[start:end] for start, end in pairwise(cut_batches(sizes[order], max_tokens).tolist())][::-1]
 
 
 def detokenize(processor: SentencePieceProcessor, hypothesis: Hypothesis) -> str:

@@ -6,6 +6,7 @@ broadcasts to [B, H, T, S].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,6 +28,38 @@ def padding_to_attend_mask(pad_mask: Tensor) -> Tensor:
     attend = ~pad_mask
     attend[:, 0] |= pad_mask.all(dim=1)
     return attend[:, None, None, :]
+
+
+@dataclass
+class Readers:
+    """R hypotheses as queries over the memories of A sentences, up to M a sentence: their memory is read once for all."""
+
+    num_places: int  # A * M
+    width: int  # M
+    place: Tensor | None  # [R] flat place in [A, M]; None when the hypotheses fill it in this order
+
+    @classmethod
+    def build(cls, sentence: Tensor, num_sentences: int) -> Readers:
+        """`sentence` [R]: which of the A memories a hypothesis reads; each has at least one."""
+        counts = sentence.bincount(minlength=num_sentences)
+        width = int(counts.max())
+        order = sentence.argsort(stable=True)
+        rank = torch.empty_like(sentence)
+        rank[order] = torch.arange(len(sentence), device=sentence.device) - (counts.cumsum(0) - counts)[sentence[order]]
+        place = sentence * width + rank
+        full = num_sentences * width == len(sentence) and torch.equal(place, torch.arange(len(place), device=place.device))
+        return cls(num_sentences * width, width, None if full else place)
+
+    def join(self, x: Tensor) -> Tensor:
+        """[R, 1, D] -> [A, M, D], 0 where a sentence has fewer."""
+        if self.place is not None:
+            x = x.new_zeros(self.num_places, *x.shape[1:]).index_copy(0, self.place, x)
+        return x.reshape(-1, self.width, x.shape[2])
+
+    def split(self, x: Tensor) -> Tensor:
+        """[A, M, D] -> [R, 1, D]."""
+        x = x.flatten(0, 1)[:, None]
+        return x if self.place is None else x.index_select(0, self.place)
 
 
 class _Attention(nn.Module):
@@ -85,7 +118,8 @@ class CausalSelfAttention(_Attention):
         """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
         if past is not None:
-            keys, values = torch.cat([past[0], keys], dim=2), torch.cat([past[1], values], dim=2)
+            # Concatenating is fast when both parts are contiguous.
+            keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))
         return self.attend(queries, keys, values, causal=past is None), (keys, values)
 
 
@@ -105,6 +139,10 @@ class CrossAttention(_Attention):
             keys, values = self.accumulation(memory, keys, values, structure)
         return self.split_heads(keys), self.split_heads(values)
 
-    def forward(self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None) -> Tensor:
-        """x [B, T, D] attends to projected memory -> [B, T, D]."""
-        return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)
+    def forward(
+        self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, readers: Readers | None = None
+    ) -> Tensor:
+        """x [B, T, D] attends to projected memory -> [B, T, D]; with `readers`, x is [R, 1, D] and the memory of A sentences."""
+        if readers is None:
+            return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)
+        return readers.split(self.attend(self.split_heads(self.queries(readers.join(x))), *keys_values, attend_mask))

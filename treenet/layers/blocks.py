@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, SelfAttention
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, Readers, SelfAttention
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.structure import TreeStructure
@@ -64,10 +64,18 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, memory: KeysValues, memory_attend_mask: Tensor | None, past: KeysValues | None = None
+        self,
+        x: Tensor,
+        memory: KeysValues,
+        memory_attend_mask: Tensor | None,
+        past: KeysValues | None = None,
+        readers: Readers | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step."""
+        """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step.
+
+        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence.
+        """
         attended, past = self.self_attention(x, past)
         x = self.self_attention_norm(x + self.dropout(attended))
-        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask)))
+        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, readers)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), past

@@ -1,10 +1,11 @@
 """What every encoder-decoder model shares: embeddings, the decoder and step-by-step decoding. Not a model itself.
 
-Shapes: B batch, L leaves, N nodes, S memory positions, T target positions, D model, V pieces, R live hypotheses.
+Shapes: B batch, L leaves, N nodes, S memory positions, T target positions, D model, V pieces, R live hypotheses,
+A sentences that have some.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from treenet.batch import TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
-from treenet.layers.attention import KeysValues, padding_to_attend_mask
+from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer, EncoderLayer
 from treenet.layers.dropout import Dropout
 from treenet.layers.positions import SinusoidalPositions
@@ -38,24 +39,33 @@ class Memory:
 
 @dataclass
 class DecoderState:
-    """R hypotheses after `step` positions. Steps and selections make new states; none is changed."""
+    """R hypotheses of A sentences after `step` positions. Steps and selections make new states; none is changed.
+
+    The memory is kept once a sentence, however many hypotheses read it.
+    """
 
     sources: Tensor  # [R] row of the encoded batch that a hypothesis translates
-    memory: list[KeysValues]  # per layer, [R, H, S, K]
-    memory_attend_mask: Tensor  # [R, 1, 1, S]
+    active: Tensor  # [A] the rows that are translated, ascending
+    readers: Readers
+    memory: list[KeysValues]  # per layer, [A, H, S, K]
+    memory_attend_mask: Tensor  # [A, 1, 1, S]
     past: list[KeysValues]  # per layer, self-attention keys and values [R, H, step, K]
     step: int
 
     def select(self, rows: Tensor) -> "DecoderState":
         """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all."""
-        sources = self.sources[rows]
+        sources, active, readers = self.sources[rows], self.active, self.readers
         memory, attend_mask = self.memory, self.memory_attend_mask
-        # Beam search mostly reorders hypotheses of one sentence: the memory, by far the larger part, stays in place.
         if not torch.equal(sources, self.sources):
-            memory = [(keys[rows], values[rows]) for keys, values in memory]
-            attend_mask = attend_mask[rows]
-        past = [(keys[rows], values[rows]) for keys, values in self.past]
-        return DecoderState(sources, memory, attend_mask, past, self.step)
+            active, place = sources.unique(return_inverse=True)
+            readers = Readers.build(place, len(active))
+            # Beam search mostly reorders hypotheses of one sentence: the memory, by far the larger part, stays in place.
+            if not torch.equal(active, self.active):
+                kept = torch.searchsorted(self.active, active)
+                memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
+                attend_mask = attend_mask[kept]
+        past = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in self.past]
+        return DecoderState(sources, active, readers, memory, attend_mask, past, self.step)
 
 
 class Seq2Seq(nn.Module):
@@ -92,9 +102,12 @@ class Seq2Seq(nn.Module):
     def start_decoding(self, memory: Memory) -> DecoderState:
         """One empty hypothesis a sentence. Keys and (accumulated) values of the memory are computed here, once."""
         projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.decoder_layers]
+        sources = torch.arange(len(memory.states), device=memory.states.device)
         return DecoderState(
-            sources=torch.arange(len(memory.states), device=memory.states.device),
-            memory=projected,
+            sources=sources,
+            active=sources,
+            readers=Readers.build(sources, len(sources)),
+            memory=[(keys.contiguous(), values.contiguous()) for keys, values in projected],
             memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
             past=[(keys[:, :, :0], values[:, :, :0]) for keys, values in projected],
             step=0,
@@ -105,10 +118,9 @@ class Seq2Seq(nn.Module):
         x = self.dropout(self.embed_pieces(tokens[:, None], first=state.step))
         pasts = []
         for layer, memory, past in zip(self.decoder_layers, state.memory, state.past, strict=True):
-            x, past = layer(x, memory, state.memory_attend_mask, past)
+            x, past = layer(x, memory, state.memory_attend_mask, past, state.readers)
             pasts.append(past)
-        state = DecoderState(state.sources, state.memory, state.memory_attend_mask, pasts, state.step + 1)
-        return self.compute_logits(x[:, 0]), state
+        return self.compute_logits(x[:, 0]), replace(state, past=pasts, step=state.step + 1)
 
     def embed_pieces(self, pieces: Tensor, first: int = 0) -> Tensor:
         """pieces [B, T] at positions from `first` -> [B, T, D]."""

@@ -158,14 +158,14 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
         return
     base = runs[table.baseline.run].translations.get(table.baseline.result)
     if base is None or len(base) != len(references):
-        table.notes.append(f"No tests: the translations of {table.baseline.run} are missing or of another length.")
+        table.notes.append(f"No tests: the translations of {table.baseline.run} are missing, or not those that were scored.")
         return
     for row in table.rows:
         lines = runs[row.run].translations.get(row.result)
         if row is table.baseline:
             continue
         if lines is None or len(lines) != len(references):
-            table.notes.append(f"{row.run}, {row.result}: no test, its translations are missing or of another length.")
+            table.notes.append(f"{row.run}, {row.result}: no test, its translations are missing, or not those that were scored.")
             continue
         progress(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
         row.tests = compare_systems(base, lines, references, num_samples)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 import numpy as np
-from sacrebleu.metrics import CHRF
 
 from treenet.inference.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
+from treenet.inference.metrics import sentence_chrf
 from treenet.inference.run import LoadedRun, load_processor
 from treenet.inference.translate import read_split
 from treenet.report.runs import ReportRun
@@ -72,11 +72,8 @@ def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, 
         return ids[by_length[np.linspace(0, len(by_length) - 1, min(count, len(by_length))).astype(int)]].tolist()
     processor = load_processor(baseline.data)
     references = [processor.decode(row["tgt_pieces"].tolist()) for row in read_split(baseline.data, "encoded", split)]
-    gains = {
-        row: sentence_chrf(others[0].translations[split][row], references[row]) - sentence_chrf(base[row], references[row])
-        for row in rows.tolist()
-    }
-    ranked = sorted(gains, key=gains.get)
+    gains = sentence_chrf(others[0].translations[split], references) - sentence_chrf(base, references)
+    ranked = rows[np.argsort(gains[rows], kind="stable")].tolist()
     chosen = [row for pair in zip(reversed(ranked), ranked, strict=True) for row in pair]
     return ids[list(dict.fromkeys(chosen))[:count]].tolist()
 
@@ -104,7 +101,7 @@ def _view(name: str, run: LoadedRun, sentence: SentenceAttention, reference: lis
         source=processor.decode(leaves),
         reference=reference_text,
         translation=translation,
-        chrf=sentence_chrf(translation, reference_text),
+        chrf=float(sentence_chrf([translation], [reference_text])[0]),
         leaves=[processor.id_to_piece(piece) for piece in leaves],
         labels=[labels[label] for label in example["nodes"]["label"][shown].tolist()],
         starts=example["spans"]["start"][shown].tolist(),
@@ -114,8 +111,3 @@ def _view(name: str, run: LoadedRun, sentence: SentenceAttention, reference: lis
         tokens=[*(processor.id_to_piece(piece) for piece in target), END],
         weights=sentence.weights,
     )
-
-
-def sentence_chrf(hypothesis: str, reference: str) -> float:
-    """chrF of one line, 0 to 100."""
-    return CHRF().sentence_score(hypothesis, [reference]).score

@@ -1,10 +1,12 @@
 """Run folders and studies as a report reads them: whatever is there, and the command that adds what is not."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenet.inference.results import read_scores, read_system
 from treenet.inference.run import AVERAGED
 from treenet.training.checkpoint import is_whole
 from treenet.training.ledger import LEDGER, last_step
@@ -94,9 +96,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
         raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
-    path = folder / "scores.json"
-    scores = read_json(path, "remove it and evaluate again") if path.is_file() else {}
-    scores = {result: record for result, record in scores.items() if isinstance(record, dict)}
+    scores = {result: record for result, record in read_scores(folder).items() if isinstance(record, dict)}
     run = ReportRun(
         name=name,
         folder=folder,
@@ -121,11 +121,11 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     return run
 
 
-def _translations(folder: Path, results: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
-    for result in results:
-        path = folder / f"translations.{result}.txt"
-        if path.is_file():
-            yield result, path.read_text(encoding="utf-8").split("\n")[:-1]
+def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:
+    """Lines by result, where they are those that were scored."""
+    for result in scores:
+        with suppress(UserError):
+            yield result, read_system(folder, result).lines
 
 
 def _marks(run: ReportRun) -> dict[str, str]:

@@ -96,6 +96,7 @@ class Trainer:
         self.valid = self._micro_batches(ExampleSource(encoded, "valid", trees)) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
+            "vocab_fingerprint": index["vocab_fingerprint"],
             "num_pieces": index["num_pieces"],
             "num_labels": index["num_labels"],
             "model": config.model.model_dump(mode="json"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from treeproc.settings import UserError
-from treeproc.storage import RemotePath
+from treeproc.storage import AnyPath, RemotePath
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
@@ -72,6 +72,20 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
     """
     for path in paths:
         yield from _lines(_blocks(path), str(path))
+
+
+def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
+    """Lines of one file without line ends, for callers who say themselves what becomes of one that is not UTF-8.
+
+    `.gz` files are decompressed. Raises UserError when the file cannot be read.
+    """
+    first = True
+    for block in _blocks(path):
+        lines = (block.removeprefix(_UTF8_BOM) if first else block).split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        yield from lines
+        first = False
 
 
 def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:

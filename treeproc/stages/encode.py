@@ -122,7 +122,7 @@ class Encoder:
         }
         schema = encoded_columns(text.keys(), parsed.keys(), config)
         if "tgt_pieces" in schema.names:
-            flat, lengths = self._other_subwords.encode_lines(text[config.other_side])
+            flat, lengths = self.encode_target_lines(text[config.other_side])
             columns["tgt_pieces"] = Lists(lengths, flat)
         if "label" in schema.names:
             columns["label"] = text["label"]
@@ -138,6 +138,10 @@ class Encoder:
             deprels = ids_of[coded.indices.to_numpy()]
             columns["arcs"] = Lists(np.diff(edges), {"governor": arcs["governor"], "deprel": deprels})
         return column_batch(columns, schema)
+
+    def encode_target_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Lines of the side that models write: (pieces of all lines, pieces per line)."""
+        return self._other_subwords.encode_lines(lines)
 
     def _node_columns(self, forest: Forest, leaf_edges: np.ndarray) -> dict[str, Lists]:
         """Nodes and spans, counted from the first leaf and the first node of each row."""

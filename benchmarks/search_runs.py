@@ -1,0 +1,71 @@
+"""Runs of random weights over a small vocabulary, for benchmarks and tests of translation: no training, no parser, no Ray."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_model
+
+from treenet.config import ModelConfig, TrainConfig
+from treenet.models import VocabSizes, build_model
+from treenet.training.checkpoint import WEIGHTS, publish
+from treeproc.files import atomic_write, json_bytes
+from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.schema import ENCODED_SCHEMA
+from treeproc.settings import dump_settings
+from treeproc.shards import fingerprint, read_index, write_index
+from treeproc.stages.encode import TreeConfig
+from treeproc.subwords import SubwordConfig, train_pieces
+
+WORDS = [consonant + vowel for consonant in "bdgk" for vowel in "aeiou"]
+LABELS = ["<unk>", "S", "NP", "VP", "PP"]
+NUM_PIECES = 300  # 256 of which are bytes
+
+
+def write_vocabulary(
+    folder: Path, parser: str = "words", tree_source: str = "balanced", words: Sequence[str] = tuple(WORDS)
+) -> Path:
+    """The index and the vocabulary of a data set without examples, of the given parser; returns `folder`."""
+    vocab = folder / "encoded" / "vocab"
+    vocab.mkdir(parents=True)
+    pieces = train_pieces(dict.fromkeys(words, 5), SubwordConfig(vocab_size=NUM_PIECES))
+    (vocab / "pieces.model").write_bytes(pieces)
+    (vocab / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
+    (vocab / "pos_tags.txt").write_text("<unk>\nNN\nX\n")
+    config = ParserConfig(name=parser)
+    marks = {f"{name}_fingerprint": fingerprint(name, parser, tree_source) for name in ("text", "tree")}
+    write_index(
+        folder / "encoded",
+        [],
+        fingerprint=fingerprint(parser, tree_source, list(words)),
+        vocab_fingerprint=fingerprint(list(words)),
+        **marks,
+        columns=ENCODED_SCHEMA.names,
+        num_pieces=NUM_PIECES,
+        num_labels=len(LABELS),
+        parser=describe_parser(config),
+        parser_settings=config.model_dump(mode="json"),
+        tree_settings=TreeConfig(tree_source=tree_source).model_dump(mode="json"),
+    )
+    return folder
+
+
+def write_run(folder: Path, data: Path, *, name: str = "tree_transformer", seed: int = 1, checkpoint: str = "averaged") -> Path:
+    """A run folder with one checkpoint of random weights, of twice the usual size so that translations differ."""
+    model = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    config = TrainConfig(data=data, model=model, decoding={"beam_size": 3}, workers=0)
+    index = read_index(data / "encoded")
+    facts = {"vocab_fingerprint": index["vocab_fingerprint"], "data_fingerprint": index["fingerprint"]}
+    folder.mkdir(exist_ok=True)
+    atomic_write(folder / "config.yaml", dump_settings(config).encode())
+    atomic_write(folder / "run.json", json_bytes(facts))
+    torch.manual_seed(seed)
+    weights = build_model(model, VocabSizes(NUM_PIECES, len(LABELS)))
+    with torch.no_grad():
+        for parameter in weights.parameters():
+            parameter.mul_(2)
+        weights.piece_embedding.weight[4 : 4 + 256] = 0  # bytes, which are hardly ever the most probable then
+    (folder / checkpoint).parent.mkdir(exist_ok=True)
+    meta = {"num_pieces": NUM_PIECES, "num_labels": len(LABELS), **facts}
+    publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, meta)
+    return folder

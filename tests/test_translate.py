@@ -1,0 +1,260 @@
+"""workflows/translate.py on runs of random weights: every line of the output belongs to its line of the input, however bad."""
+
+import gzip
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from search_runs import WORDS, write_run, write_vocabulary
+
+from treenet.inference.ensemble import load_ensemble
+from treenet.inference.run import load_run
+from treeproc.line_encoder import LineEncoder
+from treeproc.raw_lines import place_trees
+from treeproc.settings import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_vocabulary(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, data) -> Path:
+    folder = write_run(tmp_path_factory.mktemp("runs") / "run", data)
+    return write_run(folder, data, seed=2, checkpoint="checkpoints/step_00000007")
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(23)]
+
+
+@pytest.fixture
+def translate(capfdbinary, run, monkeypatch):
+    """Run the command in this process; returns its output lines and those of standard error."""
+    main = runpy.run_path(str(ROOT / "workflows" / "translate.py"))["main"]
+
+    def call(*arguments: object, out: Path | None = run) -> tuple[list[str], list[str]]:
+        capfdbinary.readouterr()
+        main([*(["--out", str(out)] if out else []), *map(str, arguments)])
+        sys.stdout.flush()
+        printed = capfdbinary.readouterr()
+        assert printed.out.endswith(b"\n") or not printed.out
+        return printed.out.decode().split("\n")[:-1], printed.err.decode().splitlines()
+
+    return call
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def warnings(errors: list[str]) -> list[str]:
+    return [line.removeprefix("warning: ") for line in errors if line.startswith("warning: ")]
+
+
+def test_one_line_out_for_every_line_in_whatever_the_parts(translate, lines, tmp_path):
+    source = write(tmp_path / "source.txt", lines)
+    expected, errors = translate(f"input={source}")
+    assert len(expected) == 23 and len(set(expected)) > 15, "the model looks at its source"
+    assert warnings(errors) == []
+    assert errors[0].startswith("tree_transformer averaged: beam_size=3 length_penalty=1.0 length_penalty_form=length ")
+    alone = [translate(f"input={write(tmp_path / 'one.txt', [line])}")[0] for line in lines[:4]]
+    assert alone == [[line] for line in expected[:4]]
+    assert translate(f"input={source}", "lines_at_once=5", "decoding.max_tokens=20")[0] == expected
+    (tmp_path / "source.gz").write_bytes(gzip.compress("\r\n".join(lines).encode()))  # nor do line ends matter
+    out = tmp_path / "out.txt"
+    assert translate(f"input={tmp_path / 'source.gz'}", f"output={out}")[0] == []
+    assert out.read_text().split("\n") == [*expected, ""]
+
+
+def test_a_bad_line_is_empty_and_told_and_the_others_are_as_without_it(translate, lines, tmp_path):
+    good = [line.encode() for line in lines[:6]]
+    long = " ".join(["ba"] * 2000).encode()
+    bad = [b"ba \xff be", b"ba\x01be", long, b"x" * 17_000, "ba\u0085be".encode()]
+    mixed = [good[0], bad[0], good[1], bad[1], b"", good[2], bad[2], good[3], bad[3], good[4], b" \t ", good[5], bad[4]]
+    source = tmp_path / "mixed.txt"
+    source.write_bytes(b"\n".join(mixed) + b"\n")
+    expected = translate(f"input={write(tmp_path / 'good.txt', lines[:6])}")[0]
+    found, errors = translate(f"input={source}")
+    assert [line for line, raw in zip(found, mixed, strict=True) if raw in good] == expected
+    assert all(line == "" for line, raw in zip(found, mixed, strict=True) if raw not in good)
+    assert warnings(errors) == [
+        f"{source}, line 2: not valid UTF-8 (byte 0xff at column 4); its translation is empty",
+        f"{source}, line 4: control character U+0001 at character 3; remove it; its translation is empty",
+        f"{source}, line 7: 2,000 words are more than 1,000; split the line into sentences, or raise max_leaves; "
+        "its translation is empty",
+        f"{source}, line 9: 17,000 characters are more than 16,000; split the line into sentences, or raise max_leaves; "
+        "its translation is empty",
+        f"{source}, line 13: control character U+0085 at character 3; remove it; its translation is empty",
+        "5 of 13 lines have no translation: 2, 4, 7, 9, 13",
+    ]
+    assert translate(f"input={source}", "lines_at_once=2")[0] == found
+    # Words within the limit, pieces beyond it: characters that the vocabulary writes in bytes.
+    found, errors = translate(f"input={write(tmp_path / 'bytes.txt', ['ЖЖЖЖЖЖ', lines[0]])}", "max_leaves=8")
+    assert found == ["", expected[0]] and "13 pieces are more than 8" in warnings(errors)[0]
+
+
+def test_a_line_at_which_the_parser_fails_stands_alone(translate, lines, tmp_path, monkeypatch):
+    source = write(tmp_path / "source.txt", lines[:9])
+    expected = translate(f"input={source}")[0]
+    parse = LineEncoder.parse
+
+    def fail(self, chosen, given=None):
+        if lines[4] in chosen:
+            raise ValueError("example 4 has trees over another number of words than it has")
+        return parse(self, chosen, given)
+
+    monkeypatch.setattr(LineEncoder, "parse", fail)
+    found, errors = translate(f"input={source}")
+    assert found == [*expected[:4], "", *expected[5:]]
+    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: example 4 has trees over another number")
+
+
+def test_formats(translate, lines, tmp_path):
+    source = write(tmp_path / "source.txt", [lines[0], "ba\x02", "", lines[1]])
+    plain = translate(f"input={source}")[0]
+    records = [json.loads(line) for line in translate(f"input={source}", "--nbest", 3, "--json")[0]]
+    assert [r["line"] for r in records] == [1, 2, 3, 4] and [r["source"] for r in records] == [lines[0], "ba\x02", "", lines[1]]
+    assert [len(r["hypotheses"]) for r in records] == [3, 0, 1, 3]
+    assert records[1]["error"] == "control character U+0002 at character 3; remove it" and "error" not in records[0]
+    assert [r["hypotheses"][0]["text"] if r["hypotheses"] else "" for r in records] == plain
+    for one in records[0]["hypotheses"]:
+        assert one["score"] == pytest.approx(one["log_prob"] / (one["pieces"] + 1), abs=1e-6)
+    scores = [[f"{h['score']:.6f}" for h in r["hypotheses"]] for r in records]
+    assert translate(f"input={source}", "--scores")[0] == [
+        f"{scores[0][0]}\t{plain[0]}", "\t", "0.000000\t", f"{scores[3][0]}\t{plain[3]}",
+    ]  # fmt: skip
+    expected = []
+    for record in records:
+        number = record["line"]
+        expected += [f"{number}\t{h['score']:.6f}\t{h['text']}" for h in record["hypotheses"]] or [f"{number}\t\t"]
+    assert translate(f"input={source}", "nbest=3", "scores=true")[0] == expected
+
+
+def test_given_translations_get_the_score_that_search_gave_them(translate, lines, tmp_path):
+    source = write(tmp_path / "source.txt", [*lines[:6], "", "ba\x01"])
+    for ensemble in ([], ["checkpoint=[averaged,7]"]):
+        gnmt = ["decoding.length_penalty_form=gnmt", *ensemble]
+        found = [json.loads(line) for line in translate(f"input={source}", "--json", *gnmt)[0]]
+        texts = [r["hypotheses"][0]["text"] if r["hypotheses"] else "" for r in found]
+        targets = write(tmp_path / "targets.txt", texts)
+        arguments = (f"input={source}", f"score={targets}", *gnmt)
+        scored = [json.loads(line) for line in translate(*arguments, "--json")[0]]
+        same = 0
+        for record, given in zip(found[:6], scored[:6], strict=True):
+            h, (g,) = record["hypotheses"][0], given["hypotheses"]
+            assert g["text"] == h["text"] and len(g["tokens"]) == g["pieces"] + 1 and g["tokens"][-1][0] == "</s>"
+            assert sum(p for _, p in g["tokens"]) == pytest.approx(g["log_prob"], abs=1e-4)
+            if g["pieces"] == h["pieces"]:  # search may have found the text in other pieces than the vocabulary's own
+                same += abs(g["score"] - h["score"]) < 1e-5
+        assert same
+        assert scored[6]["hypotheses"] == [{"text": "", "score": 0.0, "log_prob": 0.0, "pieces": 0, "tokens": []}]
+        assert "control character" in scored[7]["error"]
+        lines_out = translate(*arguments)[0]
+        assert lines_out[0] == f"{scored[0]['hypotheses'][0]['score']:.6f}\t{texts[0]}" and lines_out[7] == "\t"
+
+
+def test_trees_are_given_beside_their_lines_or_alone(translate, run, tmp_path):
+    data = write_vocabulary(tmp_path / "data", tree_source="parsed")
+    own = write_run(tmp_path / "run", data)
+    left = ["(S (NP (NN ba) (NN be)) (VP (NN bi)))", "", "(S (NN ba) (NP (NN -LRB-) (NN da) (NN -RRB-)))"]
+    right = ["(S (NN ba) (VP (NN be) (NN bi)))", "", "(S (NN ba) (NN -LRB-) (NN da) (NN -RRB-))"]
+    source = write(tmp_path / "source.txt", ["ba be bi", "", "ba (da)"])
+    trees = write(tmp_path / "left.mrg", left)
+    found = translate(f"input={source}", f"trees={trees}", "--json", out=own)[0]
+    alone = [json.loads(line) for line in translate(f"trees={trees}", "--json", out=own)[0]]
+    first, again = json.loads(found[0])["hypotheses"][0], alone[0]["hypotheses"][0]
+    assert first["text"] == again["text"] and first["score"] == pytest.approx(again["score"], abs=1e-5)
+    assert [a["source"] for a in alone] == ["ba be bi", "", "ba ( da )"]
+    assert json.loads(found[2])["hypotheses"] != alone[2]["hypotheses"], "blanks are part of the pieces"
+    others = translate(f"input={source}", f"trees={write(tmp_path / 'right.mrg', right)}", "--json", out=own)[0]
+    assert [a == b for a, b in zip(found, others, strict=True)] == [False, True, False], "the model reads the trees"
+    trees = write(tmp_path / "wrong.mrg", ["(S (NN ba) (NN bo) (NN bi))", "(S (NN ba)", "(S (NN ba) (NN -LRB-) (NN da))"])
+    found, errors = translate(f"input={source}", f"trees={trees}", out=own)
+    assert found == ["", "", ""]
+    assert warnings(errors)[:3] == [
+        f"{source}, line 1: leaf 2 of its tree is 'bo', but the line goes on with 'be bi'; its translation is empty",
+        f"{source}, line 2: tree: 1 bracket(s) of this tree are not closed; its translation is empty",
+        f"{source}, line 3: its tree ends after 3 leaves, but the line goes on with ')'; its translation is empty",
+    ]
+
+
+def test_leaves_are_found_in_the_line_in_their_treebank_spelling():
+    line, given = place_trees('He said "no  way."', "(S (PRP He) (VBD said) (`` ``) (NP (DT no) (NN way)) (. .) ('' ''))")
+    assert [line[s:e] for s, e in zip(given.words["start_char"], given.words["end_char"], strict=True)] == given.words["text"]
+    assert given.words["text"] == ["He", "said", '"', "no", "way", ".", '"']
+    assert place_trees(None, "(S (NN a)) (S (NN b) (-NONE- *T*))")[0] == "a b"
+    with pytest.raises(ValueError, match="leaf 1 of its tree is 'a', but the line goes on with ''"):
+        place_trees("", "(S (NN a))")
+
+
+def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was(translate, run, lines, tmp_path):
+    output, source, empty = tmp_path / "out.txt", write(tmp_path / "in.txt", lines[:3]), write(tmp_path / "empty.txt", [])
+    output.write_text("as it was")
+    short = write(tmp_path / "short.txt", lines[:2])
+    other = write_run(tmp_path / "other", write_vocabulary(tmp_path / "vocabulary", words=[word[::-1] for word in WORDS]))
+    given = write_run(tmp_path / "given", write_vocabulary(tmp_path / "trees", parser="given"))
+    source_argument = f"input={source}"
+    for out, arguments, message in [
+        (run, [f"input={empty}"], "empty.txt is empty; it must have a sentence a line"),
+        (run, [f"input={tmp_path / 'none.txt'}"], "cannot read .*none.txt: No such file"),
+        (run, [source_argument, f"score={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
+        (run, [source_argument, f"trees={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
+        (run, [source_argument, f"ensemble=[{other}]"], "are no ensemble: vocab_fingerprint of their data sets must be the same"),
+        (run, [source_argument, f"checkpoint={other / 'averaged'}"], "is a checkpoint of another vocabulary: its vocab_"),
+        (run, [source_argument, "checkpoint=9"], "step_00000009/model.safetensors is missing"),
+        (run, [source_argument, "--nbest", "4"], "nbest must be at most decoding.beam_size = 3, but is 4"),
+        (run, [source_argument, "--nbest", "0"], "nbest: Input should be greater than 0"),
+        (given, [source_argument], "was made of trees that its input gave: give these lines' trees as well"),
+        (tmp_path, [source_argument], "is not a run"),
+        (None, [source_argument], "translate.py needs --out RUN"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            translate(*arguments, f"output={output}", out=out)
+    assert output.read_text() == "as it was" and not list(tmp_path.glob(".tmp-*"))
+
+
+def test_an_ensemble_of_runs_needs_the_same_trees_only_where_they_are_read(tmp_path, data, run):
+    balanced, left = data, write_vocabulary(tmp_path / "left", tree_source="left")
+    plain = write_run(tmp_path / "plain", left, name="transformer")
+    tree = write_run(tmp_path / "tree", left)
+    loaded = load_ensemble([run, plain], ["averaged"])
+    assert loaded.checkpoint == "run/averaged + plain/averaged" and len(loaded.model.models) == 2 and loaded.data == balanced
+    with pytest.raises(UserError, match="tree_settings of their data sets must be the same"):
+        load_ensemble([run, tree], ["averaged"])
+    assert load_ensemble([run], ["averaged"]).checkpoint == load_run(run).checkpoint == "averaged"
+
+
+def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run, lines, run_workflow):
+    command = [sys.executable, ROOT / "workflows" / "translate.py", "--out", run]
+    done = subprocess.run(command, input=lines[0].encode() + b"\n\xff\xfe\n" + lines[1].encode(), capture_output=True)
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 3 and done.stdout.split(b"\n")[1] == b""
+    errors = done.stderr.decode().splitlines()
+    assert errors[1:] == [
+        "warning: /dev/stdin, line 2: not valid UTF-8 (byte 0xff at column 1); its translation is empty",
+        "warning: 1 of 3 lines have no translation: 2",
+    ]
+    done = run_workflow("translate.py", "--out", run, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and done.stderr == "error: /dev/stdin is empty; it must have a sentence a line\n"
+
+
+def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workflow):
+    source = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]])
+    arguments = (f"input={source}", "lines_at_once=4", "--json")
+    expected, told = translate(*arguments)
+    done = run_workflow("translate.py", "--out", run, *arguments, "workers=2", f"output={tmp_path / 'out.json'}")
+    assert done.returncode == 0 and done.stdout == "", done.stderr
+    assert (tmp_path / "out.json").read_text().split("\n") == [*expected, ""] and len(expected) == 47
+    assert done.stderr.splitlines()[-len(told) :] == told and len(told) == 3

@@ -1,0 +1,86 @@
+"""Scores by what makes a source hard: its length in words, and the depth of its tree."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from pydantic import Field, field_validator
+from sacrebleu.metrics import BLEU
+
+from treeproc.settings import Settings, UserError
+
+
+class BucketConfig(Settings):
+    """Where buckets end, the last value included; what is above the last one is a bucket too."""
+
+    words: tuple[int, ...] = Field((10, 20, 30, 40, 50, 60), description="last lengths of the buckets by words of the source")
+    depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="last depths of the buckets by depth of the source's tree")
+
+    @field_validator("words", "depth")
+    @classmethod
+    def _check_ascending(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values or list(values) != sorted(set(values)) or values[0] < 0:
+            raise ValueError(f"must be ascending numbers, for example [10, 20], but is {list(values)}")
+        return values
+
+
+def count_words(example: dict) -> int:
+    """Words of the leaves' side of an encoded row; pieces of one word count once."""
+    return len(np.unique(example["leaves"]["word_index"]))
+
+
+def tree_depth(example: dict) -> int:
+    """Nonterminals on the longest way from a root down to a leaf, the roots of split words included; 0 without a tree."""
+    ends = np.asarray(example["spans"]["subtree_end"])
+    # Node i lies below every earlier node whose subtree is still open.
+    closed = np.cumsum(np.bincount(ends, minlength=len(ends) + 1))[: len(ends)]
+    return int((np.arange(1, len(ends) + 1) - closed).max(initial=0))
+
+
+def measure_sources(examples: Iterable[dict]) -> dict[str, np.ndarray]:
+    """`words` and `depth` of every example."""
+    sizes = [(count_words(example), tree_depth(example)) for example in examples]
+    return dict(zip(("words", "depth"), np.array(sizes, dtype=np.int64).reshape(-1, 2).T, strict=True))
+
+
+def score_buckets(
+    sizes: dict[str, np.ndarray], config: BucketConfig, hypotheses: Sequence[str], references: Sequence[str]
+) -> dict[str, list[dict]]:
+    """Examples and corpus BLEU (13a) of every bucket that is not empty, for `words` and `depth`.
+
+    BLEU of few sentences is noisy, and that of short ones suffers from missing 4-grams: compare systems, not buckets.
+    """
+    metric = BLEU(tokenize="13a", force=True)
+    found: dict[str, list[dict]] = {}
+    for name, values in sizes.items():
+        if len(values) != len(references):
+            raise UserError(f"the data set has {len(values)} examples, but there are {len(references)} references")
+        lasts = getattr(config, name)
+        places = np.searchsorted(lasts, values)  # values up to and including lasts[i] are in bucket i
+        found[name] = []
+        for place in np.unique(places):
+            rows = np.flatnonzero(places == place)
+            found[name].append(
+                {
+                    "from": lasts[place - 1] + 1 if place else 0,
+                    "to": lasts[place] if place < len(lasts) else None,
+                    "num_examples": len(rows),
+                    "bleu": metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
+                }
+            )
+    return found
+
+
+TITLES = {"words": "words of the source", "depth": "depth of its tree"}
+
+
+def format_buckets(buckets: dict[str, list[dict]]) -> str:
+    """A table for each kind of bucket."""
+    blocks = []
+    for name, rows in buckets.items():
+        lines = [f"{TITLES[name]:22}{'lines':>7}{'BLEU':>8}"]
+        for row in rows:
+            title = f"up to {row['to']}" if not row["from"] else f"{row['from']} to {row['to']}"
+            title = title if row["to"] is not None else f"{row['from']} and more"
+            lines.append(f"  {title:20}{row['num_examples']:7d}{row['bleu']:8.2f}")
+        blocks.append("\n".join(lines))
+    return "\n".join(blocks)

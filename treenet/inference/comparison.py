@@ -1,0 +1,89 @@
+"""Two systems on the same sentences: paired bootstrap, and the sentences on which they differ most."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from treenet.inference.metrics import compare_systems, sentence_chrf
+from treenet.inference.results import System
+from treeproc.settings import Settings
+
+
+class CompareConfig(Settings):
+    """What --compare shows."""
+
+    num: int = Field(10, ge=0, description="largest wins and largest losses that are shown")
+    samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
+
+
+def compare(
+    baseline: System,
+    system: System,
+    sources: Sequence[str] | None,
+    references: Sequence[str],
+    split: str,
+    config: CompareConfig,
+) -> dict:
+    """What comparison.json holds: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
+
+    `sources` are only shown. The systems must have been checked against the references.
+    """
+    metrics = compare_systems(baseline.lines, system.lines, references, config.samples)
+    chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
+    difference = chrf[1] - chrf[0]
+    order = np.argsort(difference, kind="stable")
+
+    def show(rows: Sequence[int]) -> list[dict]:
+        return [
+            {
+                "line": int(row) + 1,
+                "baseline_chrf": float(chrf[0, row]),
+                "system_chrf": float(chrf[1, row]),
+                **({"source": sources[row]} if sources else {}),
+                "reference": references[row],
+                "baseline": baseline.lines[row],
+                "system": system.lines[row],
+            }
+            for row in rows
+        ]
+
+    losses = [row for row in order if difference[row] < 0]
+    wins = [row for row in np.argsort(-difference, kind="stable") if difference[row] > 0]
+    return {
+        "baseline": baseline.name,
+        "system": system.name,
+        "split": split,
+        "num_examples": len(references),
+        "metrics": {name: asdict(found) | {"difference": found.difference} for name, found in metrics.items()},
+        "num_better": len(wins),
+        "num_worse": len(losses),
+        "wins": show(wins[: config.num]),
+        "losses": show(losses[: config.num]),
+    }
+
+
+def format_comparison(found: dict) -> str:
+    """The test as a table, then wins and losses side by side."""
+    lines = [f"A  {found['baseline']}", f"B  {found['system']}", ""]
+    lines.append(f"{'':6}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
+    for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
+        one = found["metrics"][name]
+        lines.append(f"{title:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}")
+    lines += [one["signature"] for one in found["metrics"].values()]
+    equal = found["num_examples"] - found["num_better"] - found["num_worse"]
+    lines.append(
+        f"{found['num_examples']} lines of {found['split']}, by chrF of the line: B is better on {found['num_better']}, "
+        f"worse on {found['num_worse']}, equal on {equal}"
+    )
+    for title, rows in (("largest wins of B", found["wins"]), ("largest losses of B", found["losses"])):
+        if rows:
+            lines += ["", title]
+        for row in rows:
+            change = row["system_chrf"] - row["baseline_chrf"]
+            lines.append(f"\nline {row['line']}: chrF {row['baseline_chrf']:.1f} -> {row['system_chrf']:.1f} ({change:+.1f})")
+            for label, key in (("source", "source"), ("reference", "reference"), ("A", "baseline"), ("B", "system")):
+                if key in row:
+                    lines.append(f"  {label:10} {row[key]}")
+    return "\n".join(lines)

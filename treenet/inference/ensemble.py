@@ -1,0 +1,88 @@
+"""Several models as one: the probability of a piece is the mean of theirs. Search and scoring know nothing of it.
+
+Shapes: B batch, R live hypotheses, T target positions, V vocabulary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from treenet.batch import TreeBatch
+from treenet.inference.run import LoadedRun, load_run
+from treenet.inference.search import Decodable, DecoderState
+from treeproc.settings import UserError
+from treeproc.shards import read_index
+
+
+@dataclass(frozen=True)
+class EnsembleState:
+    """One state a model, with the same hypotheses in the same order."""
+
+    states: tuple[DecoderState, ...]
+
+    def select(self, rows: Tensor) -> "EnsembleState":
+        """See `DecoderState.select`."""
+        return EnsembleState(tuple(state.select(rows) for state in self.states))
+
+
+class Ensemble(nn.Module):
+    """Decodable models of one vocabulary. Its logits are log-probabilities, float32."""
+
+    def __init__(self, models: Sequence[Decodable]):
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    def encode(self, batch: TreeBatch) -> list:
+        """One memory a model."""
+        return [model.encode(batch) for model in self.models]
+
+    def start_decoding(self, memories: list) -> EnsembleState:
+        return EnsembleState(tuple(model.start_decoding(m) for model, m in zip(self.models, memories, strict=True)))
+
+    def decode_step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+        """Log-probabilities [R, V] of the piece that follows `tokens` [R]."""
+        steps = [model.decode_step(tokens, s) for model, s in zip(self.models, state.states, strict=True)]
+        return _mean_log_probs([logits for logits, _ in steps]), EnsembleState(tuple(s for _, s in steps))
+
+    def forward(self, batch: TreeBatch) -> Tensor:
+        """Teacher forcing: log-probabilities [B, T, V] of `tgt_out`."""
+        return _mean_log_probs([model(batch) for model in self.models])
+
+
+def _mean_log_probs(logits: Sequence[Tensor]) -> Tensor:
+    """log(mean of softmax) over the models."""
+    return reduce(torch.logaddexp, (x.float().log_softmax(dim=-1) for x in logits)) - math.log(len(logits))
+
+
+def load_ensemble(
+    runs: Sequence[Path], checkpoints: Sequence[str], *, device: torch.device | str = "cpu", encodes_lines: bool = True
+) -> LoadedRun:
+    """Every checkpoint of every run as one model; settings, vocabulary and data set are those of the first run.
+
+    Raises UserError as `load_run` does, when the runs' vocabularies differ, and with `encodes_lines`, that is for raw lines,
+    when their trees are made in other ways: a line is parsed once for all.
+    """
+    members = list(product(runs, checkpoints))
+    loaded = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
+    first, index = loaded[0], read_index(loaded[0].data / "encoded")
+    for (run, _), other in zip(members, loaded, strict=True):
+        theirs = read_index(other.data / "encoded")
+        names = ["vocab_fingerprint"]
+        if encodes_lines and other.model.reads_trees:
+            names += ["parser_settings", "tree_settings"]
+        for name in names:
+            if index.get(name) != theirs.get(name):
+                raise UserError(
+                    f"{run} and {runs[0]} are no ensemble: {name} of their data sets must be the same, but is {theirs.get(name)} "
+                    f"and {index.get(name)}; choose runs on the same data set"
+                )
+    if len(loaded) == 1:
+        return first
+    names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
+    return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))

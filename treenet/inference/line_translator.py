@@ -1,0 +1,172 @@
+"""Raw lines to lines of output: what one process does with one part of the input."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
+
+import torch
+from pydantic import Field, PositiveInt
+
+from treenet.config import DecodingConfig
+from treenet.inference.ensemble import load_ensemble
+from treenet.inference.evaluate import decoding_of
+from treenet.inference.forced import ScoredTarget
+from treenet.inference.run import AVERAGED, checkpoint_names
+from treenet.inference.search import Hypothesis
+from treenet.inference.translate import detokenize, score_examples, translate_examples
+from treenet.training.remote_run import read_run
+from treeproc.settings import Settings, UserError
+from treeproc.storage import AnyPath, DataPath
+
+Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
+
+
+class TranslateSettings(Settings):
+    """What to translate, with what, and what to write."""
+
+    input: DataPath | None = Field(
+        None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
+    )
+    trees: DataPath | None = Field(
+        None, description="trees in Penn Treebank brackets, one line for each line of the input; unset, the lines are parsed"
+    )
+    score: DataPath | None = Field(
+        None, description="given translations, one for each line of the input: they are scored, and nothing is searched"
+    )
+    output: DataPath | None = Field(None, description="file to write, whole or not at all; unset, standard output")
+    checkpoint: Checkpoint | list[Checkpoint] = Field(
+        AVERAGED,
+        description="'averaged', the number of a step, or the path of a checkpoint folder; of several, the ensemble",
+    )
+    ensemble: list[DataPath] = Field([], description="further runs of the same vocabulary: the ensemble of all is searched")
+    nbest: PositiveInt = Field(1, description="translations a line, best first; from 2 on an output line begins with its number")
+    scores: bool = Field(False, description="write the score before every translation")
+    json_lines: bool = Field(False, description="write a JSON object a line instead of text")
+    max_leaves: PositiveInt = Field(1000, description="lines of more pieces are not translated")
+    lines_at_once: PositiveInt = Field(1000, description="lines that are parsed and translated together, and by one worker")
+    workers: int = Field(0, ge=0, description="Ray actors that translate, a CPU each; 0 translates in this process, without Ray")
+    use_gpu: bool = Field(False, description="translate on the GPU, one a worker")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return [self.checkpoint] if isinstance(self.checkpoint, str) else self.checkpoint
+
+
+class EncodedLine(Protocol):
+    """A line as a model reads it, or why it cannot."""
+
+    source: str
+    target: str
+    row: dict | None
+    problem: str
+    note: str
+
+
+class LineSource(Protocol):
+    """Makes rows of raw lines; built in each process as `encoder(data, given_trees=..., max_pieces=...)`."""
+
+    def encode(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
+
+
+@dataclass(frozen=True)
+class Translated:
+    """A part of the output, and what there is to tell of its lines, by 1-based number."""
+
+    num_lines: int
+    text: str
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
+
+
+class LineTranslator:
+    """Models, parser and vocabulary of one or more runs, loaded once a process.
+
+    Raises UserError when the runs do not go together or cannot be loaded.
+    """
+
+    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+        self._settings = settings
+        if settings.use_gpu and not torch.cuda.is_available():
+            raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+        self._device = "cuda" if settings.use_gpu else "cpu"
+        names = [name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
+        folders = []
+        for run in runs:
+            with read_run(run, *names) as folder:
+                folders.append(folder)
+        self._run = load_ensemble(folders, settings.checkpoints, device=self._device)
+        self._decoding = decoding_of(settings.decoding, self._run)
+        if settings.nbest > self._decoding.beam_size:
+            raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
+        self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
+
+    def describe(self) -> str:
+        """What is searched, and how, in one line."""
+        form = {"length": "length^a", "gnmt": "((5 + length) / 6)^a"}[self._decoding.length_penalty_form]
+        values = {name: value for name, value in self._decoding.model_dump().items() if name != "max_tokens"}
+        words = " ".join(f"{name}={value}" for name, value in values.items())
+        return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = log-probability / {form}"
+
+    def __call__(self, lines: Sequence, first: int) -> Translated:
+        """The output for `lines`, the first of which has the 0-based number `first` in the input."""
+        encoded = self._encoder.encode(lines, first)
+        rows = [line.row for line in encoded if line.row is not None]
+        results = iter(self._hypotheses(rows))
+        found = [next(results) if line.row is not None else [] for line in encoded]
+        numbered = list(enumerate(encoded, start=first + 1))
+        write = self._json if self._settings.json_lines else self._text
+        return Translated(
+            len(encoded),
+            "".join(write(number, line, hypotheses) for (number, line), hypotheses in zip(numbered, found, strict=True)),
+            [(number, line.problem) for number, line in numbered if line.problem],
+            [(number, line.note) for number, line in numbered if line.note and not line.problem],
+        )
+
+    def _hypotheses(self, rows: Sequence[dict]) -> list[Sequence[Hypothesis]]:
+        window = max(1, len(rows))
+        if self._settings.score is not None:
+            scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
+            return [[target] for target in scored]
+        return list(
+            translate_examples(
+                self._run.model, rows, self._decoding, num_best=self._settings.nbest, device=self._device, window=window
+            )
+        )
+
+    def _words(self, line: EncodedLine, hypothesis: Hypothesis) -> str:
+        return line.target if self._settings.score is not None else detokenize(self._run.processor, hypothesis)
+
+    def _text(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
+        """Columns are separated by tabs: the number with nbest, the score with scores, the text; without a result, empty ones."""
+        out = []
+        for hypothesis in hypotheses or [None]:
+            columns = [str(number)] if self._settings.nbest > 1 else []
+            if self._settings.scores or self._settings.score is not None:
+                columns.append(f"{hypothesis.score:.6f}" if hypothesis else "")
+            columns.append(self._words(line, hypothesis) if hypothesis else "")
+            out.append("\t".join(columns) + "\n")
+        return "".join(out)
+
+    def _json(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
+        found = []
+        for hypothesis in hypotheses:
+            one = {
+                "text": self._words(line, hypothesis),
+                "score": _rounded(hypothesis.score),
+                "log_prob": _rounded(hypothesis.log_prob),
+                "pieces": len(hypothesis.ids),
+            }
+            if isinstance(hypothesis, ScoredTarget):
+                names = [*map(self._run.processor.id_to_piece, hypothesis.ids), "</s>"]
+                one["tokens"] = [[n, _rounded(p)] for n, p in zip(names, hypothesis.token_log_probs, strict=False)]
+            found.append(one)
+        record = {"line": number, "source": line.source, "hypotheses": found}
+        return json.dumps(record | ({"error": line.problem} if line.problem else {}), ensure_ascii=False) + "\n"
+
+
+def _rounded(value: float) -> float | None:
+    """Six digits: the last ones of float32 differ from machine to machine. JSON has no infinity."""
+    return round(value, 6) if math.isfinite(value) else None

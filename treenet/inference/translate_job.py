@@ -1,0 +1,100 @@
+"""Translate a stream of raw lines: part by part, in one process or in many, to one output in the order of the input.
+
+What is held at a time are a few parts of `lines_at_once` lines, however long the input is. The parts are the same whatever
+the number of workers, and so is the output.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import IO
+
+from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treeproc.files import atomic_output
+from treeproc.progress import Progress
+from treeproc.settings import UserError
+from treeproc.storage import AnyPath
+
+# Inputs of more lines than this are worth a report of progress.
+LONG = 100
+_LISTED = 10
+
+Part = tuple[Sequence, int]  # raw lines, and the 0-based number of the first
+# The results of many parts, in order.
+Map = Callable[[Iterable[Part]], Iterator[Translated]]
+
+
+def translate_lines(
+    lines: Iterable,
+    settings: TranslateSettings,
+    runs: Sequence[AnyPath],
+    encoder: type[LineSource],
+    *,
+    name: str,
+    total: int | None = None,
+) -> None:
+    """Write the translations of `lines` to `settings.output`, or standard output; `name` is what messages call the input.
+
+    Lines that cannot be translated are told on standard error, and have an empty line in the output. Raises UserError when
+    there are no lines; an output file then stays as it was, as with every other error.
+    """
+    with ExitStack() as stack:
+        parts = _parts(lines, settings.lines_at_once)
+        first = next(parts, None)
+        if first is None:
+            raise UserError(f"{name} is empty; it must have a sentence a line")
+        if settings.workers:
+            from treenet.inference.ray_translate import map_with_ray
+
+            mapped = map_with_ray(_chain(first, parts), settings, runs, encoder)
+        else:
+            translator = LineTranslator(settings, runs, encoder)
+            print(translator.describe(), file=sys.stderr)
+            mapped = (translator(*part) for part in _chain(first, parts))
+        output = stack.enter_context(_open_output(settings.output))
+        progress = None
+        if (len(first[0]) if total is None else total) > LONG:
+            progress = stack.enter_context(Progress("translated", total, unit="lines"))
+        failed: list[int] = []
+        count = 0
+        for translated in mapped:
+            output.write(translated.text.encode())
+            output.flush()
+            empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
+            for number, message in sorted(empty + translated.notes):
+                _tell(f"{name}, line {number}: {message}")
+            failed += [number for number, _ in translated.problems]
+            count += translated.num_lines
+            if progress:
+                progress.update(translated.num_lines)
+    if failed:
+        listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
+        _tell(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
+
+
+def _parts(lines: Iterable, lines_at_once: int) -> Iterator[Part]:
+    iterator, first = iter(lines), 0
+    while part := list(islice(iterator, lines_at_once)):
+        yield part, first
+        first += len(part)
+
+
+def _chain(first: Part, others: Iterator[Part]) -> Iterator[Part]:
+    yield first
+    yield from others
+
+
+@contextmanager
+def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
+    if path is None:
+        yield sys.stdout.buffer
+        return
+    with atomic_output(path) as file:
+        yield file
+
+
+def _tell(message: str) -> None:
+    # Not `print`: a line of a progress bar ends with this one.
+    sys.stderr.write(f"warning: {message}\n")
+    sys.stderr.flush()
