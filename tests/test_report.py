@@ -152,13 +152,13 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
         shutil.copytree(folder / name, tmp_path / name)
     record = json.loads((tmp_path / "tree" / "scores.json").read_text())
     words = [{"from": 0, "to": 10, "num_examples": 3, "bleu": 7.25}, {"from": 11, "to": None, "num_examples": 5, "bleu": 8}]
-    more = {"bleu_tokenized": 33.125, "bleu_tokenized_signature": "tok:moses", "exact": True, "buckets": {"words": words}}
+    more = {"other_score": 33.125, "other_score_signature": "tok:moses", "exact": True, "buckets": {"words": words}}
     record["test"] |= more
     record["test.untrained"] = {**record["test"], "bleu": 0.5}
     (tmp_path / "tree" / "scores.json").write_text(json.dumps(record))
     write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out", lambda line: None)
     page = Reader((tmp_path / "out" / "index.html").read_text())
-    head = next(row for row in page.rows if "BLEU tokenized" in row)
+    head = next(row for row in page.rows if "other score" in row)
     assert head[1:4] == ["BLEU", "difference", "p"] and "exact" not in head
     assert any(row[0] == "tree" and "33.12" in row for row in page.rows) and "tok:moses" in page.texts
     assert any(row[0] == "tree (untrained)" and "0.50" in row for row in page.rows)

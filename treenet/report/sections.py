@@ -6,18 +6,18 @@ import numpy as np
 
 from treenet.experiments.scaling_report import SIGNIFICANT
 from treenet.inference.attention_stats import AttentionStats
+from treenet.inference.metrics import METRIC_TITLES
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
 from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
 
-_WORDS = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER", "nll": "NLL"}
 _MARKS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 
 
 def metric_name(name: str) -> str:
-    """`bleu_tokenized` -> `BLEU tokenized`."""
-    return " ".join(_WORDS.get(word, word) for word in name.split("_"))
+    """`bleu_tokenized` -> `tokenised BLEU`; metrics that are not known here by the words of their names."""
+    return METRIC_TITLES.get(name, name.replace("_", " "))
 
 
 def show_runs(page: Page) -> list[str]:
