@@ -32,6 +32,7 @@ from treenet.training.logs import read_metrics
 from treeproc.files import file_sha256
 
 WORKER = "RayTrainWorker"  # as Ray Train calls them
+LAST_KILL = 0.9  # of the steps: what is killed late may be finished before
 START_SHARE = 0.2  # of the kills hit a driver that starts
 SETTINGS = {
     "model": {"d_model": 32, "d_ff": 64, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
@@ -69,7 +70,7 @@ class Killer:
     begin: float = field(default_factory=time.monotonic)
 
     def disturb(self, folder: Path) -> None:
-        """Run drivers until all kills are done, then one to the end."""
+        """Run drivers until all kills are done or the run is, then one to the end."""
         while self.plan:
             with self.training.run(folder) as driver:
                 early = self.done and self.plan[-1][1] != "worker" and self.random.random() < START_SHARE
@@ -81,6 +82,8 @@ class Killer:
                         self.kill(driver, folder, "training")
                 if not self.plan and driver.poll() is None:  # the last one was a worker
                     driver.wait(LIMIT_S)
+            if driver.returncode == 0:
+                break
             if driver.returncode > 0:
                 self.failed += 1
                 print(f"a driver ended with status {driver.returncode}:\n{self.training.log()}", file=sys.stderr)
@@ -118,7 +121,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     figure("undisturbed", "seconds", seconds, steps=options.steps)
     kinds = [KINDS[i % len(KINDS)] for i in range(options.kills)]
     rng.shuffle(kinds)
-    steps = sorted((rng.randrange(1, options.steps - 10) for _ in kinds), reverse=True)
+    steps = sorted((rng.randrange(1, int(LAST_KILL * options.steps)) for _ in kinds), reverse=True)
     killer = Killer(training, rng, max(1.0, seconds - trained), list(zip(steps, kinds, strict=True)))
     killer.disturb(killed)
     training.end()

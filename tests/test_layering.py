@@ -18,7 +18,20 @@ RUN_MODELS = {
     for name in ("dependency", "packing", "shift_reduce", "spelling", "stanza_parser", "tagger", "tokenizer")
 }
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
-ROOMS = ("config", "structure", "batch", "plan", "data", "labelled", "layers", "models", "training", "inference", "experiments")
+ROOMS = (
+    "config",
+    "structure",
+    "batch",
+    "plan",
+    "data",
+    "labelled",
+    "layers",
+    "models",
+    "training",
+    "inference",
+    "experiments",
+    "report",
+)
 # The files of `treenet` that run on Ray.
 ON_RAY = {("training", "ray_train"), ("training", "ray_cells"), ("inference", "ray_translate")}
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
@@ -19,7 +20,8 @@ from treenet.experiments.seeds_report import paired_test, t_probability, welch_t
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.run import load_run
 from treenet.labelled import LabelledSource, PhraseSource
-from treenet.training.checkpoint import checkpoint_folders
+from treenet.training.averaging import choose_checkpoints
+from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
 from treenet.training.ledger import Ledger
 from treenet.training.logs import read_metrics
 from treenet.training.loop import train
@@ -74,6 +76,16 @@ def test_the_best_validation_accuracy_is_chosen_and_the_last_checkpoint_is_kept(
     assert [folder.name for folder in checkpoint_folders(finished)][-1] == "step_00000024"
     assert lines[-1]["nll"] < lines[0]["nll"] and best["accuracy"] > 0.45
     assert {"accuracy", "binary_accuracy", "phrase_accuracy"} <= best.keys()
+
+
+def test_checkpoints_are_kept_and_chosen_by_accuracy_not_by_nll(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for step, (nll, error) in enumerate([(3.0, 0.5), (2.0, 0.4), (1.0, 0.6), (1.5, 0.4), (1.2, 0.5)], start=1):
+        meta = {"valid_nll": nll, "valid_criterion": error}
+        write_checkpoint(tmp_path, take_snapshot(step, model, optimizer, {}, meta), keep=1, best=True)
+    assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path)] == [2, 5]  # the first of the best, the latest
+    assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1)] == [2]
 
 
 def test_what_is_scored_is_what_the_model_predicts(data, finished):

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from treenet.inference.translate import read_references
 from treenet.training.ledger import DONE, Ledger
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIGNIFICANT = 0.05
 
@@ -117,8 +121,19 @@ def format_table(report: dict) -> str:
 
 
 def plot(report: dict, out: Path) -> list[Path]:
-    """Mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes: scaling.png and scaling.svg."""
+    """Write `draw` as scaling.png and scaling.svg."""
     import matplotlib
+
+    paths = [out / "scaling.png", out / "scaling.svg"]
+    with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
+        figure = draw(report)
+        figure.savefig(paths[0], dpi=150)
+        figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def draw(report: dict) -> "Figure":
+    """Mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -137,14 +152,10 @@ def plot(report: dict, out: Path) -> list[Path]:
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
     axes.set_xticks(sizes, [_short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # else points of one size lie on the edge
     axes.grid(alpha=0.3)
     axes.legend()
-    paths = [out / "scaling.png", out / "scaling.svg"]
-    with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
-        figure.savefig(paths[0], dpi=150)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    return figure
 
 
 def _short(count: int) -> str:

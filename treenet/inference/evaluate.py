@@ -9,7 +9,7 @@ from pydantic import Field
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.inference.buckets import BucketConfig, measure_sources, score_buckets
 from treenet.inference.comparison import CompareConfig, compare
-from treenet.inference.metrics import NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
+from treenet.inference.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
 from treenet.inference.results import System, read_scores, write_result
 from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
@@ -192,8 +192,7 @@ def format_scores(everything: dict[str, dict]) -> str:
 
 def format_signatures(scores: dict) -> str:
     """What each number is, one line per metric."""
-    titles = {"bleu": "BLEU", "bleu_tokenized": "tokenised BLEU", "bleu_compound_split": "compound-split BLEU", "chrf": "chrF"}
-    lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in titles.items()]
+    lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in METRIC_TITLES.items()]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the data set came tokenised: tokenised BLEU is the one to compare, BLEU is not over detokenised lines")
     return "\n".join(lines)

@@ -55,6 +55,12 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
         raise UserError(f"{what}: there are no lines to score")
 
 
+METRIC_TITLES = {
+    "bleu": "BLEU",
+    "bleu_tokenized": "tokenised BLEU",
+    "bleu_compound_split": "compound-split BLEU",
+    "chrf": "chrF",
+}
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 

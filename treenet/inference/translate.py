@@ -41,7 +41,7 @@ def translate_examples(
         return beam_search(model, batch, decoding, num_best=num_best)
 
     model.eval()
-    return _in_order(search, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
+    return in_order(search, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
 
 
 def score_examples(
@@ -60,17 +60,14 @@ def score_examples(
     def score(batch: TreeBatch) -> list[ScoredTarget]:
         return score_targets(model, batch, decoding)
 
-    def longer_side(example: dict) -> int:
-        return max(_leaves(example), len(example["tgt_pieces"]) + 1)
-
     model.eval()
-    return _in_order(score, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
+    return in_order(score, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
 
 
 Result = TypeVar("Result")
 
 
-def _in_order(
+def in_order(
     compute: Callable[[TreeBatch], list[Result]],
     examples: Iterable[dict],
     empty: Result,
@@ -92,6 +89,11 @@ def _in_order(
 
 def _leaves(example: dict) -> int:
     return len(example["leaves"]["piece"])
+
+
+def longer_side(example: dict) -> int:
+    """Leaves, or target pieces with EOS where they are more."""
+    return max(_leaves(example), len(example["tgt_pieces"]) + 1)
 
 
 def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int) -> list[np.ndarray]:

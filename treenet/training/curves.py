@@ -27,11 +27,13 @@ def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str) -
     return path
 
 
-def draw_curves(runs: Mapping[str, Sequence[dict]], title: str) -> "Figure":
+def draw_curves(
+    runs: Mapping[str, Sequence[dict]], title: str, below: str = "lr", below_label: str = "learning rate"
+) -> "Figure":
     """A picture of the metric lines (logs.read_metrics) of each run, by its name.
 
     Above the negative log-likelihood by update, on training batches and on the validation split, with the best validation
-    marked; below the learning rate.
+    marked; below the metric `below` of training lines.
     """
     from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
 
@@ -47,7 +49,7 @@ def draw_curves(runs: Mapping[str, Sequence[dict]], title: str) -> "Figure":
         if best := best_validation(lines):
             note = f"{label}best validation {best['nll']:.3f} at {best['step']:,}"
             losses.plot(best["step"], best["nll"], "*", color=color, ms=13, mec="white", label=note)
-        rates.plot(*_columns(train, "step", "lr"), color=color, lw=1.5)
+        rates.plot(*_columns(train, "step", below), color=color, lw=1.5)
         top += [float(np.quantile([line["nll"] for line in train], _SHOWN))] if train else []
         top += [line["nll"] for line in valid if math.isfinite(line["nll"])]
     if top:
@@ -56,8 +58,8 @@ def draw_curves(runs: Mapping[str, Sequence[dict]], title: str) -> "Figure":
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False)
     losses.grid(alpha=0.25)
-    rates.set(xlabel="updates", ylabel="learning rate", ylim=(0, None))
-    rates.ticklabel_format(axis="y", scilimits=(0, 0))
+    rates.set(xlabel="updates", ylabel=below_label, ylim=(0, None))
+    rates.ticklabel_format(axis="y", scilimits=(-2, 5))
     rates.xaxis.set_major_formatter("{x:,.0f}")
     rates.grid(alpha=0.25)
     return figure

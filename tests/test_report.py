@@ -1,0 +1,480 @@
+"""The report of tiny runs on toy data: the page's numbers are the runs', and in a browser the pictures answer."""
+
+import json
+import runpy
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+import toydata
+from browser import MISSING, browser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import trees
+from toydata import write_toy_data
+from toyruns import make_config
+
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.scaling_report import write_report as write_study_report
+from treenet.inference.attention_stats import node_heights, run_attention
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.metrics import compare_systems, sentence_chrf
+from treenet.inference.run import load_run
+from treenet.inference.translate import read_references
+from treenet.report import build
+from treenet.report.build import write_report
+from treenet.report.compare import ablations, settings_of, warnings
+from treenet.report.examples import View, build_views, choose_examples
+from treenet.report.figures import shade, share_text
+from treenet.report.runs import read_inputs, short_names
+from treenet.report.settings import ReportSettings
+from treenet.report.tree_layout import BOX_HEIGHT, lay_out
+from treenet.training.ledger import DONE, Entry, Ledger
+from treenet.training.run import run_training
+from treeproc.settings import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+EVIL = "<script>document.title='run'</script>"
+EVIL_LABEL = "<b>&$x^$"
+RUNS = {"tree": (), "plain": ("model.name=transformer",), "no<mask": ("model.tree.subtree_mask=false",)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A data set with markup in a word and in a label, and three runs that are trained and scored."""
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(toydata, "WORDS", [*toydata.WORDS[:6], EVIL])
+        patch.setattr(toydata, "LABELS", [*toydata.LABELS[:4], EVIL_LABEL])
+        write_toy_data(folder / "data", train=20, valid=4, test=8)
+    for name, overrides in RUNS.items():
+        size = ("max_steps=2", "checkpoint_every=1", "validate_every=1", "model.num_decoder_layers=2", "decoding.beam_size=2")
+        config = make_config(folder / "data", *size, "decoding.max_length_factor=0.5", *overrides)
+        run_training(config, folder / name)
+        evaluate_run(folder / name, EvaluateSettings())
+    return folder
+
+
+def report_settings(folder: Path, *names: str, **more) -> ReportSettings:
+    return ReportSettings(runs=tuple(str(folder / name) for name in names or RUNS), bootstrap_samples=100, **more)
+
+
+@pytest.fixture(scope="module")
+def out(folder) -> Path:
+    files = write_report(report_settings(folder, sentences=3, title="A <i>title</i>"), folder / "out", lambda line: None)
+    assert all(path.stat().st_size for path in files)
+    return folder / "out"
+
+
+class Reader(HTMLParser):
+    """Checks that tags are closed in order, and keeps texts by tag, attributes and links."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.open, self.ids, self.links, self.texts, self.rows = [], [], [], [], []
+        self.feed(page)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        assert not any(name.startswith("on") for name in values), tag
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values[name] for name in ("href", "src", "xlink:href", "action") if name in values]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in ("meta", "link", "br"):
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+        if self.rows and self.rows[-1] and {"td", "th"} & set(self.open):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(out) -> Reader:
+    return Reader((out / "index.html").read_text())
+
+
+def test_the_page_is_whole_and_loads_nothing(out, page):
+    assert len(page.ids) == len(set(page.ids))
+    for link in page.links:
+        assert link == "data:," or (link[1:] in page.ids if link.startswith("#") else (out / unquote(link)).is_file()), link
+    text = (out / "index.html").read_text()
+    assert text.count("<script") == 2 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
+    assert "default-src 'none'" in text and "@import" not in text and len(text) < 400_000
+
+
+def test_texts_are_escaped(out, page):
+    text = (out / "index.html").read_text()
+    assert EVIL not in text and EVIL_LABEL not in text and "A <i>title" not in text and "no<mask" not in text
+    assert "A <i>title</i>" in page.texts and any(EVIL in said for said in page.texts)
+    views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
+    assert any(EVIL_LABEL in name for view in views for name in view["names"])
+
+
+def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
+    references = read_references(folder / "data", "test")
+    lines = {name: (folder / name / "translations.test.txt").read_text().split("\n")[:-1] for name in RUNS}
+    (table,) = json.loads((out / "report.json").read_text())["scores"]
+    assert table["baseline"] == {"run": "plain", "result": "test"}  # the first without trees
+    for row in table["rows"]:
+        scores = json.loads((folder / row["run"] / "scores.json").read_text())["test"]
+        assert row["bleu"] == scores["bleu"] and row["chrf"] == scores["chrf"]
+        shown = next(cells for cells in page.rows if cells and cells[0] == row["run"] and len(cells) > 3)
+        assert f"{scores['chrf']:.2f}" in shown and f"{scores['bleu']:.2f}" in shown
+        if row["run"] == "plain":
+            assert row["tests"] == {}
+            continue
+        found = compare_systems(lines["plain"], lines[row["run"]], references, 100)
+        for name, test in found.items():
+            assert row["tests"][name]["p_value"] == test.p_value and row["tests"][name]["difference"] == test.difference
+            assert f"{test.difference:+.2f}".replace("-", "−") in shown
+        assert found["bleu"].signature in page.texts
+
+
+def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
+    for name in ("tree", "plain"):
+        shutil.copytree(folder / name, tmp_path / name)
+    record = json.loads((tmp_path / "tree" / "scores.json").read_text())
+    words = [{"from": 0, "to": 10, "num_examples": 3, "bleu": 7.25}, {"from": 11, "to": None, "num_examples": 5, "bleu": 8}]
+    more = {"other_score": 33.125, "other_score_signature": "tok:moses", "exact": True, "buckets": {"words": words}}
+    record["test"] |= more
+    record["test.untrained"] = {**record["test"], "bleu": 0.5}
+    (tmp_path / "tree" / "scores.json").write_text(json.dumps(record))
+    write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out", lambda line: None)
+    page = Reader((tmp_path / "out" / "index.html").read_text())
+    head = next(row for row in page.rows if "other score" in row)
+    assert head[1:4] == ["BLEU", "difference", "p"] and "exact" not in head
+    assert any(row[0] == "tree" and "33.12" in row for row in page.rows) and "tok:moses" in page.texts
+    assert any(row[0] == "tree (untrained)" and "0.50" in row for row in page.rows)
+    assert "tree, test.untrained: no test, its translations are missing, or not those that were scored." in page.texts
+    for bucket in (["0–10", "3", "7.25", "7.25"], ["11 and more", "5", "8.00", "8.00"]):
+        assert next(row for row in page.rows if row[0] == bucket[0])[:4] == bucket
+
+
+def test_attention_is_that_of_the_runs(folder, out, page):
+    attention = json.loads((out / "report.json").read_text())["attention"]
+    for name in RUNS:
+        assert attention[name] == run_attention(load_run(folder / name), "test").to_json()
+    trees = {name: found for name, found in attention.items() if found["nodes"]}
+    assert list(trees) == ["tree", "no<mask"] and attention["plain"]["target_to_nodes"]["mean"] == 0
+    row = next(row for row in page.rows if row[0] == "Target → nodes")
+    for cell, found in zip(row[1:], trees.values(), strict=True):
+        both = found["target_to_nodes"]
+        assert cell == f"{100 * both['mean']:.1f} ± {100 * both['deviation']:.1f}"
+
+
+def test_what_differs_is_shown_and_what_spoils_a_comparison_is_said(folder, page):
+    assert ["model.tree.subtree_mask", "true", "true", "false"] in [[cell.lower() for cell in row] for row in page.rows]
+    runs, _ = read_inputs([str(folder / name) for name in RUNS], "test")
+    differing, shared = settings_of(runs)
+    assert set(differing) == {"model.name", "model.tree.subtree_mask"} and shared["batch.max_tokens"] == 64
+    assert warnings(runs, runs[1]) == []
+    other = replace(
+        runs[0],
+        config={**runs[0].config, "seed": 5, "batch": {**runs[0].config["batch"], "max_tokens": 32}},
+        marks={**runs[0].marks, "vocab_fingerprint": "other", "tree_fingerprint": "other"},
+        step=9,
+    )
+    said = warnings([other, runs[1]], runs[1])
+    assert len(said) == 4 and "another vocabulary" in said[0] and "other trees" in said[1] and "9 updates" in said[3]
+    assert "batch.max_tokens is 32, not 64" in said[2] and "seed is 5, not 1" in said[2]
+
+
+def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
+    runs, _ = read_inputs([str(folder / name) for name in RUNS], "test")
+    variants = [("Tree Transformer", "tree"), ("Tree Transformer – SubMask", "no<mask")]
+    assert [(name, run.name) for name, run in ablations(runs)] == variants
+    assert any(row[:2] == ["Tree Transformer – SubMask", "no<mask"] for row in page.rows)
+    runs[2].config["max_steps"] = 3
+    assert ablations(runs) == []
+
+
+def test_sentences_are_those_of_the_largest_differences(folder):
+    runs, _ = read_inputs([str(folder / name) for name in ("plain", "tree")], "test")
+    references = read_references(folder / "data", "test")
+    gains = sentence_chrf(runs[1].translations["test"], references) - sentence_chrf(runs[0].translations["test"], references)
+    chosen = choose_examples(runs, runs[0], "test", 8, ())
+    assert sorted(chosen) == list(range(8)) and gains[chosen[0]] == gains.max() and gains[chosen[1]] == gains.min()
+    assert choose_examples(runs, runs[0], "test", 2, ()) == chosen[:2]
+    assert choose_examples(runs, runs[0], "test", 2, (7, 3, 7)) == [7, 3]
+    assert len(choose_examples(runs[:1], runs[0], "test", 3, ())) == 3 and choose_examples(runs, runs[0], "test", 0, ()) == []
+    with pytest.raises(UserError, match="has no example 99; there are 0 to 7"):
+        choose_examples(runs, runs[0], "test", 2, (1, 99))
+
+
+def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
+    run = tmp_path / "begun"
+    shutil.copytree(folder / "tree", run, ignore=shutil.ignore_patterns("averaged", "scores.json", "translations.*"))
+    gone = tmp_path / "gone"
+    shutil.copytree(folder / "plain", gone)
+    config = (gone / "config.yaml").read_text()
+    (gone / "config.yaml").write_text(config.replace(str(folder / "data"), str(tmp_path / "nowhere")))
+    write_report(report_settings(tmp_path, "begun", "gone"), tmp_path / "out", lambda line: None)
+    found = json.loads((tmp_path / "out" / "report.json").read_text())
+    missing = {run["name"]: " ".join(one["said"] + one["command"] for one in run["missing"]) for run in found["runs"]}
+    assert (
+        f"no averaged model, after 2 of 2 updatespython workflows/train_wmt.py --config {run}/config.yaml --out {run}"
+        in missing["begun"]
+    )
+    assert f"python workflows/evaluate.py --out {run} split=test" in missing["begun"]
+    assert "data set is not there any more" in missing["gone"] and found["sentences"] == []
+    assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
+    text = (tmp_path / "out" / "index.html").read_text()
+    assert "Learning curves" in text and "Sentences" not in text and "; to add it: <code>python" in text
+
+
+def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, tmp_path):
+    chosen = report_settings(folder, "plain", sentences=1)
+    first = {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)}
+    assert {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)} == first
+    (tmp_path / "figures" / "mine.png").write_bytes(b"")
+    write_report(report_settings(folder, "plain", sentences=0), tmp_path, lambda line: None)
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "mine.png",
+        *(name for name in first if name.endswith((".png", ".svg")) and not name.startswith("example_")),
+    }
+
+
+def test_sentences_for_which_there_is_no_room_are_left_out(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_MOST_WEIGHTS", 1500)
+    write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
+    shown = json.loads((tmp_path / "report.json").read_text())["sentences"]
+    assert 0 < len(shown) < 8
+    assert f"{8 - len(shown)} more sentences were asked for" in (tmp_path / "index.html").read_text()
+
+
+def test_a_study_brings_its_table_and_plot(folder, tmp_path):
+    study = tmp_path / "study"
+    config = ScalingConfig(data=folder / "data", grid={"fractions": (1.0,), "seeds": (1,), "bootstrap_samples": 50})
+    entries = {}
+    for model, name in (("transformer", "plain"), ("tree_transformer", "tree")):
+        shutil.copytree(folder / name, study / "cells" / f"{model}-1-seed1")
+        labels = {"model": model, "fraction": 1.0, "seed": 1}
+        entries[f"{model}-1-seed1"] = Entry(labels, {}, "", status=DONE, starts=1)
+    (study / "ledger.json").write_text(json.dumps({"cells": {name: vars(entry) for name, entry in entries.items()}}))
+    write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
+    assert "no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
+    write_study_report(config, Ledger.read(study), study)
+    write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
+    report = json.loads((study / "scaling.json").read_text())
+    page = Reader((tmp_path / "out" / "index.html").read_text())
+    for point in report["points"]:
+        assert any(row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row for row in page.rows)
+    assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
+
+
+def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):
+    main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    tree = str(folder / "tree")
+    for arguments, expected in (
+        ([tree], "--out is missing"),
+        (["--out", str(tmp_path / "out")], "give the folders of runs or studies"),
+        (["--out", str(tmp_path / "out"), str(tmp_path / "empty")], "neither a run nor a study: .*config.yaml is missing"),
+        (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),
+        (["--out", str(tmp_path / "out"), tree, tree], "is given twice"),
+        (["--out", str(tmp_path / "out"), tree, "examples=[99]"], "has no example 99"),
+        (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),
+        (["--out", str(tmp_path / "out"), tree, "sentence=3"], "unknown key"),
+        (["--out", str(tmp_path / "file"), tree, "sentences=0"], "cannot make the folder"),
+    ):
+        with pytest.raises(UserError, match=expected) as raised:
+            main(arguments)
+        assert "\n" not in str(raised.value)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    with pytest.raises(UserError, match="must be an absolute path in a submitted job"):
+        main(["--out", str(tmp_path / "out"), "runs/tree"])
+    assert not (tmp_path / "out").exists() and (tmp_path / "file").read_text() == ""
+
+
+def test_the_command_line_says_where_the_page_is(folder, tmp_path, capsys):
+    main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
+    main(["--out", str(tmp_path), str(folder / "plain"), "sentences=0"])
+    assert str(tmp_path / "index.html") in capsys.readouterr().out
+
+
+def test_short_names_tell_runs_apart():
+    assert short_names(["a/x/run", "a/y/run", "b"]) == ["x/run", "y/run", "b"]
+    assert short_names(["runs/tree/", "./plain"]) == ["tree", "plain"] and short_names([]) == []
+    assert short_names(["s3://one/run", "s3://two/run"]) == ["one/run", "two/run"]
+
+
+TEXTS = st.sampled_from(["i", "word", "\u2581a", "\u2581unbelievable", "\u2581", "木", "WHADVP", "POS=NN"])
+
+
+@given(trees(), st.data())
+@settings(max_examples=80, deadline=None)
+def test_no_box_and_no_edge_of_a_picture_lies_on_another_box(tree, data):
+    count = len(tree.spans)
+    view = View(
+        "run", 0, "", "", "", 0.0,
+        leaves=[data.draw(TEXTS) for _ in range(tree.num_leaves)],
+        labels=[data.draw(TEXTS) for _ in range(count)],
+        starts=[span[0] for span in tree.spans],
+        ends=[span[1] for span in tree.spans],
+        parents=tree.parents,
+        heights=node_heights(tree.span_array[:, 2]).tolist(),
+        tokens=["end"],
+        weights=np.zeros((1, 1, 1, tree.num_leaves + count)),
+    )  # fmt: skip
+    layout = lay_out(view)
+    assert len(layout.boxes) == tree.num_leaves + count and len(layout.edges) <= tree.num_leaves + count
+    small = 1e-6
+    for i, one in enumerate(layout.boxes):
+        assert one.x - one.half >= 0 and one.x + one.half <= layout.width
+        assert one.y - BOX_HEIGHT / 2 >= 0 and one.y + BOX_HEIGHT / 2 <= layout.height
+        for other in layout.boxes[:i]:
+            apart = abs(one.x - other.x) >= one.half + other.half - small or abs(one.y - other.y) >= BOX_HEIGHT - small
+            assert apart
+        for line in layout.corners():
+            for (x0, y0), (x1, y1) in zip(line, line[1:], strict=False):
+                in_x = max(x0, x1) > one.x - one.half + small and min(x0, x1) < one.x + one.half - small
+                in_y = max(y0, y1) > one.y - BOX_HEIGHT / 2 + small and min(y0, y1) < one.y + BOX_HEIGHT / 2 - small
+                assert not (in_x and in_y)
+
+
+@pytest.fixture(scope="module")
+def window(out, tmp_path_factory):
+    if MISSING:
+        pytest.skip(MISSING)
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as window:
+        window.resize(1280)
+        window.requests()
+        window.open(out / "index.html")
+        yield window
+
+
+FIRST = "const figure = document.querySelector('.attention');"
+
+
+def shown(window) -> tuple[list[float], list[str]]:
+    """Opacity and number of every position in the first picture."""
+    script = (
+        FIRST
+        + """
+    return [...figure.querySelectorAll('[data-p]')].map(
+      (g) => [Number(g.querySelector('.fill').style.fillOpacity), g.querySelector('.share').textContent]);"""
+    )
+    return tuple(map(list, zip(*window.run(script), strict=True)))
+
+
+def token(window, index: int) -> dict:
+    return window.run(FIRST + "figure.scrollIntoView(); return figure.querySelector(`[data-t='${arguments[0]}']`);", index)
+
+
+def choose(window, what: int, value: int) -> None:
+    window.run(FIRST + """
+    const select = figure.querySelectorAll('select')[arguments[0]];
+    select.value = arguments[1];
+    select.dispatchEvent(new Event('change'));""", what, value)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def first_view(folder, out) -> View:
+    """The first picture of the page, computed anew."""
+    example = json.loads((out / "report.json").read_text())["sentences"][0]
+    return build_views(example["run"], load_run(folder / example["run"]), "test", [example["example_id"]])[0]
+
+
+def assert_shows(window, shares: np.ndarray) -> None:
+    opacities, numbers = shown(window)
+    np.testing.assert_allclose(opacities, [shade(share) for share in shares], atol=3e-3)
+    # A number is rounded from 16 bits: where that may change its last digit, either is right.
+    for share, said in zip(shares, numbers, strict=True):
+        assert said in {share_text(share - 1e-5), share_text(share), share_text(share + 1e-5)}
+
+
+def test_in_a_browser_pointing_at_a_token_shades_what_it_attends_to(window, first_view):
+    weights = first_view.weights
+    window.run("window.scrollTo(0, 0)")
+    assert_shows(window, weights.mean(axis=(0, 1, 2)))
+    window.hover(token(window, 0))
+    assert_shows(window, weights[:, :, 0].mean(axis=(0, 1)))
+    last = weights.shape[2] - 1
+    window.hover(token(window, last))
+    assert_shows(window, weights[:, :, last].mean(axis=(0, 1)))
+    window.hover(window.run(FIRST + "return figure.querySelector('h4');"))
+    assert_shows(window, weights.mean(axis=(0, 1, 2)))
+
+
+def test_in_a_browser_layer_and_head_are_chosen(window, first_view):
+    weights = first_view.weights
+    assert weights.shape[:2] == (2, 2)
+    window.click(token(window, -1))
+    window.hover(window.run(FIRST + "return figure.querySelector('h4');"))
+    for layer in (-1, 0, 1):
+        for head in (-1, 0, 1):
+            choose(window, 0, layer)
+            choose(window, 1, head)
+            layers = weights if layer < 0 else weights[layer : layer + 1]
+            heads = layers if head < 0 else layers[:, head : head + 1]
+            assert_shows(window, heads.mean(axis=(0, 1, 2)))
+            said = window.run(FIRST + "return figure.querySelector('.readout p').textContent;")
+            assert (f", layer {layer + 1}" in said) == (layer >= 0) and (f", head {head + 1}" in said) == (head >= 0)
+    choose(window, 0, -1)
+    choose(window, 1, -1)
+
+
+def test_in_a_browser_the_keyboard_does_the_same(window, first_view):
+    window.click(token(window, -1))
+    window.hover(window.run(FIRST + "return figure.querySelector('h4');"))
+    window.press("\ue014")  # arrow right
+    window.press("\ue014")
+    second = min(1, first_view.weights.shape[2] - 1)
+    assert window.run("return document.activeElement.dataset.t;") == str(second)
+    assert_shows(window, first_view.weights[:, :, second].mean(axis=(0, 1)))
+    window.press("\ue010")  # end
+    assert_shows(window, first_view.weights[:, :, -1].mean(axis=(0, 1)))
+    checked = window.run(FIRST + "return [...figure.querySelectorAll('[aria-checked=true]')].map((b) => b.dataset.t);")
+    assert checked == [str(first_view.weights.shape[2] - 1)]
+    on_phrases = first_view.weights[:, :, -1, len(first_view.leaves) :].sum(axis=2).mean()
+    said = window.run(FIRST + "return figure.querySelector('.readout').textContent;")
+    assert "end of sentence" in said and any(f"{100 * on_phrases + d:.1f} %" in said for d in (0, 0.05, -0.05))
+
+
+def test_in_a_browser_nothing_fails_nothing_is_loaded_and_no_text_runs(window, out):
+    assert [entry for entry in window.log("browser") if entry["level"] != "INFO"] == []
+    asked = [url for url in window.requests() if not url.startswith(("chrome:", "data:"))]
+    assert set(asked) == {(out / "index.html").as_uri()}
+    assert window.run("return document.title;") == "A <i>title</i>"
+
+
+@pytest.mark.parametrize("width", [320, 375, 768, 1280])
+def test_in_a_browser_the_page_does_not_scroll_sideways(window, width):
+    window.resize(width, 800, phone=width < 500)
+    window.run("document.querySelectorAll('details').forEach((d) => d.open = true);")
+    assert window.run("return document.documentElement.scrollWidth;") == width
+    assert width > 500 or window.run("return [...document.querySelectorAll('.box')].some((b) => b.scrollWidth > b.clientWidth);")
+
+
+def test_in_a_browser_both_schemes_are_legible(window):
+    """Contrast of texts with what is behind them, by the rule of WCAG 2, in the lightest and the darkest box."""
+    script = """
+    const level = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).map((x) => x / 255)
+      .map((x) => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
+    const paint = (name) => { const box = document.createElement('p'); box.style.color = `var(--${name})`;
+      document.body.append(box); const found = level(getComputedStyle(box).color); box.remove(); return found; };
+    const contrast = (a, b) => { const [x, y] = [paint(a), paint(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+    return {text: contrast('ink', 'page'), faint: contrast('faint', 'page'), warn: contrast('ink', 'warn-page'),
+      leaf: contrast('ink', 'leaf'), node: contrast('ink', 'node'), faint_soft: contrast('faint', 'soft')};"""
+    for scheme in ("light", "dark"):
+        window.prefer(scheme)
+        contrasts = window.run(script)
+        assert min(contrasts.values()) >= 3 and min(contrasts["text"], contrasts["faint"]) >= 4.5, (scheme, contrasts)

@@ -1,0 +1,253 @@
+"""Where a translation model looks: attention of target positions to the leaves and nodes of the source tree (Table 4).
+
+The layers attend by kernels that return no weights. Here the weights are computed again by an explicit softmax, from what
+goes into the cross-attention modules while the model itself runs with teacher forcing: there is no second model.
+
+Teacher forcing is on the references or on the model's own translations, and every figure says on which. Every predicted
+piece is a target position, the end of the sentence included, as in the loss.
+
+Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions (plain models: S = L).
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import tee
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.batch import TreeBatch
+from treenet.config import DecodingConfig
+from treenet.inference.run import LoadedRun
+from treenet.inference.translate import in_order, longer_side, read_split, translate_examples
+from treenet.layers.attention import CrossAttention, KeysValues
+from treenet.models.seq2seq import Seq2Seq
+from treeproc.schema import PAD_ID, SPLIT_WORD_PREFIX
+from treeproc.storage import AnyPath
+
+Targets = Literal["reference", "translation"]
+
+# Examples sorted by length at a time. Those of a window are held together, 0.3 MB each with 6 layers, 8 heads and 30 words.
+_WINDOW = 256
+# All labels of words that subwords split, POS=NN and so on, count as one.
+SPLIT_WORD = "split word"
+
+
+@dataclass(frozen=True)
+class SentenceAttention:
+    """The attention of one example. Weights of a target position add up to 1 for each layer and head."""
+
+    example: dict  # as of `Shard.row`; its tgt_pieces are those that were forced
+    weights: np.ndarray  # [A, H, T, S] float32: leaves, then nodes in pre-order
+
+    @property
+    def num_leaves(self) -> int:
+        return len(self.example["leaves"]["piece"])
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the model attends to: none for plain models."""
+        return self.weights.shape[3] - self.num_leaves
+
+
+@dataclass(frozen=True)
+class Group:
+    """What one kind of position gets of all attention."""
+
+    name: str
+    positions: int  # how many of them the trees have
+    mass: np.ndarray  # [A, H], share of the attention of all target positions
+    even: float  # the share it would have, were attention spread evenly over the positions of each sentence
+
+
+@dataclass(frozen=True)
+class AttentionStats:
+    """Attention over a whole split. Shares are means over target positions, so long sentences count more."""
+
+    targets: Targets
+    sentences: int
+    target_positions: int
+    leaves: int
+    nodes: int
+    node_mass: np.ndarray  # [A, H], share of the attention that goes to nodes
+    by_label: list[Group]  # of nodes, most attention first
+    by_height: list[Group]  # leaves are height 0, a node is one higher than the highest below it
+
+    @property
+    def node_share(self) -> float:
+        """Nodes among the positions of all source trees: Nodes of Table 4."""
+        return self.nodes / max(1, self.leaves + self.nodes)
+
+    @property
+    def mean(self) -> float:
+        """Mean over layers and heads of `node_mass`: Target -> Nodes of Table 4."""
+        return float(self.node_mass.mean())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation (of the population) of `node_mass` over layers and heads."""
+        return float(self.node_mass.std())
+
+    def to_json(self) -> dict:
+        """Everything as numbers and lists; shares between 0 and 1."""
+
+        def groups(found: list[Group]) -> list[dict]:
+            return [
+                {"name": g.name, "positions": g.positions, "mass": float(g.mass.mean()), "even": g.even, "heads": g.mass.tolist()}
+                for g in found
+            ]
+
+        return {
+            "targets": self.targets,
+            "sentences": self.sentences,
+            "target_positions": self.target_positions,
+            "leaves": self.leaves,
+            "nodes": self.nodes,
+            "node_share": self.node_share,
+            "target_to_nodes": {"mean": self.mean, "deviation": self.deviation, "heads": self.node_mass.tolist()},
+            "by_label": groups(self.by_label),
+            "by_height": groups(self.by_height),
+        }
+
+
+def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None) -> Tensor:
+    """softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
+    queries, keys = module.split_heads(module.queries(x)), keys_values[0]
+    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
+    if attend_mask is not None:
+        scores = scores.masked_fill(~attend_mask, -torch.inf)
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
+
+
+@contextmanager
+def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
+    """A list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first.
+
+    For teacher forcing: in a search, hypotheses share the memory of their sentence.
+    """
+    recorded: list[Tensor] = []
+
+    def record(module: CrossAttention, inputs: tuple, _: Tensor) -> None:
+        recorded.append(compute_weights(module, *inputs[:3]))
+
+    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder_layers]
+    try:
+        yield recorded
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[SentenceAttention]:
+    """The attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
+
+    The model must be in evaluation mode.
+    """
+    device = next(model.parameters()).device
+    given, kept = tee(examples)
+    found = in_order(partial(_attend_batch, model), given, None, longer_side, max_tokens, device, _WINDOW)
+    return (SentenceAttention(example, weights) for example, weights in zip(kept, found, strict=True) if weights is not None)
+
+
+@torch.inference_mode()
+def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
+    """Weights [A, H, T, S] of every example without its padding."""
+    with record_attention(model) as recorded:
+        model(batch)
+    weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
+    real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
+    if model.reads_trees:
+        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
+    return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
+
+
+def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:
+    """The examples with the model's own translations as `tgt_pieces`, by default with the decoding settings of the run."""
+    device = next(run.model.parameters()).device
+    found = translate_examples(run.model, examples, decoding or run.config.decoding, device=device)
+    return [
+        {**example, "tgt_pieces": np.array(best.ids, dtype=np.int32)} for example, (best, *_) in zip(examples, found, strict=True)
+    ]
+
+
+def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") -> AttentionStats:
+    """Statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
+    examples = read_split(run.data, "encoded", split)
+    if targets == "translation":
+        examples = translated(run, list(examples))
+    return collect_attention(attend_examples(run.model, examples), read_labels(run.data), targets)
+
+
+def read_labels(data: AnyPath) -> list[str]:
+    """Names of node labels by id."""
+    return (data / "encoded" / "vocab" / "labels.txt").read_text(encoding="utf-8").splitlines()
+
+
+def node_heights(subtree_ends: np.ndarray) -> np.ndarray:
+    """Height of each node [N] in pre-order: 1 for one that has leaves alone below it, else one more than its highest child."""
+    heights = np.ones(len(subtree_ends), dtype=np.int64)
+    for node in reversed(range(len(subtree_ends))):
+        child, end = node + 1, subtree_ends[node]
+        while child < end:
+            heights[node] = max(heights[node], heights[child] + 1)
+            child = subtree_ends[child]
+    return heights
+
+
+def display_label(name: str) -> str:
+    """The name under which a label is counted."""
+    return SPLIT_WORD if name.startswith(SPLIT_WORD_PREFIX) else name
+
+
+class _Sums:
+    """Positions, attention and even attention by key."""
+
+    def __init__(self) -> None:
+        self.positions: dict = {}
+        self.mass: dict = {}
+        self.even: dict = {}
+
+    def add(self, keys: Iterable, attention: np.ndarray, even: float) -> None:
+        """`attention` [A, H, positions] of target positions together; `even` is what each position would get."""
+        for index, key in enumerate(keys):
+            self.positions[key] = self.positions.get(key, 0) + 1
+            self.mass[key] = self.mass.get(key, 0.0) + attention[:, :, index]
+            self.even[key] = self.even.get(key, 0.0) + even
+
+    def groups(self, total: int) -> list[Group]:
+        return [Group(str(key), count, self.mass[key] / total, self.even[key] / total) for key, count in self.positions.items()]
+
+
+def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str], targets: Targets) -> AttentionStats:
+    """Statistics over sentences; `labels` are the names of node labels by id."""
+    by_label, by_height = _Sums(), _Sums()
+    count = target_positions = leaves = nodes = 0
+    on_nodes: np.ndarray | float = np.zeros((1, 1))
+    for sentence in sentences:
+        num_leaves, num_nodes = sentence.num_leaves, sentence.num_nodes
+        attention = sentence.weights.sum(axis=2, dtype=np.float64)  # [A, H, S]
+        num_targets = sentence.weights.shape[2]
+        even = num_targets / (num_leaves + num_nodes)
+        names = [display_label(labels[label]) for label in sentence.example["nodes"]["label"][:num_nodes]]
+        heights = node_heights(sentence.example["spans"]["subtree_end"][:num_nodes])
+        by_label.add(names, attention[:, :, num_leaves:], even)
+        by_height.add([0] * num_leaves + heights.tolist(), attention, even)
+        on_nodes = on_nodes + attention[:, :, num_leaves:].sum(axis=2)
+        count, target_positions = count + 1, target_positions + num_targets
+        leaves, nodes = leaves + num_leaves, nodes + num_nodes
+    total = max(1, target_positions)
+    return AttentionStats(
+        targets,
+        count,
+        target_positions,
+        leaves,
+        nodes,
+        on_nodes / total,
+        sorted(by_label.groups(total), key=lambda group: (-group.mass.mean(), group.name)),
+        sorted(by_height.groups(total), key=lambda group: int(group.name)),
+    )

@@ -1,0 +1,1 @@
+"""One page about training runs: what was run, scores, curves, and where the models look."""

@@ -1,0 +1,188 @@
+"""From run folders to the files of a report: index.html, report.json, figures/*.png and *.svg."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+
+from treenet.experiments.scaling_report import draw as draw_scaling
+from treenet.inference.attention_stats import run_attention
+from treenet.inference.run import load_run
+from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
+from treenet.report.contents import Report
+from treenet.report.examples import build_views, choose_examples
+from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
+from treenet.report.page import render_page
+from treenet.report.pictures import pack
+from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
+from treenet.report.sections import scaling_name
+from treenet.report.settings import ReportSettings
+from treenet.report.tree_layout import lay_out
+from treenet.training.curves import draw_curves
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.settings import UserError
+
+PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
+# Bytes of attention weights in a page; with more, it would pass 3 MB.
+_MOST_WEIGHTS = 2_200_000
+
+
+def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]) -> list[Path]:
+    """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
+
+    What a run lacks is left out, and the page says which command adds it. Returns the files. Raises UserError for a folder
+    that is neither run nor study, and for settings that fit no run.
+    """
+    if not settings.runs:
+        raise UserError("runs: give the folders of runs or studies, for example: report.py --out report RUN_A RUN_B")
+    if settings.use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    runs, studies = read_inputs(settings.runs, settings.split)
+    baseline = choose_baseline(runs, settings.baseline)
+    differing, shared = settings_of(runs)
+    report = Report(
+        title=settings.title,
+        split=settings.split,
+        runs=runs,
+        studies=studies,
+        baseline=baseline,
+        differing=differing,
+        shared=shared,
+        warnings=warnings(runs, baseline) if baseline else [],
+        tables=[],
+        ablations=ablations(runs),
+        attention={},
+        views={},
+    )
+    _look_inside(report, settings, say)  # first: it is what finds wrong settings
+    report.tables = score_tables(runs, baseline, settings.bootstrap_samples, say)
+    _fit(report)
+
+    try:
+        (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
+    say("drawing figures")
+    _draw(report, out / FIGURES)
+    names = sorted([*report.figures, *(view.figure for views in report.views.values() for view in views)])
+    files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
+    _remove_old(out, {path.name for path in files})
+    atomic_write(out / NUMBERS, json_bytes({**numbers(report), "figures": [path.name for path in files]}))
+    atomic_write(out / PAGE, render_page(report).encode())
+    return [out / PAGE, out / NUMBERS, *files]
+
+
+def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], None]) -> None:
+    """Attention statistics and sentences of every run whose model and data set are there."""
+    there = [run for run in report.runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
+    for run in report.runs:
+        if (index := own_index(run)) is None:
+            run.missing.append(
+                Missing("its data set is not there any more, so there is no attention of it and no test against it")
+            )
+        elif settings.split not in index["totals"]:
+            run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
+    anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
+    if anchor is None:
+        return
+    same_text = [run for run in there if run.marks.get("text_fingerprint") == anchor.marks.get("text_fingerprint")]
+    ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.examples)
+    report.views = {number: [] for number in ids}
+    for run in there:
+        say(f"attention of {run.name} on {settings.split}")
+        try:
+            loaded = load_run(run.folder, device="cuda" if settings.use_gpu else "cpu")
+        except UserError as error:
+            run.missing.append(Missing(str(error)))
+            continue
+        report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
+        if run in same_text:
+            for view in build_views(run.name, loaded, settings.split, ids):
+                report.views[view.example_id].append(view)
+    report.views = {number: views for number, views in report.views.items() if views}
+
+
+def _fit(report: Report) -> None:
+    """Leave out the last sentences where their weights would make the page too large."""
+    total = 0
+    for count, views in enumerate(report.views.values()):
+        total += sum(len(pack(view.weights)) for view in views)
+        if total > _MOST_WEIGHTS and count:
+            report.left_out = len(report.views) - count
+            report.views = dict(list(report.views.items())[:count])
+            return
+
+
+def _draw(report: Report, folder: Path) -> None:
+    def draw(name: str, figure: Figure) -> None:
+        report.figures[name] = save_figure(figure, folder, name)
+
+    colors = run_colors([run.name for run in report.runs])
+    with style():
+        if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
+            with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
+                draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
+        for index, study in enumerate(report.studies):
+            if study.report and study.report["points"]:
+                draw(scaling_name(index), draw_scaling(study.report))
+        of_trees = {name: stats for name, stats in report.attention.items() if stats.nodes}
+        if of_trees:
+            draw("attention_by_label", draw_groups({n: s.by_label for n, s in of_trees.items()}, colors, ""))
+            draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, colors, "height"))
+        for views in report.views.values():
+            for view in views:
+                save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
+
+
+def _remove_old(out: Path, kept: set[str]) -> None:
+    """Figures that an earlier report in the same folder had and this one has not."""
+    if (out / NUMBERS).is_file():
+        for name in read_json(out / NUMBERS, "remove it and run the same command again").get("figures", []):
+            if name not in kept and Path(name).name == name:
+                (out / FIGURES / name).unlink(missing_ok=True)
+
+
+def numbers(report: Report) -> dict:
+    """What report.json holds: every number of the page but the single attention weights."""
+
+    def run_facts(run: ReportRun) -> dict:
+        missing = [asdict(one) for one in run.missing]
+        return {"name": run.name, "updates": run.step, "finished": run.finished, **run.marks, **run.facts, "missing": missing}
+
+    tables = [
+        {
+            "split": scores.split,
+            "text_fingerprint": scores.text,
+            "baseline": scores.baseline and {"run": scores.baseline.run, "result": scores.baseline.result},
+            "notes": scores.notes,
+            "signatures": scores.signatures(),
+            "rows": [
+                {
+                    "run": row.run,
+                    "result": row.result,
+                    **row.values,
+                    "tests": {name: asdict(test) | {"difference": test.difference} for name, test in row.tests.items()},
+                }
+                for row in scores.rows
+            ],
+        }
+        for scores in report.tables
+    ]
+    return {
+        "title": report.title,
+        "runs": [run_facts(run) for run in report.runs],
+        "differing_settings": report.differing,
+        "warnings": report.warnings,
+        "scores": tables,
+        "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
+        "studies": {study.name: study.report for study in report.studies},
+        "attention": {name: stats.to_json() for name, stats in report.attention.items()},
+        "sentences": [
+            {name: getattr(view, name) for name in ("example_id", "run", "source", "reference", "translation", "chrf")}
+            for views in report.views.values()
+            for view in views
+        ],
+    }

@@ -1,0 +1,238 @@
+"""What differs between runs, whether they may be compared, and what their scores say."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from treenet.config import TreeAttentionConfig
+from treenet.inference.metrics import Comparison, compare_systems
+from treenet.inference.translate import read_references
+from treenet.models.registry import MODELS
+from treenet.report.runs import ReportRun, own_index
+from treenet.training.logs import best_validation
+from treeproc.settings import UserError, differences
+
+# Settings that say where and how fast a run is computed, and how much it tells: two runs that differ in these alone are the
+# same experiment.
+_NOT_COMPARED = (
+    "data", "workers", "min_workers", "use_gpu", "log_every", "keep_checkpoints", "compile", "max_skipped_updates",
+    "batch.tokens_per_device", "decoding.max_tokens",
+)  # fmt: skip
+_NO_METRIC = ("num_examples", "seed")
+
+
+def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, object]]:
+    """(settings that differ, one value a run; settings that all runs share). None stands for a setting that a run lacks."""
+    flat = [flatten(run.config) for run in runs]
+    keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key != "data"]
+    differing = {key: [one.get(key) for one in flat] for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)}
+    return differing, {key: flat[0][key] for key in keys if key not in differing and flat}
+
+
+def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | None:
+    """The run of that name; unset, the first one that reads no trees, else the first. Raises UserError for an unknown name."""
+    if name is not None:
+        for run in runs:
+            if run.name == name:
+                return run
+        raise UserError(f"baseline must be one of {', '.join(run.name for run in runs) or 'no run'}, but is {name}")
+    return next((run for run in runs if not reads_trees(run)), runs[0] if runs else None)
+
+
+def reads_trees(run: ReportRun) -> bool:
+    model = MODELS.get(run.config["model"].get("name"))
+    return model is not None and model.reads_trees
+
+
+def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
+    """Why runs may not be comparable with the baseline, one sentence each; nothing where only the model differs."""
+    out = []
+    for run in runs:
+        if run is baseline:
+            continue
+        for mark, what in (
+            ("text_fingerprint", "other text: nothing of the two can be compared"),
+            ("vocab_fingerprint", "another vocabulary: losses are of other pieces, and so are batches"),
+            ("tree_fingerprint", "other trees over its text"),
+        ):
+            if mark in run.marks and mark in baseline.marks and run.marks[mark] != baseline.marks[mark]:
+                out.append(f"{run.name} was trained on {what} than {baseline.name}.")
+        own, other = flatten(run.config), flatten(baseline.config)
+        batches = [
+            key
+            for key in own | other
+            if (key == "seed" or key.startswith("batch.")) and key not in _NOT_COMPARED and own.get(key) != other.get(key)
+        ]
+        if batches:
+            said = ", ".join(f"{key} is {own.get(key)}, not {other.get(key)}" for key in batches)
+            out.append(f"{run.name} saw other batches than {baseline.name}: {said}.")
+        if run.step != baseline.step:
+            out.append(f"{run.name} was trained for {run.step:,} updates, {baseline.name} for {baseline.step:,}.")
+    return out
+
+
+def speed(run: ReportRun) -> float | None:
+    """Median of target tokens a second."""
+    rates = sorted(line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s"))
+    return rates[len(rates) // 2] if rates else None
+
+
+def validation(run: ReportRun) -> dict | None:
+    """The line of the best validation."""
+    return best_validation(run.metrics)
+
+
+@dataclass
+class ScoreRow:
+    """One result of a run on a split, and its test against the baseline of the table."""
+
+    run: str
+    result: str
+    record: dict
+    values: dict[str, float]
+    tests: dict[str, Comparison] = field(default_factory=dict)
+
+
+@dataclass
+class ScoreTable:
+    """Results on one split of one text. `notes` say why rows are not tested or differ in more than the model."""
+
+    split: str
+    text: str
+    metrics: list[str]
+    rows: list[ScoreRow]
+    baseline: ScoreRow | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def signatures(self) -> dict[str, list[str]]:
+        """Different signatures of each metric."""
+        found = {
+            metric: dict.fromkeys(row.record[name] for row in self.rows if (name := f"{metric}_signature") in row.record)
+            for metric in self.metrics
+        }
+        return {metric: list(signatures) for metric, signatures in found.items() if signatures}
+
+
+def metric_values(record: dict) -> dict[str, float]:
+    """Every number of a score that is a metric."""
+    return {
+        name: value
+        for name, value in record.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NO_METRIC
+    }
+
+
+def score_tables(
+    runs: Sequence[ReportRun], baseline: ReportRun | None, num_samples: int, progress: Callable[[str], None]
+) -> list[ScoreTable]:
+    """Tables by split and text, in the order of the runs. Every result is tested against the baseline's own on that split."""
+    tables: dict[tuple[str, str], ScoreTable] = {}
+    for run in runs:
+        for result, record in run.scores.items():
+            split, text = record.get("split", result), (record.get("data") or {}).get("text_fingerprint", "")
+            table = tables.setdefault((split, text), ScoreTable(split, text, [], []))
+            row = ScoreRow(run.name, result, record, metric_values(record))
+            table.rows.append(row)
+            table.metrics += [name for name in row.values if name not in table.metrics]
+            if run is baseline and result == split:
+                table.baseline = row
+    for table in tables.values():
+        _test(table, {run.name: run for run in runs}, num_samples, progress)
+        _note_decoding(table)
+    return list(tables.values())
+
+
+def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progress: Callable[[str], None]) -> None:
+    if table.baseline is None or len(table.rows) < 2:
+        return
+    references = _references(table, runs.values())
+    if references is None:
+        table.notes.append(f"No tests: no run's data set has the references of {table.split} any more.")
+        return
+    base = runs[table.baseline.run].translations.get(table.baseline.result)
+    if base is None or len(base) != len(references):
+        table.notes.append(f"No tests: the translations of {table.baseline.run} are missing, or not those that were scored.")
+        return
+    for row in table.rows:
+        lines = runs[row.run].translations.get(row.result)
+        if row is table.baseline:
+            continue
+        if lines is None or len(lines) != len(references):
+            table.notes.append(f"{row.run}, {row.result}: no test, its translations are missing, or not those that were scored.")
+            continue
+        progress(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
+        row.tests = compare_systems(base, lines, references, num_samples)
+
+
+def _references(table: ScoreTable, runs: Iterable[ReportRun]) -> list[str] | None:
+    """Of the first data set that is there and is of the table's text."""
+    for run in runs:
+        index = own_index(run)
+        if index and index.get("text_fingerprint") == table.text and table.split in index["totals"]:
+            return read_references(run.data, table.split)
+    return None
+
+
+def _note_decoding(table: ScoreTable) -> None:
+    rows = [row for row in table.rows if isinstance(row.record.get("decoding"), dict)]
+    for row in rows[1:]:
+        changed = differences(rows[0].record["decoding"], row.record["decoding"])
+        if changed := [line for line in changed if not line.startswith("max_tokens:")]:
+            said = "; ".join(changed).replace(" -> ", ", now ")
+            table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {said}.")
+
+
+def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
+    """Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing where there are not two of them."""
+    groups: dict[str, dict[str, ReportRun]] = {}
+    for run in filter(reads_trees, runs):
+        flat = flatten(run.config)
+        rest = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in _NOT_COMPARED}
+        groups.setdefault(repr((sorted(rest.items(), key=str), run.marks)), {}).setdefault(variant(run), run)
+    largest = max(groups.values(), key=len, default={})
+    return sorted(largest.items(), key=lambda item: (len(item[0].split(" – ")), item[0])) if len(largest) > 1 else []
+
+
+def variant(run: ReportRun) -> str:
+    """A tree model named as in Table 3, by what its settings take from the defaults."""
+    defaults, names = TreeAttentionConfig().model_dump(), ["Tree Transformer"]
+    for key, value in run.config["model"].get("tree", {}).items():
+        if value != defaults.get(key):
+            short = {"hierarchical_embeddings": "HierEmb", "subtree_mask": "SubMask"}.get(key)
+            names.append(short if short and value is False else f"{key} = {value}")
+    return " – ".join(names)
+
+
+@dataclass
+class Bucket:
+    """Examples `first` to `last` by some size, without end where `last` is None. `values` are metrics by row of the table."""
+
+    first: int
+    last: int | None
+    num_examples: int
+    values: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.first} and more" if self.last is None else f"{self.first}–{self.last}"
+
+
+def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
+    """Scores by kind of bucket, as `words` and `depth`, in ascending order."""
+    kinds: dict[str, dict[tuple, Bucket]] = {}
+    for number, row in enumerate(table.rows):
+        for kind, entries in row.record.get("buckets", {}).items():
+            for entry in entries:
+                place = entry["from"], entry["to"]
+                bucket = kinds.setdefault(kind, {}).setdefault(place, Bucket(*place, entry["num_examples"]))
+                bucket.values[number] = {
+                    name: value for name, value in metric_values(entry).items() if name not in ("from", "to")
+                }
+    return {kind: sorted(found.values(), key=lambda bucket: bucket.first) for kind, found in kinds.items()}

@@ -1,0 +1,62 @@
+"""What a page is made of: the facts of a report, and sections with numbered tables and figures."""
+
+from dataclasses import dataclass, field
+from html import escape
+from urllib.parse import quote
+
+from treenet.inference.attention_stats import AttentionStats
+from treenet.report.compare import ScoreTable
+from treenet.report.examples import View
+from treenet.report.markup import Cell, table, tag
+from treenet.report.runs import ReportRun, Study
+
+
+@dataclass
+class Report:
+    """Everything that a page shows."""
+
+    title: str
+    split: str
+    runs: list[ReportRun]
+    studies: list[Study]
+    baseline: ReportRun | None
+    differing: dict[str, list]
+    shared: dict[str, object]
+    warnings: list[str]
+    tables: list[ScoreTable]
+    ablations: list[tuple[str, ReportRun]]
+    attention: dict[str, AttentionStats]
+    views: dict[int, list[View]]  # by example, in the order in which they are shown
+    left_out: int = 0  # examples for which there was no room
+    figures: dict[str, str] = field(default_factory=dict)  # SVG of the page by name
+
+
+class Page:
+    """Sections in order, with tables and figures numbered as they come."""
+
+    def __init__(self, report: Report):
+        self.report = report
+        self.sections: list[tuple[str, str, str]] = []
+        self.views: list[dict] = []
+        self._tables = self._figures = 0
+
+    def table(self, caption: str, head: list[Cell], rows: list[list[Cell]], **more) -> str:
+        """A numbered table; those inside of details have no number."""
+        self._tables += 1
+        return table(f"<b>Table {self._tables}.</b> {escape(caption)}", head, rows, **more)
+
+    def figure(self, name: str, caption: str) -> str:
+        self._figures += 1
+        picture = self.report.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"', 1)
+        box = tag("div", picture, class_="box", tabindex=0, role="group", aria_label=name.replace("_", " "))
+        return tag("figure", box + tag("figcaption", f"<b>Figure {self._figures}.</b> {escape(caption)} {links(name)}"))
+
+    def add(self, anchor: str, title: str, *content: str) -> None:
+        if any(content):
+            self.sections.append((anchor, title, "".join(content)))
+
+
+def links(figure: str) -> str:
+    """To the files of a figure."""
+    place = escape(quote(f"figures/{figure}"))
+    return f'<a href="{place}.svg">SVG</a>, <a href="{place}.png">PNG</a>'

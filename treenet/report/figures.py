@@ -1,0 +1,171 @@
+"""Figures of a report: as PNG and SVG files, and as SVG for the page that follows its light or dark scheme."""
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib
+import matplotlib.colors
+import numpy as np
+from matplotlib import font_manager
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from treenet.inference.attention_stats import Group
+from treenet.report.examples import View
+from treenet.report.tree_layout import BOX_HEIGHT, FONT_SIZE, TreeLayout
+from treeproc.files import atomic_write
+
+# Colours of the light scheme; on the page each is a variable of page.css with a twin in the dark scheme.
+SERIES = ("#2a6f97", "#c8611a", "#3f7d45", "#7a5195", "#b8405e", "#7d6608")
+INK, FAINT, LINE, LEAF, NODE = "#1d2026", "#6b7078", "#d9d7d0", "#4f9bc6", "#eb9a45"
+_VARIABLES = {INK: "ink", FAINT: "faint", LINE: "line", **{color: f"s{i}" for i, color in enumerate(SERIES)}, "#ffffff": "page"}
+# For scripts that DejaVu lacks, where they are installed.
+_MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Sans Devanagari")
+# Labels with less attention than those in the picture go together.
+_MOST_LABELS = 12
+OTHERS = "others"
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Settings under which every figure of a report is drawn and saved."""
+    rules = {
+        "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
+        "text.parse_math": False,  # a dollar is a dollar
+        "font.size": 9,
+        "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+        "axes.edgecolor": FAINT,
+        "axes.labelcolor": INK,
+        "axes.titlecolor": INK,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.linewidth": 0.6,
+        "grid.color": LINE,
+        "grid.linewidth": 0.6,
+        "text.color": INK,
+        "xtick.color": FAINT,
+        "ytick.color": FAINT,
+        "xtick.labelcolor": INK,
+        "ytick.labelcolor": INK,
+        "figure.facecolor": "#ffffff",
+        "axes.facecolor": "#ffffff",
+        "legend.frameon": False,
+        "svg.fonttype": "none",
+    }
+    with matplotlib.rc_context(rules):
+        yield
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> str:
+    """Write NAME.png and NAME.svg into `folder`; returns the SVG for the page. Call it inside `style()`."""
+    png, svg, inline = io.BytesIO(), io.StringIO(), io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(png, format="png", dpi=160)
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        figure.savefig(inline, format="svg", metadata={"Date": None}, transparent=True)
+    atomic_write(folder / f"{name}.png", png.getvalue())
+    atomic_write(folder / f"{name}.svg", svg.getvalue().encode())
+    return inline_svg(inline.getvalue(), name)
+
+
+def inline_svg(text: str, name: str) -> str:
+    """An SVG of matplotlib as a part of a page: no prologue, no style for all of the page, ids of its own, colours by name."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
+    used = set(re.findall(r"#([\w-]+)[\")]", text))
+    text = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
+    for color, variable in _VARIABLES.items():
+        text = text.replace(color, f"var(--{variable})")
+    text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)  # the font of the page
+    return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="chart" viewBox="\1" role="img">', text, count=1)
+
+
+def run_colors(names: Sequence[str]) -> dict[str, str]:
+    """A run has one colour in all figures."""
+    return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}
+
+
+def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str], axis: str) -> Figure:
+    """Bars of attention by kind of position for each run, and a stroke where even attention would be."""
+    names = group_names(list(stats.values()))
+    figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(names) * max(1, 0.55 * len(stats))), layout="constrained")
+    axes = figure.add_subplot()
+    height = 0.8 / max(1, len(stats))
+    places = np.arange(len(names))[::-1]
+    for number, (run, groups) in enumerate(stats.items()):
+        found = gather(groups, names)
+        at = places + (len(stats) / 2 - number - 0.5) * height
+        shares = [100 * found[name].mass.mean() if name in found else 0 for name in names]
+        spread = [100 * found[name].mass.std() if name in found else 0 for name in names]
+        error = {"xerr": spread, "error_kw": {"lw": 0.8, "ecolor": FAINT}}
+        axes.barh(at, shares, 0.82 * height, color=colors[run], label=run, **error)
+        even = [100 * found[name].even if name in found else np.nan for name in names]
+        label = "even attention" if number == len(stats) - 1 else None
+        axes.plot(even, at, "|", ms=20 * height + 4, mew=1.6, color=INK, label=label)
+    axes.set_yticks(places, names)
+    axes.set(xlabel="share of attention, % (mean and deviation over layers and heads)", ylabel=axis, xlim=(0, None))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def group_names(stats: Sequence[Sequence[Group]]) -> list[str]:
+    """Names that any run has, those with the most attention in any of them first where there are too many."""
+    most: dict[str, float] = {}
+    for groups in stats:
+        for group in groups:
+            most[group.name] = max(most.get(group.name, 0), group.mass.mean())
+    if all(name.isdigit() for name in most):
+        return sorted(most, key=int)
+    ranked = sorted(most, key=lambda name: (-most[name], name))
+    return ranked if len(ranked) <= _MOST_LABELS + 1 else [*ranked[:_MOST_LABELS], OTHERS]
+
+
+def gather(groups: Sequence[Group], names: Sequence[str]) -> dict[str, Group]:
+    """Groups by name; those that `names` lacks are added up as OTHERS."""
+    found = {group.name: group for group in groups if group.name in names}
+    rest = [group for group in groups if group.name not in names]
+    if rest:
+        found[OTHERS] = Group(OTHERS, sum(g.positions for g in rest), sum(g.mass for g in rest), sum(g.even for g in rest))
+    return found
+
+
+def draw_tree(view: View, layout: TreeLayout) -> Figure:
+    """The tree of a sentence, shaded by the attention of all target positions, layers and heads together."""
+    shares = view.weights.mean(axis=(0, 1, 2))
+    inch = 1 / 90  # a box of 28 pixels is 0.31 inches high
+    figure = Figure(figsize=(layout.width * inch, layout.height * inch))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, layout.width), ylim=(layout.height, 0))
+    axes.set_axis_off()
+    for line in layout.corners():
+        axes.plot(*zip(*line, strict=True), color=FAINT, lw=0.7, zorder=1)
+    points = 72 * inch
+    for box, share in zip(layout.boxes, shares, strict=True):
+        corner = (box.x - box.half, box.y - BOX_HEIGHT / 2)
+        patch = {"boxstyle": f"round,pad=0,rounding_size={3 if box.is_leaf else 9}", "mutation_aspect": 1}
+        color = LEAF if box.is_leaf else NODE
+        for fill in ({"fc": "#ffffff"}, {"fc": (*matplotlib.colors.to_rgb(color), shade(share))}):
+            axes.add_patch(FancyBboxPatch(corner, 2 * box.half, BOX_HEIGHT, **patch, ec=LINE, lw=0.7, zorder=2, **fill))
+        name, number = {"size": FONT_SIZE * points, "ha": "center", "va": "baseline"}, {"size": 8.5 * points, "ha": "center"}
+        axes.text(box.x, box.y - 1.5, box.text, **name, zorder=3)
+        axes.text(box.x, box.y + 10, share_text(share), **number, color=FAINT, zorder=3)
+    return figure
+
+
+def shade(share: float) -> float:
+    """Opacity of a share; the square root keeps small ones apart. page.js has the same."""
+    return float(np.sqrt(share))
+
+
+def share_text(share: float) -> str:
+    """A share in per cent as it stands under a leaf or node; nothing below half a per cent. page.js has the same."""
+    percent = 100 * share
+    return "" if percent < 0.5 else f"{percent:.0f}" if percent >= 9.5 else f"{percent:.1f}"

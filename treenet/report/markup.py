@@ -1,0 +1,61 @@
+"""HTML by small functions. Every text goes through `text` or `number`; all else is markup of this package."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell of escaped content; `n` among its classes aligns it right."""
+
+    content: str
+    classes: str = ""
+
+
+def text(value: object) -> Cell:
+    return Cell(escape(str(value)))
+
+
+def number(value: float | int | None, form: str = ",", classes: str = "n") -> Cell:
+    """A number with a true minus sign; a dash where there is none."""
+    return Cell("–" if value is None else escape(format(value, form).replace("-", "−")), classes)
+
+
+def tag(name: str, content: str, **attributes: object) -> str:
+    """An element; `content` is markup, attributes are escaped, a trailing underscore is left out (`class_`)."""
+    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
+    return f"<{name}{said}>{content}</{name}>"
+
+
+def paragraph(content: str, **attributes: object) -> str:
+    return tag("p", escape(content), **attributes)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return tag("ul", "".join(tag("li", line) for line in lines))
+
+
+def code(content: str) -> str:
+    return tag("code", escape(content))
+
+
+def table(caption: str, head: Sequence[Cell], rows: Sequence[Sequence[Cell]], rules: Sequence[int] = ()) -> str:
+    """A table that scrolls in a box of its own. `caption` is markup; there is a rule above each of the rows `rules`.
+
+    The caption is not the table's, so that it may be wider.
+    """
+
+    def cells(row: Sequence[Cell], in_head: bool) -> str:
+        out = []
+        for place, cell in enumerate(row):
+            scope = {"scope": "col"} if in_head else {"scope": "row"} if place == 0 else {}
+            kind = {"class_": cell.classes} if cell.classes else {}
+            out.append(tag("th" if scope else "td", cell.content, **scope, **kind))
+        return "".join(out)
+
+    ruled = [{"class_": "rule"} if place in rules else {} for place in range(len(rows))]
+    body = "".join(tag("tr", cells(row, in_head=False), **rule) for row, rule in zip(rows, ruled, strict=True))
+    content = tag("thead", tag("tr", cells(head, in_head=True))) + tag("tbody", body)
+    box = tag("div", tag("table", content), class_="box")
+    return tag("figure", tag("figcaption", caption) + box, class_="table")

@@ -1,0 +1,46 @@
+"""The page of a report: one HTML file that loads nothing."""
+
+import json
+from html import escape
+from pathlib import Path
+
+from treenet.report.contents import Page, Report
+from treenet.report.markup import paragraph, tag
+from treenet.report.pictures import show_sentences
+from treenet.report.sections import show_ablations, show_attention, show_curves, show_runs, show_scores, show_studies
+
+_HERE = Path(__file__).parent
+# Nothing is loaded, and nothing but this page's own script runs.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def render_page(report: Report) -> str:
+    """The whole document."""
+    page = Page(report)
+    page.add("runs", "What was run", *show_runs(page))
+    page.add("scores", "Scores", *show_scores(page))
+    page.add("ablations", "Ablations", show_ablations(page))
+    page.add("curves", "Learning curves", show_curves(page))
+    page.add("size", "Size of the training data", *show_studies(page))
+    page.add("attention", "Attention to phrases and words", *show_attention(page))
+    page.add("sentences", "Sentences", *show_sentences(page))
+
+    links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
+    names = ", ".join(one.name for one in [*report.runs, *report.studies])
+    body = tag("h1", escape(report.title)) + paragraph(names, class_="lead")
+    body += tag("nav", tag("ol", links), aria_label="Contents")
+    body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
+    body += tag(
+        "footer", "Made by <code>workflows/report.py</code>; the numbers are in <code>report.json</code> beside this page."
+    )
+    views = json.dumps(page.views, ensure_ascii=False).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    if page.views:
+        body += f'<script type="application/json" id="views">{views}</script><script>{_read("page.js")}</script>'
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

@@ -1,0 +1,97 @@
+"""The section of sentences: a tree, the target tokens beside it, and the weights for the script of the page."""
+
+import base64
+from html import escape
+
+import numpy as np
+
+from treenet.report.contents import Page, links
+from treenet.report.examples import END, WORD_START, View
+from treenet.report.figures import shade
+from treenet.report.markup import paragraph, tag
+from treenet.report.tree_layout import draw_svg, lay_out, piece_text
+
+
+def show_sentences(page: Page) -> list[str]:
+    report = page.report
+    if not report.views:
+        return []
+    out = [
+        paragraph(
+            "Choose a target token by pointing, tapping or with the arrow keys: leaves and phrases are shaded by the attention "
+            "that they get from it, with the number in % below. Translations are the models' own, and the weights are those of "
+            "predicting the token."
+        ),
+        tag("div", "".join(_swatch(share) for share in (0.01, 0.05, 0.2, 0.5, 1)), class_="swatches", aria_hidden="true"),
+    ]
+    if report.left_out:
+        out.append(paragraph(f"{report.left_out} more sentences were asked for; they are left out to keep this page small."))
+    for example, views in report.views.items():
+        first = views[0]
+        pairs = [("source", first.source), ("reference", first.reference)]
+        content = "".join(tag("dt", title) + tag("dd", escape(said)) for title, said in pairs)
+        out.append(tag("h3", f"Example {example} of {escape(report.split)}", id=f"example-{example}"))
+        out.append(tag("dl", content, class_="text"))
+        out += [_view(page, view) for view in views]
+    return out
+
+
+def _swatch(share: float) -> str:
+    fills = (
+        f'<i style="background: color-mix(in srgb, var(--{kind}) {100 * shade(share):.0f}%, var(--page))"></i>'
+        for kind in ("leaf", "node")
+    )
+    return tag("span", "".join(fills) + f"{100 * share:.0f} %")
+
+
+def _view(page: Page, view: View) -> str:
+    layers, heads, targets, positions = view.weights.shape
+    number_ = len(page.views)
+    tokens = [piece_text(piece) for piece in view.tokens[:-1]] + ["end of sentence"]
+    leaves = [piece_text(piece) for piece in view.leaves]
+    layout = lay_out(view)
+    names = leaves + [f"{box.text}\t{box.phrase}" for box in layout.boxes[len(leaves) :]]
+    page.views.append(
+        {
+            "layers": layers,
+            "heads": heads,
+            "positions": positions,
+            "leaves": len(leaves),
+            "tokens": tokens,
+            "names": names,
+            "weights": pack(view.weights),
+        }
+    )
+    words: list[list[str]] = []  # buttons of a word stay on one line
+    for place, piece in enumerate(view.tokens[:-1]):
+        if not place or piece.startswith(WORD_START):
+            words.append([])
+        words[-1].append(_token(place, tokens[place]))
+    words = [[_token(-1, "all tokens", "aside")], *words, [_token(targets - 1, END, "aside")]]
+    buttons = [tag("span", "".join(word), class_="word") for word in words]
+    label = f"{view.run}, example {view.example_id}"
+    selects = _select("layer", layers, label) + _select("head", heads, label)
+    title = f'{escape(view.run)} <span class="p">chrF of this sentence {view.chrf:.1f}; {links(view.figure)}</span>'
+    what = "Parse tree of the source" if view.labels else "Leaves of the source"
+    tree = tag("div", draw_svg(layout, f"{what}: {view.source}"), class_="box", tabindex=0, role="group", aria_label=what)
+    tokens_ = tag("div", " ".join(buttons), class_="tokens", role="radiogroup", aria_label=f"Target tokens of {label}")
+    beside = tag("div", tokens_ + tag("div", "", class_="readout", aria_live="polite"), class_="beside")
+    content = tag("header", tag("h4", title) + tag("div", selects, class_="controls"))
+    content += tag("div", tree + beside, class_="picture")
+    return tag("figure", content, class_="attention", data_view=number_, data_example=view.example_id, aria_label=label)
+
+
+def _token(place: int, said: str, classes: str = "") -> str:
+    more = {"class_": classes} if classes else {}
+    checked = str(place == -1).lower()
+    return tag("button", escape(said), type="button", role="radio", aria_checked=checked, data_t=place, **more)
+
+
+def _select(what: str, count: int, label: str) -> str:
+    options = tag("option", "mean", value=-1) + "".join(tag("option", str(i + 1), value=i) for i in range(count))
+    return tag("label", what + tag("select", options, aria_label=f"{what} of {label}"))
+
+
+def pack(weights: np.ndarray) -> str:
+    """Weights between 0 and 1 as base64 of little-endian 16-bit numbers; page.js reads them."""
+    return base64.b64encode(np.rint(weights * 65535).astype("<u2").tobytes()).decode()

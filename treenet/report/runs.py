@@ -1,0 +1,144 @@
+"""Run folders and studies as a report reads them: whatever is there, and the command that adds what is not."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treenet.inference.results import read_scores, read_system
+from treenet.inference.run import AVERAGED
+from treenet.training.checkpoint import is_whole
+from treenet.training.ledger import LEDGER, last_step
+from treenet.training.logs import read_metrics
+from treenet.training.remote_run import RunMirror
+from treeproc.files import read_json
+from treeproc.settings import UserError, read_yaml
+from treeproc.shards import read_index
+from treeproc.storage import AnyPath, as_path
+
+# Fingerprints of a data set: what is the same in two runs that may be compared.
+MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a run lacks, and the command that adds it where there is one."""
+
+    said: str
+    command: str = ""
+
+
+@dataclass
+class ReportRun:
+    """A training run."""
+
+    name: str
+    folder: Path
+    given: str  # as the user wrote it, for commands
+    config: dict
+    facts: dict
+    metrics: list[dict]
+    scores: dict[str, dict]
+    translations: dict[str, list[str]]  # by name of the result
+    marks: dict[str, str]  # those of MARKS that are known
+    step: int
+    finished: bool
+    missing: list[Missing] = field(default_factory=list)
+
+    @property
+    def data(self) -> AnyPath:
+        return as_path(self.config["data"])
+
+
+@dataclass(frozen=True)
+class Study:
+    """A data-size study; `report` is its scaling.json, None before its first cell is done."""
+
+    name: str
+    given: str
+    report: dict | None
+
+
+def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list[Study]]:
+    """Runs and studies in the order given. Raises UserError for a folder that is neither."""
+    if len(set(given)) < len(given):
+        raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
+    runs, studies = [], []
+    for name, text in zip(short_names(given), given, strict=True):
+        mirror = RunMirror(as_path(text), only=(AVERAGED,))
+        mirror.pull()
+        folder = mirror.folder
+        if (folder / LEDGER).is_file():
+            studies.append(Study(name, text, read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None))
+        else:
+            runs.append(_read_run(name, text, folder, split))
+    return runs, studies
+
+
+def short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of the paths that tell them apart."""
+    parts = [[part for part in path.split("/") if part not in ("", ".")] or [path] for path in paths]
+    for length in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(paths)
+
+
+def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
+    for file in ("config.yaml", "run.json"):
+        if not (folder / file).is_file():
+            raise UserError(
+                f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of workflows/train_wmt.py "
+                "or workflows/scaling.py"
+            )
+    config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
+        raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
+    scores = {result: record for result, record in read_scores(folder).items() if isinstance(record, dict)}
+    run = ReportRun(
+        name=name,
+        folder=folder,
+        given=given,
+        config=config,
+        facts=read_json(folder / "run.json", "run the workflows/train_wmt.py command of the run again"),
+        metrics=read_metrics(folder),
+        scores=scores,
+        translations=dict(_translations(folder, scores)),
+        marks={},
+        step=last_step(folder),
+        finished=is_whole(folder / AVERAGED),
+    )
+    run.marks = _marks(run)
+    out = shlex.quote(given)
+    if not run.finished:
+        steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
+        command = f"python workflows/train_wmt.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
+        run.missing.append(Missing(f"no averaged model, after {steps}", command))
+    if split not in run.translations:
+        run.missing.append(Missing(f"no translations of {split}", f"python workflows/evaluate.py --out {out} split={split}"))
+    return run
+
+
+def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:
+    """Lines by result, where they are those that were scored."""
+    for result in scores:
+        with suppress(UserError):
+            yield result, read_system(folder, result).lines
+
+
+def _marks(run: ReportRun) -> dict[str, str]:
+    """From the data set where it is still the one of the training, else from scores on it."""
+    own = run.facts.get("data_fingerprint")
+    scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
+    found = own_index(run) or next((record for record in scored if record.get("fingerprint") == own), run.facts)
+    return {mark: found[mark] for mark in MARKS if mark in found}
+
+
+def own_index(run: ReportRun) -> dict | None:
+    """The index of the run's encoded data set, None where it is not there any more or another one took its place."""
+    if not (run.data / "encoded" / "index.json").exists():
+        return None
+    index = read_index(run.data / "encoded")
+    return index if index.get("fingerprint") == run.facts.get("data_fingerprint") else None

@@ -1,0 +1,29 @@
+"""Settings of a report."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from treeproc.settings import Settings
+
+
+class ReportSettings(Settings):
+    """What a report is about."""
+
+    runs: tuple[str, ...] = Field(
+        (), description="folders of workflows/train_wmt.py and of workflows/scaling.py; the same as arguments without key="
+    )
+    title: str = Field("Translation runs", min_length=1, description="title of the page")
+    split: str = Field("test", description="split whose sentences are shown and whose attention is counted")
+    baseline: str | None = Field(
+        None, description="name of the run that the others are tested against; unset, the first one without trees, else the first"
+    )
+    sentences: int = Field(
+        5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"
+    )
+    examples: tuple[int, ...] = Field((), description="show these instead: numbers of examples of the split, which count from 0")
+    targets: Literal["reference", "translation"] = Field(
+        "reference", description="what the decoder is given while attention is counted: the references, or its own translations"
+    )
+    bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
+    use_gpu: bool = Field(False, description="run the models on the GPU")
