@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -190,6 +191,17 @@ def test_the_workflow_trains_scores_and_refuses_translation(data, tmp_path, run_
     assert set(read_json(tmp_path / "run" / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
     refused = run_workflow(*command, "--out", tmp_path / "other", "task=translation")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "task must be classification" in refused.stderr
+
+
+@pytest.mark.parametrize("workflow", ["train_wmt.py", "scaling.py", "report.py"])
+def test_workflows_of_translation_refuse_a_classifier(data, finished, tmp_path, monkeypatch, capsys, workflow):
+    (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
+    arguments = [str(finished)] if workflow == "report.py" else ["--config", str(tmp_path / "config.yaml")]
+    monkeypatch.setattr(sys, "argv", [workflow, "--out", str(tmp_path / "out"), *arguments])
+    with pytest.raises(SystemExit) as left:
+        runpy.run_path(str(ROOT / "workflows" / workflow), run_name="__main__")
+    assert left.value.code == 2 and "classification" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 # Over seeds.

@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
+    if config.task != "translation":
+        raise UserError(f"task must be translation, but is {config.task}; workflows/train_classifier.py trains that")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

@@ -89,6 +89,8 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
             for model, settings in config.grid.models.items():
                 values = overlay(overlay(shared, settings), {"seed": seed, "batch": {"fraction": fraction}})
                 run = build_settings(TrainConfig, values, f"grid.models.{model}")
+                if run.task != "translation":
+                    raise UserError(f"grid.models.{model}: task must be translation, but is {run.task}; see compare_seeds.py")
                 run = run.model_copy(update={"data": run.data.resolve()})
                 if run.data not in indices:
                     indices[run.data] = read_index(run.data / "encoded")

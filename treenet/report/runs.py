@@ -96,6 +96,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
         raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
+    if (task := config.get("task", "translation")) != "translation":
+        raise UserError(f"{given} is a run of {task}, which has a table of its own: {folder / 'scores.json'}")
     scores = {result: record for result, record in read_scores(folder).items() if isinstance(record, dict)}
     run = ReportRun(
         name=name,
