@@ -60,7 +60,7 @@ class LabelledSource(ExampleSource):
         words, governors = [], []
         for columns, row in self.places(rows):
             labels.append(columns["label"][row])
-            if self._reads != "leaves":
+            if self._reads in ("binary_trees", "arcs"):
                 spans.append(_spans(columns, row))
             if self._reads == "arcs":
                 words.append(_items(columns["leaves"], row, "word_index"))
@@ -69,10 +69,12 @@ class LabelledSource(ExampleSource):
                 for part, classes in zip((leaves, nodes), self._phrase_classes(columns, row), strict=True):
                     part.append(classes)
         structure, position_labels = batch.structure, np.zeros((len(labels), 0), dtype=np.int64)
-        if self._reads in ("trees", "binary_trees"):
-            self._check_roots(rows, spans)
-        if self._reads == "binary_trees":
-            structure = TreeLevels.build(SpanTable.build((~batch.leaf_pad_mask).sum(1).tolist(), spans))
+        if self._reads == "trees":
+            self._check_roots(rows, structure.subtree_end[:, 0].numpy(), structure.node_pad_mask.numpy())
+        elif self._reads == "binary_trees":
+            table = SpanTable.build((~batch.leaf_pad_mask).sum(1).tolist(), spans)
+            self._check_roots(rows, table.subtree_end[:, 0], table.node_pad_mask)
+            structure = TreeLevels.build(table)
         elif self._reads == "arcs":
             structure = ArcLevels.build(words, governors)
         if self._phrases and self._reads == "arcs":
@@ -107,13 +109,14 @@ class LabelledSource(ExampleSource):
             nodes[:1] = columns["label"][row]
         return leaves, nodes
 
-    def _check_roots(self, rows: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> None:
-        for row, table in zip(rows, spans, strict=True):
-            if table[0, 2] < len(table):
-                raise UserError(
-                    f"example {self.lengths['example_id'][row]} has several trees side by side and so no root; encode the data "
-                    "with tree.documents: dummy_root"
-                )
+    def _check_roots(self, rows: Sequence[int] | np.ndarray, subtree_end: np.ndarray, pad_mask: np.ndarray) -> None:
+        """`subtree_end` [B] is that of the first node, which a root has all nodes in."""
+        several = np.flatnonzero(subtree_end < (~pad_mask).sum(axis=1))
+        if len(several):
+            raise UserError(
+                f"example {self.lengths['example_id'][rows[several[0]]]} has several trees side by side and so no root; encode "
+                "the data with tree.documents: dummy_root"
+            )
 
 
 class PhraseSource(ExampleSource):
