@@ -160,10 +160,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(data, tmp_path, 
 
 
 def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
-    """A process that does nothing but save is killed twenty times; some of the kills leave half a checkpoint."""
+    """A process that does nothing but save is killed ten times; some of the kills leave half a checkpoint."""
     rng, last, half = random.Random(0), 0, 0
     processes = multiprocessing.get_context("forkserver")
-    for _ in range(20):
+    for _ in range(10):
         child = processes.Process(target=save_for_ever, args=(tmp_path, last + 1))
         child.start()
         deadline = time.monotonic() + 60

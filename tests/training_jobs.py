@@ -111,6 +111,7 @@ def submitted(folder: Path) -> dict:
         port = probe.getsockname()[1]
     head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port}
     cluster, address = Cluster(initialize_head=True, head_node_args=head), f"http://127.0.0.1:{port}"
+    os.environ["RAY_ADDRESS"] = address  # goes before what clients are given, and may name another cluster
     config = tiny_config(folder / "data", "workers=1", "max_steps=100000", "checkpoint_every=10")
     (folder / "config.yaml").write_text(dump_settings(config))
     command = f"{sys.executable} workflows/train_wmt.py --config {folder / 'config.yaml'} --out {folder / 'run'}"
@@ -143,7 +144,7 @@ def submitted(folder: Path) -> dict:
             "step": step,
             "first": client.get_job_logs(job)[-2000:],
             "status": done.returncode,
-            "output": (done.stdout + done.stderr)[-2000:],
+            "output": done.stdout + done.stderr,
         }
     finally:
         cluster.shutdown()
