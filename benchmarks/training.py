@@ -238,8 +238,8 @@ def main() -> None:
         data = write_captions(scratch / "data", rows=rows, num_pieces=10_000)
 
         def wait() -> None:
-            measure_data_wait("demo", demo_config(data), 20 if quick else 200)
-            measure_data_wait("base", base_config(data, f"batch.max_tokens={128 if quick else 512}"), 3 if quick else 20)
+            measure_data_wait("demo", demo_config(data), 10 if quick else 200)
+            measure_data_wait("base", base_config(data, f"batch.max_tokens={128 if quick else 512}"), 2 if quick else 20)
 
         def tree() -> None:
             flat = write_captions(scratch / "flat", rows=rows, num_pieces=10_000, flat=True)
@@ -250,7 +250,7 @@ def main() -> None:
             "resume": lambda: measure_resume("demo", data, scratch, 1 if quick else rounds),
             "tree": tree,
             "workers": lambda: measure_workers("d256", data, scratch, 2 if quick else 6, rounds),
-            "checkpoint": lambda: measure_checkpoints("demo", data, scratch, 12 if quick else 60, 1 if quick else rounds),
+            "checkpoint": lambda: measure_checkpoints("demo", data, scratch, 8 if quick else 60, 1 if quick else rounds),
         }
         for case in options.cases:
             run[case]()
