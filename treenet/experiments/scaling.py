@@ -4,7 +4,6 @@ A study is a training configuration with a grid: each cell is the training run o
 model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.experiments.study import check_name, check_once
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.training.grid import Work
 from treenet.training.ledger import Cell
@@ -42,18 +42,12 @@ class GridConfig(Settings):
     )
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
-    @field_validator("fractions", "seeds")
-    @classmethod
-    def _check_once(cls, values: tuple) -> tuple:
-        if len(set(values)) < len(values):
-            raise ValueError(f"must hold every value once, but is {list(values)}")
-        return values
+    _check_values = field_validator("fractions", "seeds")(check_once)
 
     @model_validator(mode="after")
     def _check_models(self):
         for name, settings in self.models.items():
-            if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
-                raise ValueError(f"models: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+            check_name("models", name)
             if "seed" in settings or "fraction" in settings.get("batch", {}):
                 raise ValueError(f"models.{name}: seed and batch.fraction are given by the grid")
         if self.baseline not in self.models:

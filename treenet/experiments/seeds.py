@@ -4,7 +4,6 @@ A comparison is a configuration of workflows/train_classifier.py with a grid: ea
 the settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 """
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import Seed, overlay
+from treenet.experiments.study import check_name, check_once
 from treenet.inference.classify import score_run
 from treenet.training.grid import Work
 from treenet.training.ledger import Cell
@@ -38,18 +38,12 @@ class SeedGridConfig(Settings):
         None, description="cells at a time; unset, as many as the cluster has room for, or one with workers=0"
     )
 
-    @field_validator("seeds")
-    @classmethod
-    def _check_once(cls, values: tuple) -> tuple:
-        if len(set(values)) < len(values):
-            raise ValueError(f"must hold every value once, but is {list(values)}")
-        return values
+    _check_values = field_validator("seeds")(check_once)
 
     @model_validator(mode="after")
     def _check_systems(self):
         for name, settings in self.systems.items():
-            if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
-                raise ValueError(f"systems: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+            check_name("systems", name)
             if "seed" in settings:
                 raise ValueError(f"systems.{name}: seed is given by the grid")
         for what, names in (("baseline", [self.baseline]), ("fewer_seeds", self.fewer_seeds)):

@@ -1,5 +1,6 @@
 """What the workflows of a grid of runs share: they run what is missing, report, and say what is left."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,19 @@ from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.files import atomic_write, locked
 from treeproc.settings import dump_settings
+
+
+def check_once(values: tuple) -> tuple:
+    """Raises ValueError for a value that stands twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"must hold every value once, but is {list(values)}")
+    return values
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises ValueError for a name that cannot be part of a folder's."""
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
+        raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
 def show_cells(cells: Sequence[Cell], out: Path) -> str:
