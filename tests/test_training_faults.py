@@ -140,6 +140,7 @@ def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path
     assert losses(tmp_path / "run") == undisturbed[:40]
 
 
+@pytest.mark.cluster
 def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_path):
     result = run_job("submitted", tmp_path, data, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0123456789abcdef" * 4)
     assert result["without_token"] == 401

@@ -101,6 +101,18 @@ def called_back(folder: Path) -> dict:
     return two_nodes(folder, drain)
 
 
+def submit_when_ready(client, command: str, environment: dict) -> str:
+    """Submit a job as soon as the cluster has the agent that starts it, some seconds after the rest."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return client.submit_job(entrypoint=command, runtime_env=environment)
+        except RuntimeError as error:
+            if "No available agent" not in str(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
 def submitted(folder: Path) -> dict:
     """A job that is submitted and stopped, and the same command again from the command line; the cluster asks for a token."""
     from ray.cluster_utils import Cluster
@@ -123,7 +135,7 @@ def submitted(folder: Path) -> dict:
         except urllib.error.HTTPError as error:
             without_token = error.code
         client = JobSubmissionClient(address)
-        job = client.submit_job(entrypoint=command, runtime_env=environment)
+        job = submit_when_ready(client, command, environment)
         wait_for_checkpoint(folder / "run")
         client.stop_job(job)
         deadline = time.monotonic() + 100
