@@ -9,7 +9,6 @@ accuracy, and the last checkpoint are both scored: RUN/scores.json, RUN/predicti
 process, without Ray. Many seeds, models and control trees: workflows/compare_seeds.py.
 """
 
-import sys
 from collections.abc import Sequence
 
 from treenet.config import TrainConfig
@@ -17,7 +16,7 @@ from treenet.inference.classify import format_scores, score_run
 from treenet.inference.run import AVERAGED
 from treenet.training.dry_run import dry_run
 from treenet.training.remote_run import read_run
-from treenet.training.run import STOPPED_BY_SIGTERM, describe_run, run_training
+from treenet.training.run import run_to_end
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
@@ -37,11 +36,7 @@ def main(argv: Sequence[str]) -> None:
     if args.dry_run:
         print(dry_run(config, args.out))
         return
-    summary = run_training(config, args.out)
-    print(describe_run(summary))
-    if not summary.finished:
-        print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
-        sys.exit(STOPPED_BY_SIGTERM)
+    run_to_end(config, args.out)
     with read_run(args.out, AVERAGED, "checkpoints/*") as run:
         print(format_scores(score_run(run, use_gpu=config.use_gpu)))
 

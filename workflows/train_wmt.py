@@ -7,13 +7,12 @@
 The same command continues an interrupted run. workers=0 trains in this process, without Ray.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.training.dry_run import dry_run
-from treenet.training.run import STOPPED_BY_SIGTERM, describe_run, run_training
+from treenet.training.run import run_to_end
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "sample.yaml"
@@ -33,11 +32,7 @@ def main(argv: Sequence[str]) -> None:
     if args.dry_run:
         print(dry_run(config, args.out))
         return
-    summary = run_training(config, args.out)
-    print(describe_run(summary))
-    if not summary.finished:
-        print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
-        sys.exit(STOPPED_BY_SIGTERM)
+    run_to_end(config, args.out)
     print(f"  translate: python workflows/evaluate.py --out {args.out}")
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import statistics
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -82,6 +83,15 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
             curves = out / plot_curves({out.name: lines}, run_dir / CURVES, f"{config.model.name}, {out.name}").name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
     return RunSummary(out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None)
+
+
+def run_to_end(config: TrainConfig, out: AnyPath) -> None:
+    """`run_training` as a workflow has it: prints the summary, and leaves the process with status 143 where it was stopped."""
+    summary = run_training(config, out)
+    print(describe_run(summary))
+    if not summary.finished:
+        print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
+        sys.exit(STOPPED_BY_SIGTERM)
 
 
 def describe_run(summary: RunSummary) -> str:
