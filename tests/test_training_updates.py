@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, train_ranks
@@ -18,7 +17,7 @@ from treenet.training.checkpoint import checkpoint_folders, is_whole
 from treenet.training.ema import MovingAverage
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
-from treenet.training.losses import label_smoothed_nll, r_drop_loss, symmetric_divergence
+from treenet.training.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treeproc.schema import PAD_ID
@@ -86,15 +85,15 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
 
 def out_of_memory_above(examples: int) -> None:
     """From now on, this process has memory for so many examples at once; the error comes amid the backward pass."""
-    true_loss = step.label_smoothed_nll
+    true_loss = step.projected_nll
 
-    def loss(logits, targets, smoothing):
+    def loss(states, table, targets, smoothing):
         if len(targets) > examples and not torch.is_grad_enabled():
             raise torch.OutOfMemoryError("no memory for validation")
-        sums = true_loss(logits, targets, smoothing)
+        sums = true_loss(states, table, targets, smoothing)
         return sums._replace(loss=_Exhausting.apply(sums.loss)) if len(targets) > examples else sums
 
-    step.label_smoothed_nll = loss
+    step.projected_nll = loss
 
 
 class _Exhausting(torch.autograd.Function):
@@ -111,7 +110,7 @@ class _Exhausting(torch.autograd.Function):
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path, monkeypatch, capsys):
     expected = run(make_config(data), tmp_path / "whole")
-    monkeypatch.setattr(step, "label_smoothed_nll", step.label_smoothed_nll)
+    monkeypatch.setattr(step, "projected_nll", step.projected_nll)
     out_of_memory_above(3)
     np.testing.assert_allclose(run(make_config(data), tmp_path / "short"), expected, rtol=1e-5)
     assert "batch.tokens_per_device=" in capsys.readouterr().err
@@ -184,10 +183,10 @@ def test_a_full_disk_stops_all_ranks_and_leaves_the_last_good_checkpoint(data, t
 
 def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp_path, monkeypatch):
     def poisoned(*arguments):
-        sums = label_smoothed_nll(*arguments)
+        sums = projected_nll(*arguments)
         return sums._replace(loss=sums.loss * float("inf"))
 
-    monkeypatch.setattr(step, "label_smoothed_nll", poisoned)
+    monkeypatch.setattr(step, "projected_nll", poisoned)
     with pytest.raises(UserError, match="not finite in 3 updates in a row, up to step 3"):
         train(make_config(data, "max_skipped_updates=3"), tmp_path)
 
@@ -195,38 +194,11 @@ def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp
 # R-Drop.
 
 
-def test_divergence_agrees_with_both_divergences_of_torch():
-    torch.manual_seed(0)
-    first, second, targets = torch.randn(2, 4, 9), torch.randn(2, 4, 9), torch.randint(1, 9, (2, 4))
-    targets[0, 2:] = PAD_ID
-    expected = 0.0
-    for row, position in itertools.product(range(2), range(4)):
-        if targets[row, position] != PAD_ID:
-            p, q = (logits[row, position].log_softmax(0) for logits in (first, second))
-            kl = [F.kl_div(a, b, reduction="sum", log_target=True) for a, b in ((p, q), (q, p))]
-            expected += float(sum(kl)) / 2
-    assert float(symmetric_divergence(first, second, targets)) == pytest.approx(expected, rel=1e-5)
-    sums = r_drop_loss(first, second, targets, 0.1, 3.0)
-    one, other = (label_smoothed_nll(logits, targets, 0.1) for logits in (first, second))
-    assert float(sums.loss) == pytest.approx(float(one.loss + other.loss) + 3 * expected, rel=1e-5)
-    assert float(sums.nll) == pytest.approx(float(one.nll + other.nll) / 2, rel=1e-5)
-
-
-def test_equal_passes_do_not_diverge_and_padding_gets_no_gradient():
-    first = torch.randn(1, 3, 7)
-    first[0, 2] = float("inf")
-    second = first.clone().requires_grad_()
-    divergence = symmetric_divergence(first.requires_grad_(), second, torch.tensor([[4, 3, PAD_ID]]))
-    divergence.backward()
-    assert not divergence.any() and torch.isfinite(first.grad).all()
-    assert not first.grad[0, 2].any()
-
-
 def test_the_two_passes_drop_other_units(data):
     trainer = Trainer(make_config(data, "optimizer.r_drop=1", "model.dropout=0.3"), RANK_0)
     batch, seen = trainer.micro_batches.source.batch([0, 1]), []
-    true_logits = trainer.stepper._logits
-    trainer.stepper._logits = lambda *arguments: seen.append(true_logits(*arguments)) or seen[-1]
+    true_output = trainer.stepper._output
+    trainer.stepper._output = lambda *arguments: seen.append(true_output(*arguments)) or seen[-1]
     trainer.stepper._objective(batch, [1, 2])
     assert len(seen) == 2 and not torch.allclose(*seen)
 

@@ -30,7 +30,13 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
         node_maps = [maps.node_mask]
     else:
         node_maps = [maps.ranges, maps.bias, maps.wide_query, maps.wide_count, maps.wide_mask]
-    return _attend(queries, keys, values, num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
+    attended = _attend(*map(widen, (queries, keys, values)), num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
+    return attended.to(queries.dtype)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Half precision to float32: the gradient of the CPU's kernel takes fifteen times as long in bf16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass

@@ -3,11 +3,13 @@
 Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes.
 """
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treenet.layers.fused_attention import fused_attention
+from treenet.layers.fused_attention import fused_attention, widen
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall, TwoCalls
 
@@ -23,8 +25,18 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None, dropout_p: float, causal: bool = False):
-    """softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K]."""
-    return F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+    """softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
+
+    On CPUs it runs in float32 at least, autocast or not, as `fused_attention` does.
+    """
+    given, on_cpu = queries.dtype, queries.device.type == "cpu"
+    if on_cpu:
+        queries, keys, values = map(widen, (queries, keys, values))
+    if attend_mask is not None and attend_mask.is_floating_point():
+        attend_mask = attend_mask.to(queries.dtype)
+    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+        attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+    return attended.to(given)
 
 
 def attend_subtrees(
@@ -48,7 +60,7 @@ def attend_subtrees(
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
 
     if isinstance(maps, OneCall):
-        return call(queries, keys, values, maps.bias.to(queries.dtype))
+        return call(queries, keys, values, maps.bias)
     if fused:
         return fused_attention(queries, keys, values, maps, num_heads)
     sizes = structure.num_leaves, structure.num_nodes

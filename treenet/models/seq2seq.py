@@ -61,12 +61,16 @@ class Seq2Seq(Encoder):
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """Teacher forcing: logits [B, T, V] of `tgt_out`, float32 at least."""
+        return self.compute_logits(self.decode(batch))
+
+    def decode(self, batch: TreeBatch) -> Tensor:
+        """Teacher forcing: the states [B, T, D] that the logits of `tgt_out` are computed from."""
         memory = self.encode(batch)
         attend_mask = padding_to_attend_mask(memory.pad_mask)
         x = self.dropout(self.embed_pieces(batch.tgt_in))  # padding comes last: the causal mask hides it
         for layer in self.decoder_layers:
             x, _ = layer(x, layer.cross_attention.project_memory(memory.states, memory.structure), attend_mask)
-        return self.compute_logits(x)
+        return x
 
     def start_decoding(self, memory: Memory) -> DecoderState:
         """One empty hypothesis a sentence. Keys and (accumulated) values of the memory are computed here, once."""

@@ -17,6 +17,8 @@ from treenet.training.step import Stepper
 class ClassifierStepper(Stepper):
     """Updates of a classifier: the loss is that of all classes to be predicted, of positions where these are learned."""
 
+    output = "forward"
+
     def sum_losses(self, batch: LabelledBatch, first: ClassLogits, second: ClassLogits | None = None) -> LossSums:
         options = self.config.optimizer
         if first.positions is None:

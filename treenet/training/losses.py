@@ -7,39 +7,74 @@ from torch import Tensor
 
 from treeproc.schema import PAD_ID
 
+# Logits that are computed at once: what stays in a CPU's cache, and what keeps a GPU busy. Fewer rows than the table has
+# columns would make the gradient of the table the larger part.
+_CHUNK_CPU, _CHUNK_GPU, _MIN_ROWS = 2**21, 2**26, 64
+
 
 class LossSums(NamedTuple):
-    """Sums over the target tokens of a batch, float32 scalars; divide by the token count for a mean."""
+    """Sums over the target tokens of a batch, scalars; divide by the token count for a mean."""
 
     loss: Tensor
     nll: Tensor
 
 
-class _SmoothedCrossEntropy(torch.autograd.Function):
-    """Sum of the smoothed loss. The gradient is written in one tensor of the size of the logits, the largest of a step."""
+class _ProjectedNll(torch.autograd.Function):
+    """Sums of loss and nll of states [M, D] under the softmax of a table [V, D], computed a few tokens at a time.
+
+    The gradients of a chunk are computed with it, while its logits are in the cache: on CPUs, where passes over [M, V] cost
+    more than the products, the same sums take little over half the time, and no tensor of that size is kept.
+    """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, smoothing: float, ignored: int) -> tuple[Tensor, Tensor]:
-        counted = targets != ignored
-        targets = targets.masked_fill(~counted, 0)
-        # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
-        normaliser = logits.logsumexp(dim=-1)
-        nll = normaliser - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        uniform = normaliser - logits.mean(dim=-1)
-        loss = (1 - smoothing) * nll + smoothing * uniform
-        ctx.save_for_backward(logits, targets, normaliser, counted)
-        ctx.smoothing = smoothing
-        nll_sum = nll.masked_fill(~counted, 0).sum()
+    def forward(
+        ctx, states: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype, with_grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        pieces = len(table)
+        rows = max(_MIN_ROWS, (_CHUNK_CPU if states.device.type == "cpu" else _CHUNK_GPU) // pieces)
+        rounded_table, rounded_states = table.to(dtype), states.to(dtype)
+        loss_sum, nll_sum = states.new_zeros(2, dtype=torch.float64)
+        if with_grad:
+            grad_states, grad_table = torch.empty_like(states), torch.zeros_like(table)
+        for first in range(0, len(states), rows):
+            chunk, target = rounded_states[first : first + rows], targets[first : first + rows, None]
+            logits = chunk @ rounded_table.t()
+            logits = logits.to(torch.promote_types(dtype, torch.float32))
+            score, mean, top = logits.gather(1, target), logits.mean(1, keepdim=True), logits.amax(1, keepdim=True)
+            odds = logits.sub_(top).exp_()
+            total = odds.sum(1, keepdim=True)
+            normaliser = top + total.log()
+            # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
+            nll = normaliser - score
+            nll_sum += nll.sum()
+            loss_sum += ((1 - smoothing) * nll + smoothing * (normaliser - mean)).sum()
+            if with_grad:
+                grad = odds.div_(total).sub_(smoothing / pieces)
+                grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand(target.shape))
+                grad = grad.to(dtype)
+                grad_states[first : first + rows] = grad @ rounded_table
+                grad_table += grad.t() @ chunk
+        if with_grad:
+            ctx.save_for_backward(grad_states, grad_table)
         ctx.mark_non_differentiable(nll_sum)
-        return loss.masked_fill(~counted, 0).sum(), nll_sum
+        return loss_sum, nll_sum
 
     @staticmethod
     def backward(ctx, grad_loss: Tensor, _grad_nll: Tensor):
-        logits, targets, normaliser, counted = ctx.saved_tensors
-        index = targets.unsqueeze(-1)
-        grad = (logits - normaliser.unsqueeze(-1)).exp_().sub_(ctx.smoothing / logits.shape[-1])
-        grad.scatter_add_(-1, index, grad.new_full((), ctx.smoothing - 1).expand(index.shape))
-        return grad.mul_(grad_loss).masked_fill_(~counted.unsqueeze(-1), 0), None, None, None
+        return *(grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors), None, None, None, None
+
+
+def projected_nll(states: Tensor, table: Tensor, targets: Tensor, smoothing: float, ignored: int = PAD_ID) -> LossSums:
+    """`label_smoothed_nll` of the logits `states @ table.T` without making them: states [..., D], table [V, D], targets [...].
+
+    Under autocast the products are of its type; sums are float64.
+    """
+    counted = targets != ignored
+    device = states.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else table.dtype
+    with torch.autocast(device, enabled=False):
+        sums = _ProjectedNll.apply(states[counted], table, targets[counted], smoothing, dtype, torch.is_grad_enabled())
+    return LossSums(*sums)
 
 
 def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignored: int = PAD_ID) -> LossSums:
@@ -47,7 +82,10 @@ def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignore
 
     logits [..., V], targets [...] int64. Differentiable in the loss; `nll` is for reading.
     """
-    return LossSums(*_SmoothedCrossEntropy.apply(logits.float(), targets, smoothing, ignored))
+    counted = targets != ignored
+    log_probs = logits[counted].float().log_softmax(dim=-1)
+    nll = -log_probs.gather(-1, targets[counted].unsqueeze(-1)).sum()
+    return LossSums((1 - smoothing) * nll - smoothing * log_probs.mean(dim=-1).sum(), nll.detach())
 
 
 def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored: int = PAD_ID) -> Tensor:

@@ -19,7 +19,7 @@ from treenet.config import TrainConfig
 from treenet.layers.dropout import share_dropout_keys
 from treenet.plan import hash_ids
 from treenet.training.ema import MovingAverage
-from treenet.training.losses import LossSums, label_smoothed_nll, r_drop_loss
+from treenet.training.losses import LossSums, projected_nll, r_drop_loss
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
@@ -42,13 +42,19 @@ class StepResult:
 
 
 class Stepper:
-    """Model, optimiser and moving average of one rank, and what changes them."""
+    """Model, optimiser and moving average of one rank, and what changes them.
+
+    What losses are computed from is what `output` of the model returns: here the decoder's states.
+    """
+
+    output = "decode"
 
     def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks):
         self.model, self.config, self.ranks = model, config, ranks
         self.optimizer = build_optimizer(model, config.optimizer)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
-        self._forward = torch.compile(model, dynamic=True) if config.compile else model
+        forward = getattr(model, self.output)
+        self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
         self._gradient = _flat_gradient(model)
         self._dropout_keys = share_dropout_keys(model)
 
@@ -113,32 +119,38 @@ class Stepper:
     def validate(self, batch: TreeBatch) -> Tensor:
         """What a validation adds up over batches, float64: loss and nll, and what else the task counts."""
         batch = batch.to(self.ranks.device)
-        output = self._logits(batch)
-        return torch.stack([value.double() for value in (*self.sum_losses(batch, output), *self.count_right(batch, output))])
+        with self._autocast():
+            output = self._output(batch)
+            sums = (*self.sum_losses(batch, output), *self.count_right(batch, output))
+        return torch.stack([value.double() for value in sums])
 
     def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
         """What else a validation counts; nothing in translation."""
         return ()
 
     def sum_losses(self, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
-        """The losses of a batch, from what the model returned in one pass, or with R-Drop in two."""
+        """The losses of a batch, from the model's output in one pass, or with R-Drop in two."""
         options, targets = self.config.optimizer, batch.tgt_out
         if second is None:
-            return label_smoothed_nll(first, targets, options.label_smoothing)
-        return r_drop_loss(first, second, targets, options.label_smoothing, options.r_drop)
+            return projected_nll(first, self.model.piece_embedding.weight, targets, options.label_smoothing)
+        passes = [self.model.compute_logits(states) for states in (first, second)]
+        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop)
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""
         keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
         batch = batch.to(self.ranks.device)
         passes = keys if self.config.optimizer.r_drop else keys[:1]
-        return self.sum_losses(batch, *(self._logits(batch, key) for key in passes))
+        with self._autocast():
+            return self.sum_losses(batch, *(self._output(batch, key) for key in passes))
 
-    def _logits(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Any:
+    def _output(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Any:
         if dropout_keys is not None:
             self._dropout_keys.set(dropout_keys)
-        with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16"):
-            return self._forward(batch)
+        return self._forward(batch)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
 
 
 def _flat_gradient(model: nn.Module) -> Tensor:
