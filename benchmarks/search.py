@@ -37,7 +37,7 @@ from treenet.batch import TreeBatch, collate
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.inference.search import Decodable, beam_search
 from treenet.layers.attention import padding_to_attend_mask
-from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
+from treenet.models import EncoderDecoder, Memory, VocabSizes, build_model
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -94,7 +94,7 @@ class Prefixes:
 class Uncached:
     """A plain Transformer that decodes every prefix anew."""
 
-    def __init__(self, model: Seq2Seq):
+    def __init__(self, model: EncoderDecoder):
         self.model = model
 
     def encode(self, batch: TreeBatch) -> Memory:

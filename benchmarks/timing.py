@@ -55,7 +55,7 @@ class EncoderClassifier(nn.Module):
     def forward(self, batch: TreeBatch) -> Tensor:
         """Logits [B, NUM_CLASSES]."""
         states = self.model.encode(batch).states
-        if self.model.reads_trees:
+        if self.model.reads == "trees":
             return self.head(states[:, batch.structure.num_leaves])  # nodes follow the leaves, the root is the first
         real = ~batch.leaf_pad_mask[..., None]
         return self.head((states * real).sum(1) / real.sum(1))
@@ -135,7 +135,7 @@ def seconds_of_blocks(steps: dict[str, Callable[[], None]], device: torch.device
 
 def collated(entry: Entry, row: RowLists, device: torch.device) -> TreeBatch:
     """A batch of one; models without trees are spared the maps, as in training."""
-    batch = collate_rows(row, trees=entry.reads_trees)
+    batch = collate_rows(row, "trees" if entry.reads_trees else "leaves")
     return batch if device.type == "cpu" else batch.to(device)
 
 

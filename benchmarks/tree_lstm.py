@@ -135,19 +135,16 @@ def make_batch(name: str, random: np.random.Generator, budget: int) -> LabelledB
         for column, values in zip((rows.starts, rows.ends, rows.subtree_ends), spans.T, strict=True):
             column.append(values)
         rows.targets.append(np.zeros(0, dtype=np.int64))
-    batch = collate_rows(rows, reads == "trees")
-    structure, positions = batch.structure, 0
     if reads == "arcs":
-        structure = ArcLevels.build([np.arange(n) for n in lengths], [random_governors(n, random) for n in lengths])
-        positions = structure.row.shape[1]
+        rows.words, rows.governors = [np.arange(n) for n in lengths], [random_governors(n, random) for n in lengths]
+    batch, positions = collate_rows(rows, reads), 0
+    if reads == "arcs":
+        positions = batch.structure.row.shape[1]
     elif reads != "leaves":
         positions = batch.leaf_pieces.shape[1] + batch.node_labels.shape[1]
-    if reads == "binary_trees":
-        spans = [np.stack(row, axis=1) for row in zip(rows.starts, rows.ends, rows.subtree_ends, strict=True)]
-        structure = TreeLevels.build(SpanTable.build(lengths, spans))
     labels = torch.randint(0, CLASSES, (len(lengths),))
     position_labels = torch.randint(0, CLASSES, (len(lengths), positions))
-    return LabelledBatch(**{**vars(batch), "structure": structure}, labels=labels, position_labels=position_labels)
+    return LabelledBatch(**vars(batch), labels=labels, position_labels=position_labels)
 
 
 def time_update(name: str, rounds: int, random: np.random.Generator, budget: int = 2048) -> None:

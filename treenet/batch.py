@@ -5,13 +5,20 @@ Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure import TreeStructure
+from treenet.structure import ArcLevels, SpanTable, TreeLevels, TreeStructure
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
+
+# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them; or
+# the arcs between its words.
+Reads = Literal["leaves", "trees", "binary_trees", "arcs"]
+READS_WORDS: tuple[Reads, ...] = ("arcs",)  # those that need `RowLists.words`
+READS_ARCS: tuple[Reads, ...] = ("arcs",)  # those that need the arcs between words
 
 
 @dataclass
@@ -23,7 +30,7 @@ class TreeBatch:
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_labels: Tensor  # [B, N] int64, UNKNOWN_LABEL_ID where padded
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    structure: TreeStructure | None  # maps shared by all layers, heads and the cross-attention; None for models without trees
+    structure: Any  # what the model reads beside pieces, as `build_structure` makes it, shared by all layers; None for leaves
     tgt_in: Tensor  # [B, T] int64, BOS first, PAD_ID where padded
     tgt_out: Tensor  # [B, T] int64, EOS last, PAD_ID where padded
 
@@ -40,13 +47,13 @@ class TreeBatch:
 
     def pad_masks(self) -> list[Tensor]:
         """Masks, True = padding, of all positions that a model computes."""
-        nodes = [self.node_pad_mask] if self.structure is not None else []
+        nodes = [self.node_pad_mask] if isinstance(self.structure, TreeStructure) else []
         return [self.leaf_pad_mask, *nodes, self.tgt_out == PAD_ID]
 
 
 @dataclass
 class RowLists:
-    """The columns of a batch's examples that models read, one array per example."""
+    """The columns of a batch's examples that models read, one array per example; words and arcs for models that need them."""
 
     example_ids: list[int] = field(default_factory=list)
     pieces: list[np.ndarray] = field(default_factory=list)
@@ -55,6 +62,10 @@ class RowLists:
     ends: list[np.ndarray] = field(default_factory=list)
     subtree_ends: list[np.ndarray] = field(default_factory=list)
     targets: list[np.ndarray] = field(default_factory=list)
+    words: list[np.ndarray] = field(default_factory=list)  # of each leaf
+    pos_tags: list[np.ndarray] = field(default_factory=list)  # of each leaf
+    governors: list[np.ndarray] = field(default_factory=list)  # of each word, -1 is the root
+    relations: list[np.ndarray] = field(default_factory=list)  # of each word to its governor
 
     def __len__(self) -> int:
         return len(self.example_ids)
@@ -69,8 +80,8 @@ def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, 
     return out, padding
 
 
-def collate(examples: Sequence[dict]) -> TreeBatch:
-    """Rows of an encoded shard (`Shard.row`) to one padded batch."""
+def collate(examples: Sequence[dict], reads: Reads = "trees") -> TreeBatch:
+    """Rows of an encoded shard (`Shard.row`) to one padded batch for a model that reads `reads`."""
     rows = RowLists()
     for example in examples:
         rows.example_ids.append(example["example_id"])
@@ -80,29 +91,45 @@ def collate(examples: Sequence[dict]) -> TreeBatch:
         rows.ends.append(example["spans"]["end"])
         rows.subtree_ends.append(example["spans"]["subtree_end"])
         rows.targets.append(example["tgt_pieces"])
-    return collate_rows(rows)
+        if reads in READS_WORDS:
+            rows.words.append(example["leaves"]["word_index"])
+            rows.pos_tags.append(example["leaves"]["pos_tag"])
+        if reads in READS_ARCS:
+            rows.governors.append(example["arcs"]["governor"])
+            rows.relations.append(example["arcs"]["deprel"])
+    return collate_rows(rows, reads)
 
 
-def collate_rows(rows: RowLists, trees: bool = True) -> TreeBatch:
-    """Examples to one padded batch; without `trees`, the maps of tree attention are not built."""
+def collate_rows(rows: RowLists, reads: Reads = "trees") -> TreeBatch:
+    """Examples to one padded batch for a model that reads `reads`."""
     num_leaves, num_nodes, num_targets = (_lengths(lists) for lists in (rows.pieces, rows.labels, rows.targets))
     leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID)
     node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID)
     tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
-    structure = None
-    if trees:
-        spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
-        structure = TreeStructure.build(num_leaves.tolist(), np.split(spans, np.cumsum(num_nodes)[:-1]))
     return TreeBatch(
         example_ids=torch.tensor(rows.example_ids),
         leaf_pieces=torch.from_numpy(leaf_pieces),
         leaf_pad_mask=torch.from_numpy(leaf_padding),
         node_labels=torch.from_numpy(node_labels),
         node_pad_mask=torch.from_numpy(node_padding),
-        structure=structure,
+        structure=build_structure(rows, reads),
         tgt_in=torch.from_numpy(tgt_in),
         tgt_out=torch.from_numpy(tgt_out),
     )
+
+
+def build_structure(rows: RowLists, reads: Reads) -> Any:
+    """What a model reads beside pieces. Raises UserError for trees that are not of that form."""
+    if reads == "leaves":
+        return None
+    if reads == "arcs":
+        return ArcLevels.build(rows.words, rows.governors)
+    num_leaves, num_nodes = [len(pieces) for pieces in rows.pieces], [len(labels) for labels in rows.labels]
+    spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
+    spans = np.split(spans, np.cumsum(num_nodes)[:-1])
+    if reads == "binary_trees":
+        return TreeLevels.build(SpanTable.build(num_leaves, spans))
+    return TreeStructure.build(num_leaves, spans)
 
 
 def _target_pieces(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from treenet.batch import RowLists, TreeBatch, collate_rows
+from treenet.batch import READS_ARCS, READS_WORDS, Reads, RowLists, TreeBatch, collate_rows
 from treeproc.schema import ROWS_PER_RECORD_BATCH
 from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_lengths
+from treeproc.shards import open_shards, read_index, read_lengths
 from treeproc.storage import AnyPath
 
 Item = TypeVar("Item")
@@ -23,11 +23,13 @@ class ExampleSource:
     """One split of DATA/encoded, memory-mapped.
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
-    shards and lengths do not belong together. Without `trees`, batches lack the maps of tree attention.
+    shards and lengths do not belong together, or the data set has not got what a model that `reads` needs.
     """
 
-    def __init__(self, folder: AnyPath, split: str, trees: bool = True):
-        self._trees = trees
+    def __init__(self, folder: AnyPath, split: str, reads: Reads = "trees"):
+        self.reads = reads
+        if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
+            raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
         rows = sum(len(shard) for shard in self._shards.values())
@@ -57,7 +59,13 @@ class ExampleSource:
             start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
             out.targets.append(targets[start:stop])
             out.example_ids.append(columns["example_id"][row])
-        return collate_rows(out, self._trees)
+            if self.reads in READS_WORDS:
+                out.words.append(list_items(columns["leaves"], row, "word_index"))
+                out.pos_tags.append(list_items(columns["leaves"], row, "pos_tag"))
+            if self.reads in READS_ARCS:
+                out.governors.append(list_items(columns["arcs"], row, "governor"))
+                out.relations.append(list_items(columns["arcs"], row, "deprel"))
+        return collate_rows(out, self.reads)
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
         """Where the rows stand: columns of a record batch, and the row in it."""
@@ -69,6 +77,13 @@ class ExampleSource:
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+
+
+def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:
+    """Items of a list column of one row; of one field where they are structs."""
+    edges, flat = views
+    start, stop = edges[row : row + 2].tolist()
+    return (flat if name is None else flat[name])[start:stop]
 
 
 class Prefetcher(Generic[Item]):

@@ -5,30 +5,26 @@ Shapes: B batch, L leaves, N nodes, W words, P positions of a model that have cl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import RowLists, TreeBatch, collate_rows, pad
-from treenet.data import ExampleSource
-from treenet.structure import ArcLevels, SpanTable, TreeLevels
+from treenet.batch import Reads, RowLists, TreeBatch, collate_rows, pad
+from treenet.data import ExampleSource, list_items
 from treeproc.settings import UserError
 from treeproc.shards import read_index
 from treeproc.storage import AnyPath
 
 NO_CLASS = -1
-# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them; or
-# the arcs between its words.
-Reads = Literal["leaves", "trees", "binary_trees", "arcs"]
 # Examples at a time when all phrases of a split are looked at.
 _CHUNK = 1024
 
 
 @dataclass
 class LabelledBatch(TreeBatch):
-    """A padded batch with classes. `structure` is `TreeLevels` or `ArcLevels` for models that read these."""
+    """A padded batch with classes."""
 
     labels: Tensor  # [B] int64, class of every example
     position_labels: Tensor  # [B, P] int64, NO_CLASS where there is none; leaves, then nodes, or words; P = 0 without any
@@ -46,47 +42,36 @@ class LabelledSource(ExampleSource):
     """
 
     def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool):
-        super().__init__(folder, split, trees=reads == "trees")
-        self._reads, self._phrases = reads, phrases and reads != "leaves"
-        columns = _check_classes(folder)
-        if reads == "arcs" and "arcs" not in columns:
-            raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
+        super().__init__(folder, split, reads)
+        self._phrases = phrases and reads != "leaves"
+        _check_classes(folder)
         self._targets = self._count_targets()
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """The rows as one padded batch."""
         batch = super().batch(rows)
         labels, nodes, leaves, spans = [], [], [], []
-        words, governors = [], []
+        words = []
         for columns, row in self.places(rows):
             labels.append(columns["label"][row])
-            if self._reads in ("binary_trees", "arcs"):
+            if self.reads in ("trees", "binary_trees"):
+                _check_root(columns, row)
+            if self._phrases and self.reads == "arcs":
                 spans.append(_spans(columns, row))
-            if self._reads == "arcs":
-                words.append(_items(columns["leaves"], row, "word_index"))
-                governors.append(_items(columns["arcs"], row, "governor"))
+                words.append(list_items(columns["leaves"], row, "word_index"))
             if self._phrases:
                 for part, classes in zip((leaves, nodes), self._phrase_classes(columns, row), strict=True):
                     part.append(classes)
-        structure, position_labels = batch.structure, np.zeros((len(labels), 0), dtype=np.int64)
-        if self._reads == "trees":
-            self._check_roots(rows, structure.subtree_end[:, 0].numpy(), structure.node_pad_mask.numpy())
-        elif self._reads == "binary_trees":
-            table = SpanTable.build((~batch.leaf_pad_mask).sum(1).tolist(), spans)
-            self._check_roots(rows, table.subtree_end[:, 0], table.node_pad_mask)
-            structure = TreeLevels.build(table)
-        elif self._reads == "arcs":
-            structure = ArcLevels.build(words, governors)
-        if self._phrases and self._reads == "arcs":
-            found = [_find_classes(*row) for row in zip(structure.span.numpy(), spans, nodes, leaves, words, strict=True)]
+        position_labels = np.zeros((len(labels), 0), dtype=np.int64)
+        if self._phrases and self.reads == "arcs":
+            found = [_find_classes(*row) for row in zip(batch.structure.span.numpy(), spans, nodes, leaves, words, strict=True)]
             position_labels = np.stack(found)
-            position_labels[np.arange(len(labels)), structure.root.numpy()] = labels
+            position_labels[np.arange(len(labels)), batch.structure.root.numpy()] = labels
         elif self._phrases:
             parts = [pad(np.concatenate(lists), _lengths(lists), NO_CLASS)[0] for lists in (leaves, nodes)]
             position_labels = np.concatenate(parts, axis=1)
-        fields = {**vars(batch), "structure": structure}
         return LabelledBatch(
-            **fields, labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
+            **vars(batch), labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
         )
 
     def target_tokens(self, rows: np.ndarray) -> int:
@@ -97,7 +82,7 @@ class LabelledSource(ExampleSource):
         """Classes of every example [n]."""
         if not self._phrases:
             return np.ones(len(self), dtype=np.int64)
-        if self._reads == "arcs":
+        if self.reads == "arcs":
             return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
         classes = (self._phrase_classes(*place) for place in self.places(np.arange(len(self))))
         return np.array([sum(int((part != NO_CLASS).sum()) for part in parts) for parts in classes])
@@ -105,18 +90,9 @@ class LabelledSource(ExampleSource):
     def _phrase_classes(self, columns: Any, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Classes of the leaves and of the nodes of an example; of a tree the first node, the root, has the example's."""
         leaves, nodes = _classes(columns, "leaf_labels", row, "leaves"), _classes(columns, "node_labels", row, "nodes")
-        if self._reads != "arcs":
+        if self.reads != "arcs":
             nodes[:1] = columns["label"][row]
         return leaves, nodes
-
-    def _check_roots(self, rows: Sequence[int] | np.ndarray, subtree_end: np.ndarray, pad_mask: np.ndarray) -> None:
-        """`subtree_end` [B] is that of the first node, which a root has all nodes in."""
-        several = np.flatnonzero(subtree_end < (~pad_mask).sum(axis=1))
-        if len(several):
-            raise UserError(
-                f"example {self.lengths['example_id'][rows[several[0]]]} has several trees side by side and so no root; encode "
-                "the data with tree.documents: dummy_root"
-            )
 
 
 class PhraseSource(ExampleSource):
@@ -127,7 +103,7 @@ class PhraseSource(ExampleSource):
     """
 
     def __init__(self, folder: AnyPath, split: str):
-        super().__init__(folder, split, trees=False)
+        super().__init__(folder, split, "leaves")
         _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
         row, self._start, self._end, self._class = np.concatenate(found, axis=1)
@@ -138,7 +114,7 @@ class PhraseSource(ExampleSource):
         """[4, phrases]: row, first leaf, one past the last, class."""
         out = []
         for row, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
-            spans, words = _spans(columns, at), _items(columns["leaves"], at, "word_index")
+            spans, words = _spans(columns, at), list_items(columns["leaves"], at, "word_index")
             nodes, leaves = _classes(columns, "node_labels", at, "nodes"), _classes(columns, "leaf_labels", at, "leaves")
             start, end, classes = _labelled_spans(spans, nodes, leaves, words)
             whole = (start == 0) & (end == len(words))
@@ -152,12 +128,12 @@ class PhraseSource(ExampleSource):
         rows = np.asarray(rows)
         out, empty = RowLists(), np.zeros(0, dtype=np.int64)
         for phrase, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
-            pieces = _items(columns["leaves"], at, "piece")
+            pieces = list_items(columns["leaves"], at, "piece")
             out.pieces.append(pieces[self._start[phrase] : self._end[phrase]])
             for column in (out.labels, out.starts, out.ends, out.subtree_ends, out.targets):
                 column.append(empty)
             out.example_ids.append(phrase)
-        batch = collate_rows(out, trees=False)
+        batch = collate_rows(out, "leaves")
         labels = torch.from_numpy(self._class[rows])
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
 
@@ -182,22 +158,25 @@ def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
     return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
 
 
-def _items(views: Any, row: int, name: str | None = None) -> np.ndarray:
-    """Items of a list column of one row."""
-    edges, flat = views
-    start, stop = edges[row : row + 2].tolist()
-    return (flat if name is None else flat[name])[start:stop]
+def _check_root(columns: Any, row: int) -> None:
+    """Raises UserError for several trees side by side: a root has all nodes below it."""
+    subtree_end = list_items(columns["spans"], row, "subtree_end")
+    if len(subtree_end) and subtree_end[0] < len(subtree_end):
+        raise UserError(
+            f"example {columns['example_id'][row]} has several trees side by side and so no root; encode the data with "
+            "tree.documents: dummy_root"
+        )
 
 
 def _spans(columns: Any, row: int) -> np.ndarray:
     """[N, 3]: start, end, subtree_end."""
-    return np.stack([_items(columns["spans"], row, name) for name in ("start", "end", "subtree_end")], axis=1)
+    return np.stack([list_items(columns["spans"], row, name) for name in ("start", "end", "subtree_end")], axis=1)
 
 
 def _classes(columns: Any, name: str, row: int, like: str) -> np.ndarray:
     """A copy of the classes of nodes or leaves; none where the data set has no such column."""
     if name in columns:
-        return _items(columns[name], row).astype(np.int64)
+        return list_items(columns[name], row).astype(np.int64)
     start, stop = columns[like][0][row : row + 2].tolist()
     return np.full(stop - start, NO_CLASS, dtype=np.int64)
 

@@ -150,7 +150,7 @@ def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int
     """
     device = next(model.parameters()).device
     given, kept = tee(examples)
-    found = in_order(partial(_attend_batch, model), given, None, longer_side, max_tokens, device, _WINDOW)
+    found = in_order(partial(_attend_batch, model), model.reads, given, None, longer_side, max_tokens, device, _WINDOW)
     return (SentenceAttention(example, weights) for example, weights in zip(kept, found, strict=True) if weights is not None)
 
 
@@ -161,7 +161,7 @@ def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
         model(batch)
     weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
     real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
-    if model.reads_trees:
+    if model.reads == "trees":
         real = torch.cat([real, ~batch.node_pad_mask], dim=1)
     return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
 

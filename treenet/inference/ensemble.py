@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
+from treenet.batch import Reads, TreeBatch
 from treenet.inference.run import LoadedRun, load_run
 from treenet.inference.search import Decodable, DecoderState
 from treeproc.settings import UserError
@@ -37,6 +37,7 @@ class Ensemble(nn.Module):
     def __init__(self, models: Sequence[Decodable]):
         super().__init__()
         self.models = nn.ModuleList(models)
+        self.reads: Reads = next((model.reads for model in models if model.reads != "leaves"), "leaves")
 
     def encode(self, batch: TreeBatch) -> list:
         """One memory a model."""
@@ -74,7 +75,7 @@ def load_ensemble(
     for (run, _), other in zip(members, loaded, strict=True):
         theirs = read_index(other.data / "encoded")
         names = ["vocab_fingerprint"]
-        if encodes_lines and other.model.reads_trees:
+        if encodes_lines and other.model.reads != "leaves":
             names += ["parser_settings", "tree_settings"]
         for name in names:
             if index.get(name) != theirs.get(name):
@@ -84,5 +85,8 @@ def load_ensemble(
                 )
     if len(loaded) == 1:
         return first
+    if len(kinds := {one.model.reads for one in loaded} - {"leaves"}) > 1:
+        kinds = " and ".join(sorted(kinds))
+        raise UserError(f"models that read {kinds} are no ensemble; choose models that read the same, and plain ones")
     names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
     return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))

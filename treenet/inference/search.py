@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treenet.batch import TreeBatch
+from treenet.batch import Reads, TreeBatch
 from treenet.config import DecodingConfig
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.settings import UserError
@@ -38,6 +38,8 @@ class DecoderState(Protocol):
 
 class Decodable(Protocol):
     """A model that can be searched."""
+
+    reads: Reads
 
     def encode(self, batch: TreeBatch): ...
 

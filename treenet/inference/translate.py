@@ -9,7 +9,7 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 
-from treenet.batch import TreeBatch, collate
+from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import DecodingConfig
 from treenet.inference.forced import ScoredTarget, score_targets
 from treenet.inference.search import Hypothesis, beam_search
@@ -41,7 +41,7 @@ def translate_examples(
         return beam_search(model, batch, decoding, num_best=num_best)
 
     model.eval()
-    return in_order(search, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
+    return in_order(search, model.reads, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
 
 
 def score_examples(
@@ -61,7 +61,7 @@ def score_examples(
         return score_targets(model, batch, decoding)
 
     model.eval()
-    return in_order(score, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
+    return in_order(score, model.reads, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
 
 
 Result = TypeVar("Result")
@@ -69,6 +69,7 @@ Result = TypeVar("Result")
 
 def in_order(
     compute: Callable[[TreeBatch], list[Result]],
+    reads: Reads,
     examples: Iterable[dict],
     empty: Result,
     size: Callable[[dict], int],
@@ -76,12 +77,13 @@ def in_order(
     device: torch.device | str,
     window: int,
 ) -> Iterator[Result]:
-    """`compute` of batches of up to `max_tokens` padded `size`, back in the order of `examples`; `empty` without leaves."""
+    """`compute` of batches of up to `max_tokens` padded `size`, in the form that a model `reads`, back in the order of
+    `examples`; `empty` without leaves."""
     iterator = iter(examples)
     while chunk := list(islice(iterator, window)):
         found = [empty] * len(chunk)
         for rows in _batches(chunk, size, max_tokens):
-            batch = collate([chunk[row] for row in rows]).to(device)
+            batch = collate([chunk[row] for row in rows], reads).to(device)
             for row, result in zip(rows, compute(batch), strict=True):
                 found[row] = result
         yield from found

@@ -3,7 +3,7 @@
 from treenet.models.classifier import Classifier, ClassLogits
 from treenet.models.encoders import Memory, VocabSizes
 from treenet.models.registry import CLASSIFIERS, MODELS, build_classifier, build_model, classifier_class, model_class
-from treenet.models.seq2seq import DecoderState, Seq2Seq
+from treenet.models.seq2seq import DecoderState, EncoderDecoder
 
 __all__ = [
     "CLASSIFIERS",
@@ -11,8 +11,8 @@ __all__ = [
     "ClassLogits",
     "Classifier",
     "DecoderState",
+    "EncoderDecoder",
     "Memory",
-    "Seq2Seq",
     "VocabSizes",
     "build_classifier",
     "build_model",

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from treenet.batch import Reads
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.labelled import LabelledBatch, Reads
+from treenet.labelled import LabelledBatch
 from treenet.layers.linear import build_linear
 from treenet.models.encoders import Memory
 from treeproc.settings import UserError

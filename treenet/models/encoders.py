@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
+from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer
@@ -38,7 +38,7 @@ class Memory:
 class Encoder(nn.Module):
     """The plain Transformer's encoder (Vaswani et al., 2017). With `tree`, its self-attention is tree attention."""
 
-    reads_trees = False  # whether batches need `structure`
+    reads: Reads = "leaves"
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, tree: TreeAttentionConfig | None = None):
         super().__init__()
@@ -68,8 +68,7 @@ class EncodesTrees:
     they get no position.
     """
 
-    reads_trees = True
-    reads = "trees"
+    reads: Reads = "trees"
 
     def add_nodes(self, config: ModelConfig, vocab: VocabSizes) -> None:
         """What the nodes need: a table of labels [labels, D]."""

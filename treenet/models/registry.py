@@ -7,7 +7,7 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.bilstm import BiLSTMClassifier
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import VocabSizes
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
 from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
 from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
@@ -15,7 +15,7 @@ from treeproc.settings import UserError
 
 Model = TypeVar("Model")
 
-MODELS: dict[str, type[Seq2Seq]] = {
+MODELS: dict[str, type[EncoderDecoder]] = {
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }
@@ -28,12 +28,12 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
 }
 
 
-def model_class(config: ModelConfig) -> type[Seq2Seq]:
+def model_class(config: ModelConfig) -> type[EncoderDecoder]:
     """The class of a translation model. Raises UserError for an unknown name."""
     return _find(MODELS, config.name)
 
 
-def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
+def build_model(config: ModelConfig, vocab: VocabSizes) -> EncoderDecoder:
     """A freshly initialised translation model. Raises UserError for an unknown name."""
     return model_class(config)(config, vocab)
 

@@ -1,16 +1,18 @@
-"""What every encoder-decoder model shares beside its encoder: the decoder and step-by-step decoding. Not a model itself.
+"""What every translation model offers, and what those with a Transformer decoder share beside the encoder.
 
 Shapes: B batch, L leaves, N nodes, S memory positions, T target positions, D model, V pieces, R live hypotheses,
 A sentences that have some.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
+from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer
@@ -48,23 +50,50 @@ class DecoderState:
         return DecoderState(sources, active, readers, memory, attend_mask, past, self.step)
 
 
-class Seq2Seq(Encoder):
-    """Base of the encoder-decoder models; a model may have an `encode` of its own.
+class EncoderDecoder(nn.Module, ABC):
+    """What training and search ask of a translation model. Decoder input and output softmax share one table."""
 
-    Encoder leaves, decoder input and output softmax share one table [V, D]. `tree` makes encoder self-attention and
-    decoder cross-attention tree attentions.
+    piece_embedding: nn.Embedding  # [V, D]
+    reads: Reads
+
+    @abstractmethod
+    def encode(self, batch: TreeBatch) -> Memory:
+        """What the decoder reads of the sources."""
+
+    @abstractmethod
+    def decode(self, batch: TreeBatch) -> Tensor:
+        """Teacher forcing: the states [B, T, D] that the logits of `tgt_out` are computed from."""
+
+    @abstractmethod
+    def start_decoding(self, memory: Memory) -> Any:
+        """One empty hypothesis a sentence. What depends on the sources alone is computed here, once."""
+
+    @abstractmethod
+    def decode_step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The last token of each hypothesis [R] -> logits [R, V] of the next one, and the new state."""
+
+    def forward(self, batch: TreeBatch) -> Tensor:
+        """Teacher forcing: logits [B, T, V] of `tgt_out`, float32 at least."""
+        return self.compute_logits(self.decode(batch))
+
+    def compute_logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
+        logits = F.linear(x, self.piece_embedding.weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Seq2Seq(Encoder, EncoderDecoder):
+    """Base of the models with a Transformer decoder; a model may have an `encode` of its own.
+
+    Encoder leaves, decoder input and output softmax share one table. `tree` makes encoder self-attention and decoder
+    cross-attention tree attentions.
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, tree: TreeAttentionConfig | None = None):
         super().__init__(config, vocab, tree)
         self.decoder_layers = nn.ModuleList([DecoderLayer(config, tree) for _ in range(config.num_decoder_layers)])
 
-    def forward(self, batch: TreeBatch) -> Tensor:
-        """Teacher forcing: logits [B, T, V] of `tgt_out`, float32 at least."""
-        return self.compute_logits(self.decode(batch))
-
     def decode(self, batch: TreeBatch) -> Tensor:
-        """Teacher forcing: the states [B, T, D] that the logits of `tgt_out` are computed from."""
         memory = self.encode(batch)
         attend_mask = padding_to_attend_mask(memory.pad_mask)
         x = self.dropout(self.embed_pieces(batch.tgt_in))  # padding comes last: the causal mask hides it
@@ -94,8 +123,3 @@ class Seq2Seq(Encoder):
             x, past = layer(x, memory, state.memory_attend_mask, past, state.readers)
             pasts.append(past)
         return self.compute_logits(x[:, 0]), replace(state, past=pasts, step=state.step + 1)
-
-    def compute_logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
-        logits = F.linear(x, self.piece_embedding.weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -48,7 +48,7 @@ def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | 
 
 def reads_trees(run: ReportRun) -> bool:
     model = MODELS.get(run.config["model"].get("name"))
-    return model is not None and model.reads_trees
+    return model is not None and model.reads == "trees"
 
 
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:

@@ -86,7 +86,7 @@ class Translation(Task):
             )
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        return ExampleSource(self.config.data / "encoded", split, model_class(self.config.model).reads_trees)
+        return ExampleSource(self.config.data / "encoded", split, model_class(self.config.model).reads)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, VocabSizes(sizes["num_pieces"], sizes["num_labels"]))
