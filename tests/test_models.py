@@ -1,64 +1,42 @@
-"""Whole models: independence of padding and batch, causality, decoding, sizes, degenerate trees."""
+"""Whole models, each of tests/model_cases.py: independence of padding and batch, causality, decoding, sizes, degenerate trees."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
 
 from treenet.batch import TreeBatch, collate
 from treenet.config import ModelConfig, TreeAttentionConfig
-from treenet.models import VocabSizes, build_model
+from treenet.models import DecoderState, VocabSizes, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError
 
-VOCAB = VocabSizes(pieces=23, labels=7)
-NAMES = ["transformer", "tree_transformer"]
 
-
-def tiny_model(name: str, **config) -> torch.nn.Module:
-    torch.manual_seed(0)
-    sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
-    return build_model(ModelConfig(name=name, **sizes, **config), VOCAB).double().eval()
-
-
-def example_of(tree: Tree, seed: int = 0, target_length: int | None = None) -> dict:
-    """An encoded row with random pieces and labels."""
-    rng = np.random.default_rng([seed, tree.num_leaves, len(tree.spans)])
-    spans = tree.span_array
-    return {
-        "example_id": seed,
-        "leaves": {"piece": rng.integers(4, VOCAB.pieces, tree.num_leaves)},
-        "nodes": {"label": rng.integers(1, VOCAB.labels, len(spans))},
-        "spans": {"start": spans[:, 0], "end": spans[:, 1], "subtree_end": spans[:, 2]},
-        "tgt_pieces": rng.integers(4, VOCAB.pieces, rng.integers(1, 6) if target_length is None else target_length),
-    }
-
-
-def batch_of(sentences: list[Tree], **kwargs) -> TreeBatch:
-    return collate([example_of(tree, seed, **kwargs) for seed, tree in enumerate(sentences)])
+def with_trees(*configs: dict) -> list[tuple[str, dict]]:
+    """Every model as it is, and the Tree Transformer with other settings of `model.tree`."""
+    return [(name, {}) for name in CASES] + [("tree_transformer", {"tree": config}) for config in configs]
 
 
 def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tensor:
     return logits[row, batch.tgt_out[row] != PAD_ID]
 
 
-@pytest.mark.parametrize("config", [{}, {"tree": {"subtree_mask": False}}, {"tree": {"accumulation_rule": "released"}}])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "config"), with_trees({"subtree_mask": False}, {"accumulation_rule": "released"}))
 @given(sentences=batches(max_size=4))
 @settings(deadline=None, max_examples=10)
 def test_a_sentence_does_not_see_its_batch(name, config, sentences):
     """Alone, or in a batch with a much longer and deeper sentence first: the same logits."""
     model = tiny_model(name, **config)
-    examples = [example_of(tree, seed) for seed, tree in enumerate(sentences)]
+    examples = [example_of(tree, seed, reads=model.reads) for seed, tree in enumerate(sentences)]
     longest = example_of(right_branching(14), seed=99, target_length=9)
-    together = collate([longest, *examples])
+    together = collate([longest, *examples], model.reads)
     logits = model(together)
     assert logits.isfinite().all()
     for row, example in enumerate(examples, start=1):
-        alone = collate([example])
+        alone = collate([example], model.reads)
         expected = real_logits(model(alone), alone, 0)
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
 
@@ -101,9 +79,10 @@ def test_the_encoder_compiles_without_graph_breaks(path):
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_content_of_padding_does_not_matter(name):
-    model, batch = tiny_model(name), batch_of([right_branching(3), right_branching(9)])
+    model = tiny_model(name)
+    batch = batch_of([right_branching(3), right_branching(9)], model.reads)
     expected = [real_logits(model(batch), batch, row) for row in (0, 1)]
     grads = torch.autograd.grad(sum(e.sum() for e in expected), list(model.parameters()))
     assert all(grad.isfinite().all() for grad in grads)
@@ -114,9 +93,10 @@ def test_content_of_padding_does_not_matter(name):
         torch.testing.assert_close(real_logits(model(batch), batch, row), expected[row], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_decoder_does_not_see_the_future(name):
-    model, batch = tiny_model(name), batch_of([right_branching(5), right_branching(2)], target_length=6)
+    model = tiny_model(name)
+    batch = batch_of([right_branching(5), right_branching(2)], model.reads, target_length=6)
     expected = model(batch)
     for t in range(1, 7):
         changed = batch.to("cpu")
@@ -127,12 +107,12 @@ def test_the_decoder_does_not_see_the_future(name):
         assert (logits[:, t] - expected[:, t]).abs().max() > 1e-6
 
 
-@pytest.mark.parametrize("config", [{}, {"tree": {"accumulate_on": "key"}}, {"tree": {"leaf_weights": "per_head"}}])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "config"), with_trees({"accumulate_on": "key"}, {"leaf_weights": "per_head"}))
 @given(sentences=batches())
 @settings(deadline=None, max_examples=5)
 def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
-    model, batch = tiny_model(name, **config), batch_of(sentences, target_length=4)
+    model = tiny_model(name, **config)
+    batch = batch_of(sentences, model.reads, target_length=4)
     expected = model(batch)
     state = model.start_decoding(model.encode(batch))
     for t in range(batch.tgt_in.shape[1]):
@@ -140,10 +120,11 @@ def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
         torch.testing.assert_close(logits, expected[:, t], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_selected_hypotheses_continue_their_own_sentence(name):
     """Expand to a beam, reorder within sentences, drop a sentence: each row equals teacher forcing of its history."""
-    model, batch = tiny_model(name), batch_of([right_branching(n) for n in (4, 1, 7)], target_length=5)
+    model = tiny_model(name)
+    batch = batch_of([right_branching(n) for n in (4, 1, 7)], model.reads, target_length=5)
     torch.manual_seed(1)
     memory = model.encode(batch)
     state, sources = model.start_decoding(memory), torch.arange(3)
@@ -152,14 +133,16 @@ def test_selected_hypotheses_continue_their_own_sentence(name):
     for rows in map(torch.tensor, selections):
         before, state = state, state.select(rows)
         sources, history = sources[rows], history[rows]
-        if len(before.sources) == len(rows):  # reordered within sentences: the memory was not copied
+        if isinstance(state, DecoderState) and len(before.sources) == len(
+            rows
+        ):  # reordered within sentences: the memory was not copied
             assert state.memory[0][0] is before.memory[0][0]
         tokens = torch.randint(4, VOCAB.pieces, (len(rows),))
         history = torch.cat([history, tokens[:, None]], dim=1)
         logits, state = model.decode_step(tokens, state)
         assert state.step == history.shape[1]
         for row, source in enumerate(sources.tolist()):
-            alone = collate([example_of(right_branching((4, 1, 7)[source]), seed=source, target_length=5)])
+            alone = collate([example_of(right_branching((4, 1, 7)[source]), seed=source, target_length=5)], model.reads)
             alone.tgt_in = history[row : row + 1]
             torch.testing.assert_close(logits[row], model(alone)[0, -1], rtol=1e-12, atol=1e-12)
 
@@ -204,11 +187,11 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("tree", DEGENERATE.values(), ids=DEGENERATE.keys())
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_degenerate_trees_train(name, tree):
     model = tiny_model(name)
     for sentences in ([tree], [tree, right_branching(3)]):
-        logits = model(batch_of(sentences))
+        logits = model(batch_of(sentences, model.reads))
         grads = torch.autograd.grad(logits.square().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True)
         assert logits.isfinite().all() and all(grad.isfinite().all() for grad in grads)
 
@@ -231,9 +214,10 @@ def test_trees_matter_to_the_tree_model_alone():
         assert ((first - second).abs().max() > 1e-3) == differs
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_logits_are_float32_under_autocast(name):
-    model, batch = tiny_model(name).float(), batch_of([right_branching(6), right_branching(2)])
+    model = tiny_model(name).float()
+    batch = batch_of([right_branching(6), right_branching(2)], model.reads)
     expected = model(batch)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(batch)
@@ -242,10 +226,10 @@ def test_logits_are_float32_under_autocast(name):
     assert (logits - expected).norm() / expected.norm() < 0.05
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_overfits_eight_sentences(name):
     model = tiny_model(name, dropout=0.0).float().train()
-    batch = batch_of([right_branching(n) for n in range(2, 10)], target_length=4)
+    batch = batch_of([right_branching(n) for n in range(2, 10)], model.reads, target_length=4)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for _ in range(120):
         loss = torch.nn.functional.cross_entropy(model(batch).transpose(1, 2), batch.tgt_out)
