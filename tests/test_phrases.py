@@ -13,14 +13,15 @@ from strategies import Tree, right_branching, trees
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.config import PHRASE_LEVELS, ModelConfig
+from treenet.config import PHRASE_LEVELS, ModelConfig, TrainConfig
 from treenet.layers.composition import COMPOSITIONS
 from treenet.layers.phrase_attention import PhraseAttention
+from treenet.models import VocabSizes, build_model
 from treenet.structure import NO_TAG, Partition, PhraseLevels, SpanTable
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
-from treeproc.settings import UserError
+from treeproc.settings import UserError, load_settings
 
 Phrase = tuple[int, int, int]  # first leaf, one past the last, tag
 
@@ -71,7 +72,7 @@ def read_partition(partition: Partition, lengths: list[int]) -> list[list[Phrase
     return out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(batch=st.lists(trees(max_leaves=12), min_size=1, max_size=4))
 def test_levels_agree_with_cutting_from_the_root(batch):
     words = [words_of(tree, seed) for seed, tree in enumerate(batch)]
@@ -219,7 +220,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     phrases = ["model.name=multi_granularity", "model.num_heads=4", "model.phrases.ngrams=[2]", "model.phrases.levels=[1]"]
     phrases += ["model.phrases.num_layers=1", "model.phrases.chunk_size=2", "model.dropout=0", "log_every=1"]
     sums = {}
-    for weight in (0.0, 0.5, 1.0):
+    for weight in (0.0, 0.5, 1.0):  # one set of weights
         trainer = Trainer(make_config(data, *phrases, f"model.phrases.tag_loss={weight}"), Ranks(0, 1, torch.device("cpu")))
         trainer.stepper.model.load_state_dict(sums.get("weights", trainer.stepper.model.state_dict()), strict=False)
         share = trainer.micro_batches.share(trainer.plan.batch(0))
@@ -228,6 +229,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     (plain, nll, none), (half, *_, half_tags), (whole, whole_nll, tags) = sums[0.0], sums[0.5], sums[1.0]
     assert none == 0 < tags and half_tags == pytest.approx(tags / 2)
     assert whole_nll == pytest.approx(nll) and half == pytest.approx(plain + tags / 2) and whole == pytest.approx(plain + tags)
+    (tmp_path / "run").mkdir()
     train(make_config(data, *phrases, "max_steps=40"), tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
     of = {event: [line["tag_loss"] for line in lines if line["event"] == event] for event in ("train", "valid")}
@@ -239,6 +241,19 @@ def test_without_tags_encoding_is_the_same():
     batch = batch_of([right_branching(6), right_branching(3)], "phrases")
     states, tag_loss = model.decode_to_train(batch)
     assert torch.equal(states, model.decode(batch)) and tag_loss > 0
+
+
+@pytest.mark.parametrize("system", ["multi_granularity", "on_lstm_hybrid"])
+def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
+    """Parameters within a tenth of each other, at the vocabulary of IWSLT'14 with 10,000 pieces."""
+    counts = []
+    for name in (system, "transformer"):
+        path = repository / "workflows" / "configs" / (f"iwslt14_en_de_{system}.yaml" if name == system else "iwslt14_en_de.yaml")
+        config = load_settings(TrainConfig, path, ["data=somewhere", f"model.name={name}"])
+        with torch.device("meta"):
+            model = build_model(config.model, VocabSizes(pieces=10_000, labels=100))
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+    assert counts[0] == pytest.approx(counts[1], rel=0.1)
 
 
 @pytest.mark.parametrize(
