@@ -32,8 +32,8 @@ class MultiGranularityTransformer(Seq2Seq):
         granularities = len(self.phrases.ngrams) + len(self.phrases.levels)
         if not 0 < granularities < config.num_heads:
             raise UserError(
-                f"model.phrases.ngrams and model.phrases.levels must name 1 to {config.num_heads - 1} granularities in all, a "
-                f"head for each, since one of model.num_heads = {config.num_heads} is for the words; but they name {granularities}"
+                f"model.phrases.ngrams and model.phrases.levels must name 1 to {config.num_heads - 1} granularities in all, "
+                f"a head for each: one of model.num_heads = {config.num_heads} is for the words; but they name {granularities}"
             )
         if self.phrases.num_layers > config.num_encoder_layers:
             raise UserError(
