@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.linear import build_linear
+from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.scaled_dot_product import attend
 from treenet.structure import Partition
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     def __init__(self, d_model: int, d_head: int):
         super().__init__()
         self.width = d_head
-        self.queries_keys_values = build_linear(d_model, d_head, num_blocks=3)
+        self.queries_keys_values = build_linear(d_model, d_head, num_blocks=3, gain=ATTENTION_GAIN)
 
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
         queries, keys, values = (part[:, None] for part in self.queries_keys_values(x).chunk(3, dim=2))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer
 from treenet.layers.composition import COMPOSITIONS
-from treenet.layers.linear import build_linear
+from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.recurrent import build_recurrence
 from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
 from treenet.structure import NO_TAG, Partition
@@ -37,7 +37,7 @@ class PhraseMemory(nn.Module):
         if config.interaction != "none":
             self.interaction = build_recurrence(config.interaction, width, d_head, config.chunk_size)
             width = d_head
-        self.keys_values = build_linear(width, d_head, num_blocks=2)
+        self.keys_values = build_linear(width, d_head, num_blocks=2, gain=ATTENTION_GAIN)
 
     def forward(self, x: Tensor, partition: Partition) -> tuple[KeysValues, Tensor]:
         """x [B, L, D] -> keys and values [B, 1, P, K], and -log p of the tags, summed, 0 where the partition has none."""
@@ -65,8 +65,10 @@ class PhraseAttention(nn.Module):
         self.num_heads, self.dropout = config.num_heads, config.attention_dropout
         tags = [0] * len(phrases.ngrams) + [num_tags if phrases.tag_loss else 0] * len(phrases.levels)
         self.num_leaf_heads = config.num_heads - len(tags)
-        self.queries = build_linear(d_model, d_model)
-        self.keys_values = build_linear(d_model, self.num_leaf_heads * d_head, num_blocks=2)
+        self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
+        # With the spread that they have among the keys and values of all heads.
+        gain = ATTENTION_GAIN * ((1 + self.num_leaf_heads / self.num_heads) / 2) ** 0.5
+        self.keys_values = build_linear(d_model, self.num_leaf_heads * d_head, num_blocks=2, gain=gain)
         self.memories = nn.ModuleList([PhraseMemory(d_model, d_head, phrases, one) for one in tags])
         self.output = build_linear(d_model, d_model)
 
