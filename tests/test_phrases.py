@@ -218,7 +218,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     """The loss of an update is that of the translation and the weighted one of the tags, in all metrics."""
     data = write_toy_data(tmp_path)
     phrases = ["model.name=multi_granularity", "model.num_heads=4", "model.phrases.ngrams=[2]", "model.phrases.levels=[1]"]
-    phrases += ["model.phrases.num_layers=1", "model.phrases.chunk_size=2", "model.dropout=0", "log_every=1"]
+    phrases += ["model.phrases.chunk_size=2", "model.dropout=0", "log_every=1"]
     sums = {}
     for weight in (0.0, 0.5, 1.0):  # one set of weights
         trainer = Trainer(make_config(data, *phrases, f"model.phrases.tag_loss={weight}"), Ranks(0, 1, torch.device("cpu")))
@@ -257,7 +257,7 @@ def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
 
 
 @pytest.mark.parametrize(
-    ("phrases", "message"),
+    ("options", "message"),
     [
         ({"ngrams": [2, 3], "levels": [1, 2]}, "1 to 3 granularities in all, .* they name 4"),
         ({"ngrams": [], "levels": []}, "they name 0"),
@@ -265,6 +265,12 @@ def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
         ({"chunk_size": 3}, "chunk_size of an ON-LSTM must divide its width 4, but is 3"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(phrases, message):
+def test_settings_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        tiny_model("multi_granularity", phrases={"ngrams": [2], "levels": [1], "num_layers": 1, "chunk_size": 2} | phrases)
+        tiny_model("multi_granularity", phrases={"ngrams": [2], "levels": [1], "chunk_size": 2} | options)
+
+
+@pytest.mark.parametrize("layers", [{"num_encoder_layers": 1}, {"hybrid": {"num_recurrent_layers": 2}}])
+def test_a_hybrid_has_both_kinds_of_layers(layers):
+    with pytest.raises(UserError, match="num_recurrent_layers must be less than model.num_encoder_layers = ., the others"):
+        tiny_model("lstm_hybrid", **layers)

@@ -35,7 +35,9 @@ PhraseLevel = Annotated[int, Field(ge=1, le=PHRASE_LEVELS)]
 class HybridConfig(Settings):
     """Recurrent layers below the self-attention layers of the encoder (Hao et al., 2019, arXiv 1909.01562)."""
 
-    num_recurrent_layers: PositiveInt = Field(3, description="recurrent layers K; num_encoder_layers is L, the layers above")
+    num_recurrent_layers: PositiveInt | None = Field(
+        None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them"
+    )
     cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
     short_cut: bool = Field(True, description="the memory is the sum of both encoders, and not the upper one alone")
@@ -48,7 +50,9 @@ class PhraseConfig(Settings):
     levels: tuple[PhraseLevel, ...] = Field(
         (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 is what the root consists of"
     )
-    num_layers: PositiveInt = Field(3, description="encoder layers, from the lowest, that have such heads")
+    num_layers: PositiveInt | None = Field(
+        None, description="how many of num_encoder_layers have such heads, the lowest ones; null is half of them"
+    )
     composition: Literal["max_pool", "convolution", "lstm", "attention"] = Field(
         "max_pool", description="what makes a vector of the words of a phrase"
     )

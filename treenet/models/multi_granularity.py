@@ -35,12 +35,13 @@ class MultiGranularityTransformer(Seq2Seq):
                 f"model.phrases.ngrams and model.phrases.levels must name 1 to {config.num_heads - 1} granularities in all, "
                 f"a head for each: one of model.num_heads = {config.num_heads} is for the words; but they name {granularities}"
             )
-        if self.phrases.num_layers > config.num_encoder_layers:
+        self.num_phrase_layers = self.phrases.num_layers or (config.num_encoder_layers + 1) // 2
+        if self.num_phrase_layers > config.num_encoder_layers:
             raise UserError(
                 f"model.phrases.num_layers must be at most model.num_encoder_layers = {config.num_encoder_layers}, but is "
-                f"{self.phrases.num_layers}"
+                f"{self.num_phrase_layers}"
             )
-        for index in range(self.phrases.num_layers):
+        for index in range(self.num_phrase_layers):
             self.encoder_layers[index] = PhraseEncoderLayer(config, vocab.labels)
 
     def encode(self, batch: TreeBatch) -> Memory:
@@ -59,7 +60,7 @@ class MultiGranularityTransformer(Seq2Seq):
         x = self.dropout(self.embed_pieces(batch.leaf_pieces))
         total = x.new_zeros((), dtype=torch.float32)
         for index, layer in enumerate(self.encoder_layers):
-            if index < self.phrases.num_layers:
+            if index < self.num_phrase_layers:
                 x, tag_loss = layer(x, attend_mask, partitions)
                 total = total + tag_loss
             else:

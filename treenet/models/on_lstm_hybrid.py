@@ -8,20 +8,25 @@ from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.recurrent import RecurrentLayer
 from treenet.models.encoders import Memory, VocabSizes
 from treenet.models.seq2seq import Seq2Seq
+from treeproc.errors import UserError
 
 
 class OnLSTMHybrid(Seq2Seq):
     """H^K of the recurrent layers over the embeddings, H^L of the self-attention layers over H^K; the memory is H^K + H^L."""
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes):
-        super().__init__(config, vocab)
-        hybrid = config.hybrid
+        """Raises UserError when no layer is left for one of the two."""
+        hybrid, num_layers = config.hybrid, config.num_encoder_layers
+        num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
+        if num_recurrent >= num_layers:
+            raise UserError(
+                f"model.hybrid.num_recurrent_layers must be less than model.num_encoder_layers = {num_layers}, the others being "
+                f"those of self-attention, but is {num_recurrent}"
+            )
+        super().__init__(config.model_copy(update={"num_encoder_layers": num_layers - num_recurrent}), vocab)
         self.short_cut = hybrid.short_cut
         self.recurrent_layers = nn.ModuleList(
-            [
-                RecurrentLayer(hybrid.cell, config.d_model, hybrid.chunk_size, config.dropout)
-                for _ in range(hybrid.num_recurrent_layers)
-            ]
+            [RecurrentLayer(hybrid.cell, config.d_model, hybrid.chunk_size, config.dropout) for _ in range(num_recurrent)]
         )
 
     def encode(self, batch: TreeBatch) -> Memory:
