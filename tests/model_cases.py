@@ -12,6 +12,14 @@ VOCAB = VocabSizes(pieces=23, labels=7)
 POS_TAGS, RELATIONS = 5, 6
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
+    "lstm_hybrid": {"name": "on_lstm_hybrid", "hybrid": {"cell": "lstm", "short_cut": False}},
+    "multi_granularity": {"num_heads": 4, "phrases": {"ngrams": [2], "levels": [1, 2], "chunk_size": 2}},
+    "multi_granularity_attention": {
+        "name": "multi_granularity",
+        "num_heads": 4,
+        "phrases": {"ngrams": [3], "levels": [2], "num_layers": 2, "composition": "attention", "interaction": "none"},
+    },
+    "on_lstm_hybrid": {"num_encoder_layers": 3, "hybrid": {"num_recurrent_layers": 2, "chunk_size": 4}},
     "transformer": {},
     "tree_transformer": {},
 }

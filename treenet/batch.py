@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure import ArcLevels, SpanTable, TreeLevels, TreeStructure
+from treenet.structure import ArcLevels, PhraseLevels, SpanTable, TreeLevels, TreeStructure
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
-# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them; or
-# the arcs between its words.
-Reads = Literal["leaves", "trees", "binary_trees", "arcs"]
-READS_WORDS: tuple[Reads, ...] = ("arcs",)  # those that need `RowLists.words`
+# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them, or the
+# phrases at their levels; or the arcs between its words.
+Reads = Literal["leaves", "trees", "binary_trees", "phrases", "arcs"]
+READS_WORDS: tuple[Reads, ...] = ("phrases", "arcs")  # those that need `RowLists.words`
 READS_ARCS: tuple[Reads, ...] = ("arcs",)  # those that need the arcs between words
 
 
@@ -127,6 +127,8 @@ def build_structure(rows: RowLists, reads: Reads) -> Any:
     num_leaves, num_nodes = [len(pieces) for pieces in rows.pieces], [len(labels) for labels in rows.labels]
     spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
     spans = np.split(spans, np.cumsum(num_nodes)[:-1])
+    if reads == "phrases":
+        return PhraseLevels.build(SpanTable.build(num_leaves, spans), rows.labels, rows.words)
     if reads == "binary_trees":
         return TreeLevels.build(SpanTable.build(num_leaves, spans))
     return TreeStructure.build(num_leaves, spans)

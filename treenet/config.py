@@ -26,13 +26,48 @@ class TreeAttentionConfig(Settings):
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
 
 
+RecurrentCell = Literal["on_lstm", "lstm"]
+PHRASE_LEVELS = 6  # levels of constituency trees that batches are prepared for
+NGram = Annotated[int, Field(ge=2)]
+PhraseLevel = Annotated[int, Field(ge=1, le=PHRASE_LEVELS)]
+
+
+class HybridConfig(Settings):
+    """Recurrent layers below the self-attention layers of the encoder (Hao et al., 2019, arXiv 1909.01562)."""
+
+    num_recurrent_layers: PositiveInt | None = Field(
+        None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them"
+    )
+    cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
+    chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
+    short_cut: bool = Field(True, description="the memory is the sum of both encoders, and not the upper one alone")
+
+
+class PhraseConfig(Settings):
+    """Multi-granularity self-attention (Hao et al., 2019, arXiv 1909.02222): heads of the encoder that attend to phrases."""
+
+    ngrams: tuple[NGram, ...] = Field((2, 3, 4), description="a head for the n-grams of each of these sizes")
+    levels: tuple[PhraseLevel, ...] = Field(
+        (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 is what the root consists of"
+    )
+    num_layers: PositiveInt | None = Field(
+        None, description="how many of num_encoder_layers have such heads, the lowest ones; null is half of them"
+    )
+    composition: Literal["max_pool", "convolution", "lstm", "attention"] = Field(
+        "max_pool", description="what makes a vector of the words of a phrase"
+    )
+    interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="what runs over the phrases of a sentence")
+    chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
+    tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
     name: str = Field(
         "tree_transformer",
-        description="a name of the model registry: tree_transformer, transformer; for classification also bilstm, tree_lstm "
-        "(binary constituency trees) and child_sum_tree_lstm (dependencies)",
+        description="a name of the model registry: tree_transformer, transformer, on_lstm_hybrid, multi_granularity; for "
+        "classification also bilstm, tree_lstm (binary constituency trees) and child_sum_tree_lstm (dependencies)",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
@@ -42,6 +77,8 @@ class ModelConfig(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     tree: TreeAttentionConfig = TreeAttentionConfig()
+    hybrid: HybridConfig = HybridConfig()
+    phrases: PhraseConfig = PhraseConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):

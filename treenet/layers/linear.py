@@ -7,13 +7,14 @@ from torch import nn
 ATTENTION_GAIN = 2**-0.5
 
 
-def build_linear(d_in: int, d_out: int, num_blocks: int = 1, gain: float = 1.0) -> nn.Linear:
+def build_linear(d_in: int, d_out: int, num_blocks: int = 1, gain: float = 1.0, bias: bool = True) -> nn.Linear:
     """A linear layer of `num_blocks` fused maps d_in -> d_out; each map is Xavier-uniform on its own, biases are 0.
 
     Initialising the fused matrix as one would make its maps depend on how many there are.
     """
-    linear = nn.Linear(d_in, num_blocks * d_out)
+    linear = nn.Linear(d_in, num_blocks * d_out, bias=bias)
     for block in linear.weight.chunk(num_blocks):
         nn.init.xavier_uniform_(block, gain)
-    nn.init.zeros_(linear.bias)
+    if bias:
+        nn.init.zeros_(linear.bias)
     return linear

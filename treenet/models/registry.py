@@ -7,6 +7,8 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.bilstm import BiLSTMClassifier
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import VocabSizes
+from treenet.models.multi_granularity import MultiGranularityTransformer
+from treenet.models.on_lstm_hybrid import OnLSTMHybrid
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
 from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
@@ -16,6 +18,8 @@ from treeproc.settings import UserError
 Model = TypeVar("Model")
 
 MODELS: dict[str, type[EncoderDecoder]] = {
+    "multi_granularity": MultiGranularityTransformer,
+    "on_lstm_hybrid": OnLSTMHybrid,
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }

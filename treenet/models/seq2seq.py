@@ -55,6 +55,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     piece_embedding: nn.Embedding  # [V, D]
     reads: Reads
+    auxiliary_loss = ""  # what metrics call the model's own loss (see `decode_to_train`); empty for none
 
     @abstractmethod
     def encode(self, batch: TreeBatch) -> Memory:
@@ -71,6 +72,10 @@ class EncoderDecoder(nn.Module, ABC):
     @abstractmethod
     def decode_step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The last token of each hypothesis [R] -> logits [R, V] of the next one, and the new state."""
+
+    def decode_to_train(self, batch: TreeBatch) -> tuple[Tensor, Tensor | None]:
+        """The states of `decode`, and a loss of the model's own, weighted and summed over the batch, which is trained too."""
+        return self.decode(batch), None
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """Teacher forcing: logits [B, T, V] of `tgt_out`, float32 at least."""
@@ -94,7 +99,10 @@ class Seq2Seq(Encoder, EncoderDecoder):
         self.decoder_layers = nn.ModuleList([DecoderLayer(config, tree) for _ in range(config.num_decoder_layers)])
 
     def decode(self, batch: TreeBatch) -> Tensor:
-        memory = self.encode(batch)
+        return self.decode_memory(batch, self.encode(batch))
+
+    def decode_memory(self, batch: TreeBatch, memory: Memory) -> Tensor:
+        """`decode` over the memory that `encode` has made of the batch."""
         attend_mask = padding_to_attend_mask(memory.pad_mask)
         x = self.dropout(self.embed_pieces(batch.tgt_in))  # padding comes last: the causal mask hides it
         for layer in self.decoder_layers:

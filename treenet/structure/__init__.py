@@ -4,13 +4,17 @@ from treenet.structure.attention import AttentionMaps, AttentionPath, choose_att
 from treenet.structure.branches import BranchMaps, choose_sparse
 from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
+from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels
 from treenet.structure.spans import SpanTable
 
 __all__ = [
+    "NO_TAG",
     "ArcLevels",
     "AttentionMaps",
     "AttentionPath",
     "BranchMaps",
+    "Partition",
+    "PhraseLevels",
     "SpanTable",
     "TreeLevels",
     "TreeStructure",

@@ -143,7 +143,7 @@ class Trainer:
         state.padding += result.padding
         state.waited += result.waited
         if result.updated:
-            state.count_update(result.loss_sum, result.nll_sum, share.global_tokens)
+            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, share.global_tokens)
         else:
             state.count_skipped()
         if state.skipped_in_row >= limit:
@@ -210,7 +210,7 @@ class Trainer:
             "epoch": self.plan.epoch(self.state.step - 1),
             "lr": result.learning_rate,
             "grad_norm": result.grad_norm if math.isfinite(result.grad_norm) else None,
-            **self.state.take_metrics(self.ranks.world_size),
+            **self.state.take_metrics(self.ranks.world_size, self.task.auxiliary_loss),
             "memory_gib": peak_memory(self.ranks.device) / 2**30,
             "elapsed": self.state.elapsed,
         }

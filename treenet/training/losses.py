@@ -18,6 +18,12 @@ class LossSums(NamedTuple):
 
     loss: Tensor
     nll: Tensor
+    auxiliary: Tensor | None = None  # the model's own loss, a part of `loss`
+
+    def totals(self) -> Tensor:
+        """Detached: loss, nll and auxiliary loss, 0 for none, [3] float64."""
+        auxiliary = self.nll.new_zeros(()) if self.auxiliary is None else self.auxiliary
+        return torch.stack([value.detach().double() for value in (self.loss, self.nll, auxiliary)])
 
 
 class _ProjectedNll(torch.autograd.Function):

@@ -20,6 +20,7 @@ class TrainState:
     validations_since_best: int = 0
     loss_sum: float = 0.0
     nll_sum: float = 0.0
+    auxiliary_sum: float = 0.0
     tokens: int = 0
     positions: float = 0.0
     padding: float = 0.0
@@ -31,9 +32,10 @@ class TrainState:
         self.seconds += seconds
         self.elapsed += seconds
 
-    def count_update(self, loss_sum: float, nll_sum: float, tokens: int) -> None:
+    def count_update(self, loss_sum: float, nll_sum: float, auxiliary_sum: float, tokens: int) -> None:
         self.loss_sum += loss_sum
         self.nll_sum += nll_sum
+        self.auxiliary_sum += auxiliary_sum
         self.tokens += tokens
         self.skipped_in_row = 0
 
@@ -48,13 +50,14 @@ class TrainState:
         else:
             self.validations_since_best += 1
 
-    def take_metrics(self, world_size: int) -> dict[str, float | None]:
-        """Means since the last line; the sums start anew."""
+    def take_metrics(self, world_size: int, auxiliary_loss: str = "") -> dict[str, float | None]:
+        """Means since the last line, with the model's own loss under its name; the sums start anew."""
         seconds = max(self.seconds, 1e-9)
         rate = self.tokens / seconds
         metrics = {
             "loss": self.loss_sum / self.tokens if self.tokens else None,
             "nll": self.nll_sum / self.tokens if self.tokens else None,
+            **({auxiliary_loss: self.auxiliary_sum / self.tokens if self.tokens else None} if auxiliary_loss else {}),
             "tokens_per_s": rate,
             "tokens_per_s_per_device": rate / world_size,
             "padding": self.padding / self.positions if self.positions else 0.0,
@@ -62,7 +65,8 @@ class TrainState:
             "skipped": self.skipped,
             "seconds": self.seconds,
         }
-        self.loss_sum = self.nll_sum = self.positions = self.padding = self.waited = self.seconds = 0.0
+        self.loss_sum = self.nll_sum = self.auxiliary_sum = 0.0
+        self.positions = self.padding = self.waited = self.seconds = 0.0
         self.tokens = 0
         return metrics
 

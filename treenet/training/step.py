@@ -33,6 +33,7 @@ class StepResult:
     updated: bool
     loss_sum: float
     nll_sum: float
+    auxiliary_sum: float  # the model's own loss, a part of the loss
     grad_norm: float
     learning_rate: float
     positions: float
@@ -44,10 +45,10 @@ class StepResult:
 class Stepper:
     """Model, optimiser and moving average of one rank, and what changes them.
 
-    What losses are computed from is what `output` of the model returns: here the decoder's states.
+    What losses are computed from is what `output` of the model returns: here states, or states and a loss of the model's own.
     """
 
-    output = "decode"
+    output = "decode_to_train"
 
     def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks):
         self.model, self.config, self.ranks = model, config, ranks
@@ -81,12 +82,13 @@ class Stepper:
         except UserError as error:
             failure = str(error)
         facts = [wants_stop, failure is not None, share.positions, share.padding, waited]
-        totals = torch.tensor([0.0, 0.0, *facts], dtype=torch.float64, device=self.ranks.device)
-        totals[:2] += sums
+        totals = torch.tensor([0.0, 0.0, 0.0, *facts], dtype=torch.float64, device=self.ranks.device)
+        totals[:3] += sums
         self.ranks.sum(totals)
         self.ranks.sum(self._gradient)
         norm = torch.linalg.vector_norm(self._gradient)
-        loss_sum, nll_sum, stops, failures, positions, padding, waited, norm = torch.cat([totals, norm.double().view(1)]).tolist()
+        totals = torch.cat([totals, norm.double().view(1)])
+        loss_sum, nll_sum, auxiliary_sum, stops, failures, positions, padding, waited, norm = totals.tolist()
         if failures:
             self.ranks.fail_together(failure)
         updated = math.isfinite(loss_sum) and math.isfinite(norm)
@@ -94,10 +96,11 @@ class Stepper:
             self.optimizer.step()
             if self.average:
                 self.average.update(step + 1)
-        return StepResult(updated, loss_sum, nll_sum, norm, rate, positions, padding, waited, stops > 0)
+        sums = loss_sum, nll_sum, auxiliary_sum
+        return StepResult(updated, *sums, norm, rate, positions, padding, waited, stops > 0)
 
     def compute_gradient(self, share: Share, micro_batches: MicroBatches, step: int) -> Tensor | float:
-        """This rank's part of the gradient, into `.grad`. Returns its sums of loss and nll, [2] float64.
+        """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
 
         Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, as dropout of attention weights and
         all dropout on GPUs, is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number
@@ -112,16 +115,19 @@ class Stepper:
         def compute(batch: TreeBatch) -> Tensor:
             sums = self._objective(batch, seeds[1:])
             (sums.loss / share.global_tokens).backward()
-            return torch.stack([sums.loss.detach(), sums.nll.detach()]).double()
+            return sums.totals()
 
         return micro_batches.add_up(share, compute, start)
 
     def validate(self, batch: TreeBatch) -> Tensor:
-        """What a validation adds up over batches, float64: loss and nll, and what else the task counts."""
+        """What a validation adds up over batches, float64: loss and nll, what else the task counts, and the model's own loss."""
         batch = batch.to(self.ranks.device)
         with self._autocast():
             output = self._output(batch)
-            sums = (*self.sum_losses(batch, output), *self.count_right(batch, output))
+            losses = self.sum_losses(batch, output)
+            sums = [losses.loss, losses.nll, *self.count_right(batch, output)]
+        if losses.auxiliary is not None:
+            sums.append(losses.auxiliary)
         return torch.stack([value.double() for value in sums])
 
     def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
@@ -131,10 +137,15 @@ class Stepper:
     def sum_losses(self, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
         """The losses of a batch, from the model's output in one pass, or with R-Drop in two."""
         options, targets = self.config.optimizer, batch.tgt_out
+        passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
+        states, auxiliary = zip(*passes, strict=True)
         if second is None:
-            return projected_nll(first, self.model.piece_embedding.weight, targets, options.label_smoothing)
-        passes = [self.model.compute_logits(states) for states in (first, second)]
-        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop)
+            sums = projected_nll(*states, self.model.piece_embedding.weight, targets, options.label_smoothing)
+        else:
+            sums = r_drop_loss(*map(self.model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
+        if auxiliary[0] is None:
+            return sums
+        return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach())
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""

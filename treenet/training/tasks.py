@@ -20,6 +20,7 @@ class Task(ABC):
     """One kind of training. `num_sums` is the length of what a validation adds up, loss and nll first."""
 
     num_sums = 2
+    auxiliary_loss = ""  # what metrics call a loss of the model's own; empty for none
     examples, targets = "examples", "targets"  # what reports call them
 
     def __init__(self, config: TrainConfig):
@@ -72,6 +73,11 @@ class Translation(Task):
 
     examples, targets = "pairs", "target tokens"
 
+    def __init__(self, config: TrainConfig):
+        super().__init__(config)
+        self.auxiliary_loss = model_class(config.model).auxiliary_loss
+        self.num_sums = 3 if self.auxiliary_loss else 2
+
     def check(self, index: Mapping) -> None:
         data = self.config.data
         if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
@@ -90,6 +96,10 @@ class Translation(Task):
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, VocabSizes(sizes["num_pieces"], sizes["num_labels"]))
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        metrics = super().metrics(sums, targets)
+        return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
 
 
 class Classification(Task):

@@ -1,0 +1,102 @@
+"""Multi-granularity self-attention (MG-SA; Hao et al., 2019, arXiv 1909.02222): some heads attend to phrases.
+
+Shapes: B batch, L leaves, P phrases of a partition, D model, H heads, K = D / H, G heads that attend to phrases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.layers.attention import KeysValues, padding_to_attend_mask
+from treenet.layers.blocks import EncoderLayer
+from treenet.layers.composition import COMPOSITIONS
+from treenet.layers.linear import ATTENTION_GAIN, build_linear
+from treenet.layers.recurrent import build_recurrence
+from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
+from treenet.structure import NO_TAG, Partition
+
+if TYPE_CHECKING:
+    from treenet.config import ModelConfig, PhraseConfig
+
+
+class PhraseMemory(nn.Module):
+    """F_h of one head: leaves composed to phrases G = COM(H), their tags predicted from G, and interaction H_g = REC(G)."""
+
+    def __init__(self, d_model: int, d_head: int, config: PhraseConfig, num_tags: int):
+        """`num_tags` is 0 for phrases without tags."""
+        super().__init__()
+        self.composition = COMPOSITIONS[config.composition](d_model, d_head)
+        width = self.composition.width
+        self.tag_logits = build_linear(width, num_tags) if num_tags else None
+        self.interaction = None
+        if config.interaction != "none":
+            self.interaction = build_recurrence(config.interaction, width, d_head, config.chunk_size)
+            width = d_head
+        self.keys_values = build_linear(width, d_head, num_blocks=2, gain=ATTENTION_GAIN)
+
+    def forward(self, x: Tensor, partition: Partition) -> tuple[KeysValues, Tensor]:
+        """x [B, L, D] -> keys and values [B, 1, P, K], and -log p of the tags, summed, 0 where the partition has none."""
+        phrases = self.composition(x, partition)
+        tag_loss = x.new_zeros((), dtype=torch.float32)
+        if self.tag_logits is not None and partition.tags is not None:
+            logits = self.tag_logits(phrases).flatten(0, 1)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            tag_loss = F.cross_entropy(logits, partition.tags.flatten(), ignore_index=NO_TAG, reduction="sum")
+        if self.interaction is not None:
+            phrases = self.interaction(phrases)
+        keys, values = self.keys_values(phrases)[:, None].chunk(2, dim=3)
+        return (keys, values), tag_loss
+
+
+class PhraseAttention(nn.Module):
+    """Self-attention whose last G heads attend to a memory of phrases each, the others to leaves.
+
+    Q^h = H W_Q^h for all heads; K^h, V^h = H_g W_K^h, H_g W_V^h for those with phrases.
+    """
+
+    def __init__(self, config: ModelConfig, num_tags: int):
+        super().__init__()
+        phrases, d_model, d_head = config.phrases, config.d_model, config.d_model // config.num_heads
+        self.num_heads, self.dropout = config.num_heads, config.attention_dropout
+        tags = [0] * len(phrases.ngrams) + [num_tags if phrases.tag_loss else 0] * len(phrases.levels)
+        self.num_leaf_heads = config.num_heads - len(tags)
+        self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
+        # With the spread that they have among the keys and values of all heads.
+        gain = ATTENTION_GAIN * ((1 + self.num_leaf_heads / self.num_heads) / 2) ** 0.5
+        self.keys_values = build_linear(d_model, self.num_leaf_heads * d_head, num_blocks=2, gain=gain)
+        self.memories = nn.ModuleList([PhraseMemory(d_model, d_head, phrases, one) for one in tags])
+        self.output = build_linear(d_model, d_model)
+
+    def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition]) -> tuple[Tensor, Tensor]:
+        """x [B, L, D] with `attend_mask` [B, 1, 1, L] and one partition for each of the G heads -> [B, L, D], and the sum of
+        -log p of all tags."""
+        dropout_p = self.dropout if self.training else 0.0
+        queries = split_heads(self.queries(x), self.num_heads)
+        keys, values = (split_heads(part, self.num_leaf_heads) for part in self.keys_values(x).chunk(2, dim=2))
+        attended = [attend(queries[:, : self.num_leaf_heads], keys, values, attend_mask, dropout_p)]
+        tag_loss = 0.0
+        for head, (memory, partition) in enumerate(zip(self.memories, partitions, strict=True), start=self.num_leaf_heads):
+            keys_values, loss = memory(x, partition)
+            attend_phrases = padding_to_attend_mask(partition.pad_mask)
+            attended.append(attend(queries[:, head : head + 1], *keys_values, attend_phrases, dropout_p))
+            tag_loss = tag_loss + loss
+        return self.output(merge_heads(torch.cat(attended, dim=1))), tag_loss
+
+
+class PhraseEncoderLayer(EncoderLayer):
+    """A Transformer encoder layer with `PhraseAttention`."""
+
+    def __init__(self, config: ModelConfig, num_tags: int):
+        super().__init__(config)
+        self.self_attention = PhraseAttention(config, num_tags)
+
+    def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition]) -> tuple[Tensor, Tensor]:
+        """As `PhraseAttention`."""
+        attended, tag_loss = self.self_attention(x, attend_mask, partitions)
+        x = self.self_attention_norm(x + self.dropout(attended))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), tag_loss

@@ -1,0 +1,41 @@
+"""The cascade of ON-LSTM and self-attention (Hao et al., 2019, arXiv 1909.01562). Shapes: B batch, L leaves, D model."""
+
+from torch import nn
+
+from treenet.batch import TreeBatch
+from treenet.config import ModelConfig
+from treenet.layers.attention import padding_to_attend_mask
+from treenet.layers.recurrent import RecurrentLayer
+from treenet.models.encoders import Memory, VocabSizes
+from treenet.models.seq2seq import Seq2Seq
+from treeproc.errors import UserError
+
+
+class OnLSTMHybrid(Seq2Seq):
+    """H^K of the recurrent layers over the embeddings, H^L of the self-attention layers over H^K; the memory is H^K + H^L."""
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes):
+        """Raises UserError when no layer is left for one of the two."""
+        hybrid, num_layers = config.hybrid, config.num_encoder_layers
+        num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
+        if num_recurrent >= num_layers:
+            raise UserError(
+                f"model.hybrid.num_recurrent_layers must be less than model.num_encoder_layers = {num_layers}, the others being "
+                f"those of self-attention, but is {num_recurrent}"
+            )
+        super().__init__(config.model_copy(update={"num_encoder_layers": num_layers - num_recurrent}), vocab)
+        self.short_cut = hybrid.short_cut
+        self.recurrent_layers = nn.ModuleList(
+            [RecurrentLayer(hybrid.cell, config.d_model, hybrid.chunk_size, config.dropout) for _ in range(num_recurrent)]
+        )
+
+    def encode(self, batch: TreeBatch) -> Memory:
+        """The leaves of a batch as memory: S = L."""
+        attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
+        recurrent = self.dropout(self.embed_pieces(batch.leaf_pieces))
+        for layer in self.recurrent_layers:  # padding comes last: no real leaf sees it
+            recurrent = layer(recurrent)
+        x = recurrent
+        for layer in self.encoder_layers:
+            x = layer(x, attend_mask)
+        return Memory(x + recurrent if self.short_cut else x, batch.leaf_pad_mask)

@@ -1,0 +1,123 @@
+"""Sentences cut into phrases: n-grams, and the levels of a constituency tree, each finer than the one above.
+
+Level 0 is the root, or the roots. From one level to the next, every phrase that has phrases of several words below it is
+replaced by what it consists of: its child nodes, and the leaves that are children of its own. So the pieces of a word stay
+together, and the last levels repeat what cannot be cut further. Nodes over the same leaves (a unary chain) are one level, with
+the label of the topmost.
+
+Shapes: B batch, L leaves, N nodes, P phrases, C levels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.config import PHRASE_LEVELS
+from treenet.structure.spans import SpanTable
+
+NO_TAG = -1  # of a phrase without a node, which is a single leaf, and of padding
+
+
+@dataclass
+class PhraseLevels:
+    """The phrases of a batch at levels 1 to C = PHRASE_LEVELS; index 0 is level 1."""
+
+    phrase: Tensor  # [C, B, L] int64, phrase of every leaf, from 0 in each sentence; padding is in phrase P
+    counts: Tensor  # [C, B] int64, phrases of a sentence
+    tags: Tensor  # [C, B, P] int64, label of a phrase's node, or NO_TAG
+    widest: list[int]  # per level, phrases of the sentence that has most; P is the last level's
+
+    @classmethod
+    def build(cls, table: SpanTable, labels: Sequence[np.ndarray], words: Sequence[np.ndarray]) -> "PhraseLevels":
+        """`labels[b]` [N_b] of the nodes, `words[b]` [L_b] the word of every leaf, ascending."""
+        tree, index = np.nonzero(~table.node_pad_mask)
+        start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth()))
+        find = _Lookup(tree, depth, start, table.num_leaves)
+        parent = find(tree, depth - 1, start)
+        top, level = _skip_chains(start, end, depth, parent)
+        leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
+        over = top[find(leaf_tree, table.leaf_depth()[leaf_tree, leaf] - 1, leaf)]
+
+        word = np.zeros(table.leaf_pad_mask.shape, dtype=np.int64)
+        word[leaf_tree, leaf] = np.concatenate(words)
+        is_top = top[:-1] == np.arange(len(start))
+        several = is_top & (parent >= 0) & (word[tree, start] != word[tree, end - 1])
+        divided = np.zeros(len(top), dtype=bool)
+        divided[top[parent[several]]] = True
+        divided[-1] = True  # what is below no node is there from level 0 on
+        is_phrase = is_top & divided[top[parent]]  # at its level; where it is not divided, at all after it, too
+
+        begins = np.zeros((PHRASE_LEVELS, *word.shape), dtype=bool)
+        label = np.full(begins.shape, NO_TAG)
+        own_level, own_label = level[:-1], np.concatenate(labels)
+        for c, number in enumerate(range(1, PHRASE_LEVELS + 1)):
+            here = is_phrase & ((own_level == number) | ((own_level < number) & ~divided[:-1]))
+            begins[c, tree[here], start[here]] = True
+            label[c, tree[here], start[here]] = own_label[here]
+            alone = divided[over] & (level[over] < number)
+            begins[c, leaf_tree[alone], leaf[alone]] = True
+        counts = begins.sum(2)
+        widest = np.maximum(counts.max(1), 1)
+        phrase = np.where(table.leaf_pad_mask, widest[-1], begins.cumsum(2) - 1)
+        tags = np.full((*counts.shape, widest[-1]), NO_TAG)
+        c, b, first = np.nonzero(begins)
+        tags[c, b, phrase[c, b, first]] = label[c, b, first]
+        return cls(*map(torch.from_numpy, (phrase, counts, tags)), widest.tolist())
+
+    def to(self, device: torch.device | str) -> "PhraseLevels":
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+
+
+@dataclass
+class Partition:
+    """One way to cut the sentences of a batch into phrases: P of the sentence that has most."""
+
+    phrase: Tensor  # [B, L] int64, phrase of every leaf, from 0 in each sentence; padding is in phrase P
+    pad_mask: Tensor  # [B, P] bool, True = padding
+    tags: Tensor | None = None  # [B, P] int64, label of a phrase's node, or NO_TAG
+
+    @classmethod
+    def ngrams(cls, leaf_pad_mask: Tensor, n: int) -> "Partition":
+        """Runs of n leaves; the last of a sentence may be shorter."""
+        num_phrases = -(-leaf_pad_mask.shape[1] // n)
+        place = torch.arange(leaf_pad_mask.shape[1], device=leaf_pad_mask.device) // n
+        return cls(torch.where(leaf_pad_mask, num_phrases, place), leaf_pad_mask[:, ::n])
+
+    @classmethod
+    def level(cls, levels: PhraseLevels, number: int, with_tags: bool = True) -> "Partition":
+        """The phrases at a level of the trees, 1 to PHRASE_LEVELS."""
+        width, at = levels.widest[number - 1], number - 1
+        pad_mask = torch.arange(width, device=levels.counts.device) >= levels.counts[at, :, None]
+        return cls(levels.phrase[at].clamp(max=width), pad_mask, levels.tags[at, :, :width] if with_tags else None)
+
+
+class _Lookup:
+    """Finds the node of a leaf: nodes of one depth of a tree follow each other and do not overlap."""
+
+    def __init__(self, tree: np.ndarray, depth: np.ndarray, start: np.ndarray, num_leaves: int):
+        self._width, self._depths = num_leaves, 1 + int(depth.max(initial=0))
+        keys = self._key(tree, depth, start)
+        self._order = np.append(np.argsort(keys), -1)
+        self._keys = keys[self._order[:-1]]
+
+    def __call__(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+        """The last node of that depth that starts at `leaf` or before it; -1 for depth -1."""
+        place = np.searchsorted(self._keys, self._key(tree, depth, leaf), side="right") - 1
+        return np.where(depth < 0, -1, self._order[place])
+
+    def _key(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+        return (tree * self._depths + depth) * self._width + leaf
+
+
+def _skip_chains(start: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For every node the topmost one over the same leaves, and in how many larger ones it is; last, -1 and -1 for no node."""
+    top, level = np.full((2, len(start) + 1), -1)
+    same = (parent >= 0) & (start == start[parent]) & (end == end[parent])
+    for d in range(int(depth.max(initial=-1)) + 1):
+        here = np.flatnonzero(depth == d)
+        top[here] = np.where(same[here], top[parent[here]], here)
+        level[here] = level[parent[here]] + ~same[here]
+    return top, level
