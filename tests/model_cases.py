@@ -12,6 +12,10 @@ VOCAB = VocabSizes(pieces=23, labels=7)
 POS_TAGS, RELATIONS = 5, 6
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
+    "convs2s": {},
+    "convs2s_released": {"name": "convs2s", "convs2s": {"rule": "released", "encoder_kernel": 4, "decoder_kernel": 2}},
+    "dynamicconv": {},
+    "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "transformer": {},
     "tree_transformer": {},
 }

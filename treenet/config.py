@@ -26,12 +26,40 @@ class TreeAttentionConfig(Settings):
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
 
 
+KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class ConvolutionConfig(Settings):
+    """Lightweight and dynamic convolution (Wu et al., 2019). The defaults are the paper's for WMT."""
+
+    encoder_kernels: KernelSizes = Field(
+        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
+    )
+    decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
+    gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
+    weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
+
+
+class ConvS2SConfig(Settings):
+    """Convolutional sequence to sequence learning (Gehring et al., 2017); all widths are d_model."""
+
+    encoder_kernel: PositiveInt = Field(3, description="kernel size of the encoder layers")
+    decoder_kernel: PositiveInt = Field(3, description="kernel size of the decoder layers")
+    position_rows: PositiveInt = Field(1024, description="rows of each table of positions; positions beyond share the last row")
+    rule: Literal["paper", "released"] = Field(
+        "paper",
+        description="'released' attends inside the residual block, projects what it reads, and scales every sum of two by "
+        "sqrt(0.5)",
+    )
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
     name: str = Field(
         "tree_transformer",
-        description="a name of the model registry: tree_transformer, transformer; for classification also bilstm, tree_lstm "
+        description="a name of the model registry: tree_transformer, transformer, lightconv, dynamicconv, convs2s; for "
+        "classification tree_transformer, transformer, bilstm, tree_lstm "
         "(binary constituency trees) and child_sum_tree_lstm (dependencies)",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
@@ -42,6 +70,8 @@ class ModelConfig(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     tree: TreeAttentionConfig = TreeAttentionConfig()
+    convolution: ConvolutionConfig = ConvolutionConfig()
+    convs2s: ConvS2SConfig = ConvS2SConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):

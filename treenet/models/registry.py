@@ -6,6 +6,8 @@ from typing import TypeVar
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.bilstm import BiLSTMClassifier
 from treenet.models.classifier import Classifier
+from treenet.models.convolution import DynamicConv, LightConv
+from treenet.models.convs2s import ConvS2S
 from treenet.models.encoders import VocabSizes
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
@@ -16,6 +18,9 @@ from treeproc.settings import UserError
 Model = TypeVar("Model")
 
 MODELS: dict[str, type[EncoderDecoder]] = {
+    "convs2s": ConvS2S,
+    "dynamicconv": DynamicConv,
+    "lightconv": LightConv,
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }
