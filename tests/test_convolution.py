@@ -202,7 +202,7 @@ def reference_convs2s(model, source: Tensor, target: Tensor, released: bool) -> 
         size = layer.before + layer.after + 1
         x = half * (x + reference_gated(layer, x, (size - 1) // 2))
     z = model.encoder_output(x)
-    z.register_hook(lambda grad: grad / layers)
+    z.register_hook(lambda grad: grad / layers / (2 if released else 1))
     values = (z + embedded) * (half if released else 1)
     g = torch.stack([model.piece_embedding.weight[p] + model.target_positions.table[i] for i, p in enumerate(target)])
     h = model.decoder_input(g)

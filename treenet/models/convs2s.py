@@ -39,7 +39,7 @@ class ConvS2S(EncoderDecoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes):
         super().__init__()
         d_model, dropout, settings = config.d_model, config.dropout, config.convs2s
-        self.value_scale = HALF if settings.rule == "released" else 1.0
+        self.released = settings.rule == "released"
         self.piece_embedding = nn.Embedding(vocab.pieces, d_model)
         nn.init.normal_(self.piece_embedding.weight, std=EMBEDDING_STD)
         self.dropout = Dropout(dropout)
@@ -62,10 +62,10 @@ class ConvS2S(EncoderDecoder):
             x = x.masked_fill(padding, 0)
             x = HALF * (layer(x)[0] + x)
         # Every attention adds to the gradient of the encoder, which gets their mean (section 3.5).
-        x = scale_gradient(self.encoder_output(x), 1 / len(self.decoder_layers))
-        # The mean of S values has a variance S times lower than theirs: the sum counts sqrt(S) times (section 3.5).
-        num_leaves = (~batch.leaf_pad_mask).sum(1).clamp(min=1)[:, None, None]
-        return ConvMemory(x, batch.leaf_pad_mask, values=self.value_scale * num_leaves.to(x.dtype).sqrt() * (x + embedded))
+        x = scale_gradient(self.encoder_output(x), (0.5 if self.released else 1.0) / len(self.decoder_layers))
+        # The mean of S values has a variance S times lower than theirs: it counts sqrt(S) times (section 3.5).
+        scale = (~batch.leaf_pad_mask).sum(1)[:, None, None].to(x.dtype).sqrt()
+        return ConvMemory(x, batch.leaf_pad_mask, values=(HALF if self.released else 1.0) * scale * (x + embedded))
 
     def decode(self, batch: TreeBatch) -> Tensor:
         memory = self.encode(batch)
