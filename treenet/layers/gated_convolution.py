@@ -50,14 +50,18 @@ class GatedConvolution(nn.Module):
         """The `past` of a causal one before the first position, for `like` [B, S, D]: zeros [B, W - 1, D]."""
         return like.new_zeros(len(like), self.before, like.shape[2])
 
-    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, T, D] -> [B, T, D] and the last W - 1 inputs of a causal one, which are the `past` of the next position."""
+    def forward(self, x: Tensor, past: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] -> [B, T, D] and the last W - 1 inputs of a causal one, which are the `past` of the next position.
+
+        `weight` is that of `windows` where it has been computed before.
+        """
         num_positions = x.shape[1]
+        weight = self.windows.weight if weight is None else weight
         x = self.dropout(x)
         x = F.pad(x, (0, 0, self.before, self.after)) if past is None else torch.cat([past, x], dim=1)
         taps = range(self.before + self.after + 1)
         windows = torch.cat([x[:, tap : tap + num_positions] for tap in taps], dim=2)
-        return F.glu(self.windows(windows), dim=2), x[:, num_positions:]
+        return F.glu(F.linear(windows, weight, self.windows.bias), dim=2), x[:, num_positions:]
 
 
 class MultiStepAttentionLayer(nn.Module):
@@ -70,7 +74,13 @@ class MultiStepAttentionLayer(nn.Module):
         self.attention_dropout = config.attention_dropout
         self.convolution = GatedConvolution(d_model, settings.decoder_kernel, config.dropout, causal=True)
         self.queries = build_normalised_linear(d_model, d_model, 0.0)
-        self.output = build_normalised_linear(d_model, d_model, 0.0) if self.released else None
+        if self.released:
+            self.output = build_normalised_linear(d_model, d_model, 0.0)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """Its normalised weights, for many steps: normalising them costs as much as a step that uses them."""
+        linears = [self.convolution.windows, self.queries, *([self.output] if self.released else [])]
+        return tuple(linear.weight for linear in linears)
 
     def forward(
         self,
@@ -80,17 +90,21 @@ class MultiStepAttentionLayer(nn.Module):
         memory_attend_mask: Tensor,
         past: Tensor | None = None,
         readers: Readers | None = None,
+        weights: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x and the embedded target pieces [B, T, D], memory [B, 1, S, D] -> [B, T, D] and the `past` of the next step.
 
-        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence.
+        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence. `weights` are
+        its own, where they have been computed before.
         """
-        convolved, past = self.convolution(x, past)
+        windows, query_weight, *rest = self.weights() if weights is None else weights
+        convolved, past = self.convolution(x, past, windows)
         if not self.released:
             x = HALF * (convolved + x)
-            return x + self.attend(self.queries(x) + embedded, memory, memory_attend_mask, readers), past
-        queries = HALF * (self.queries(convolved) + embedded)
-        attended = self.output(self.attend(queries, memory, memory_attend_mask, readers))
+            queries = F.linear(x, query_weight, self.queries.bias) + embedded
+            return x + self.attend(queries, memory, memory_attend_mask, readers), past
+        queries = HALF * (F.linear(convolved, query_weight, self.queries.bias) + embedded)
+        attended = F.linear(self.attend(queries, memory, memory_attend_mask, readers), rest[0], self.output.bias)
         return HALF * (HALF * (attended + convolved) + x), past
 
     def attend(self, queries: Tensor, memory: KeysValues, attend_mask: Tensor, readers: Readers | None) -> Tensor:

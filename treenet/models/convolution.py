@@ -11,6 +11,8 @@ from treenet.models.seq2seq import Seq2Seq
 
 
 class _ConvolutionModel(Seq2Seq):
+    """A Transformer, in which convolutions then take the place of self-attentions."""
+
     kernels: Callable[[ModelConfig, int], nn.Module]
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes):

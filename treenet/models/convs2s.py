@@ -31,6 +31,13 @@ class ConvMemory(Memory):
         return self.states[:, None], self.values[:, None]
 
 
+@dataclass
+class ConvDecoderState(DecoderState):
+    """The memory is one for all layers; `past` is the last inputs of each layer's convolution [R, W - 1, D]."""
+
+    weights: list[tuple[Tensor, ...]]  # of each layer, normalised
+
+
 class ConvS2S(EncoderDecoder):
     """Gated convolutions in encoder and decoder; every decoder layer attends to the source."""
 
@@ -75,23 +82,24 @@ class ConvS2S(EncoderDecoder):
             x, _ = layer(x, embedded, memory.keys_values(), attend_mask)
         return self.dropout(self.decoder_output(x))
 
-    def start_decoding(self, memory: ConvMemory) -> DecoderState:
+    def start_decoding(self, memory: ConvMemory) -> ConvDecoderState:
         sources = torch.arange(len(memory.states), device=memory.states.device)
-        return DecoderState(
+        return ConvDecoderState(
             sources=sources,
             active=sources,
             readers=Readers.build(sources, len(sources)),
-            memory=[memory.keys_values()],  # one for all layers
+            memory=[memory.keys_values()],
             memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
             past=[(layer.convolution.start(memory.states),) for layer in self.decoder_layers],
             step=0,
+            weights=[layer.weights() for layer in self.decoder_layers],
         )
 
-    def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+    def decode_step(self, tokens: Tensor, state: ConvDecoderState) -> tuple[Tensor, ConvDecoderState]:
         x, embedded = self._embed(tokens[:, None], first=state.step)
         pasts = []
-        for layer, (past,) in zip(self.decoder_layers, state.past, strict=True):
-            x, past = layer(x, embedded, state.memory[0], state.memory_attend_mask, past, state.readers)
+        for layer, weights, (past,) in zip(self.decoder_layers, state.weights, state.past, strict=True):
+            x, past = layer(x, embedded, state.memory[0], state.memory_attend_mask, past, state.readers, weights)
             pasts.append((past,))
         return self.compute_logits(self.decoder_output(x[:, 0])), replace(state, past=pasts, step=state.step + 1)
 

@@ -47,7 +47,8 @@ class DecoderState:
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
                 attend_mask = attend_mask[kept]
         past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
-        return DecoderState(sources, active, readers, memory, attend_mask, past, self.step)
+        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
+        return replace(self, sources=sources, active=active, readers=readers, **changed)
 
 
 class EncoderDecoder(nn.Module, ABC):
