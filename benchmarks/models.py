@@ -1,7 +1,7 @@
 """All translation models beside the plain Transformer: parameters, speed of training and of beam search, in one run.
 
     python benchmarks/models.py --quick                            # small models, under 50 seconds
-    python benchmarks/models.py --table models.md                  # Transformer base, some minutes on one core
+    python benchmarks/models.py --table models.md                  # Transformer base, minutes a model
     python benchmarks/models.py --models lightconv convs2s --device cuda --dtype bf16
 
 One JSON line per figure; `case` is the model. The models are those of workflows/configs/iwslt14_en_de*.yaml with their own
