@@ -20,6 +20,10 @@ CASES: dict[str, dict] = {
         "phrases": {"ngrams": [3], "levels": [2], "num_layers": 2, "composition": "attention", "interaction": "none"},
     },
     "on_lstm_hybrid": {"num_encoder_layers": 3, "hybrid": {"num_recurrent_layers": 2, "chunk_size": 4}},
+    "convs2s": {},
+    "convs2s_released": {"name": "convs2s", "convs2s": {"rule": "released", "encoder_kernel": 4, "decoder_kernel": 2}},
+    "dynamicconv": {},
+    "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "transformer": {},
     "tree_transformer": {},
 }

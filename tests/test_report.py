@@ -239,6 +239,17 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     assert "Learning curves" in text and "Sentences" not in text and "; to add it: <code>python" in text
 
 
+def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attention(folder, tmp_path):
+    size = ("max_steps=1", "checkpoint_every=1", "validate_every=1", "decoding.beam_size=2", "decoding.max_length_factor=0.5")
+    run_training(make_config(folder / "data", *size, "model.name=convs2s"), tmp_path / "convolution")
+    evaluate_run(tmp_path / "convolution", EvaluateSettings())
+    runs = (str(folder / "plain"), str(tmp_path / "convolution"))
+    write_report(ReportSettings(runs=runs, bootstrap_samples=100, sentences=1), tmp_path / "out", lambda line: None)
+    numbers = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert list(numbers["attention"]) == ["plain"] and len(numbers["scores"][0]["rows"]) == 2
+    assert "no Transformer's" in numbers["runs"][1]["missing"][0]["said"]
+
+
 def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, tmp_path):
     chosen = report_settings(folder, "plain", sentences=1)
     first = {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)}

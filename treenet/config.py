@@ -59,6 +59,31 @@ class PhraseConfig(Settings):
     interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="what runs over the phrases of a sentence")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
+KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+
+
+class ConvolutionConfig(Settings):
+    """Lightweight and dynamic convolution (Wu et al., 2019). The defaults are the paper's for WMT."""
+
+    encoder_kernels: KernelSizes = Field(
+        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
+    )
+    decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
+    gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
+    weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
+
+
+class ConvS2SConfig(Settings):
+    """Convolutional sequence to sequence learning (Gehring et al., 2017); all widths are d_model."""
+
+    encoder_kernel: PositiveInt = Field(3, description="kernel size of the encoder layers")
+    decoder_kernel: PositiveInt = Field(3, description="kernel size of the decoder layers")
+    position_rows: PositiveInt = Field(1024, description="rows of each table of positions; positions beyond share the last row")
+    rule: Literal["paper", "released"] = Field(
+        "paper",
+        description="'released' attends inside the residual block, projects what it reads, and scales every sum of two by "
+        "sqrt(0.5)",
+    )
 
 
 class ModelConfig(Settings):
@@ -66,8 +91,7 @@ class ModelConfig(Settings):
 
     name: str = Field(
         "tree_transformer",
-        description="a name of the model registry: tree_transformer, transformer, on_lstm_hybrid, multi_granularity; for "
-        "classification also bilstm, tree_lstm (binary constituency trees) and child_sum_tree_lstm (dependencies)",
+        description="tree_transformer, transformer, bilstm, tree_lstm or another name of docs/models.md",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
@@ -79,6 +103,8 @@ class ModelConfig(Settings):
     tree: TreeAttentionConfig = TreeAttentionConfig()
     hybrid: HybridConfig = HybridConfig()
     phrases: PhraseConfig = PhraseConfig()
+    convolution: ConvolutionConfig = ConvolutionConfig()
+    convs2s: ConvS2SConfig = ConvS2SConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):

@@ -114,6 +114,10 @@ class CausalSelfAttention(_Attention):
         super().__init__(d_model, num_heads, dropout)
         self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
 
+    def start(self, like: Tensor) -> KeysValues:
+        """The `past` before the first position, for `like` [B, H, S, K]."""
+        return like[:, :, :0], like[:, :, :0]
+
     def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
         """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))

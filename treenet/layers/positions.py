@@ -1,4 +1,4 @@
-"""Sinusoidal positions (Vaswani et al., 2017)."""
+"""Positions of a sequence: sinusoidal (Vaswani et al., 2017), learned (Gehring et al., 2017)."""
 
 import math
 
@@ -26,3 +26,16 @@ class SinusoidalPositions(nn.Module):
         if end > len(self.table):
             self.table = compute_sinusoids(2 * end, x.shape[2]).to(self.table)
         return x + self.table[first:end]
+
+
+class LearnedPositions(nn.Module):
+    """Adds a learned vector a position; positions beyond the table share its last row."""
+
+    def __init__(self, rows: int, d_model: int, std: float):
+        super().__init__()
+        self.table = nn.Parameter(torch.empty(rows, d_model).normal_(std=std))
+
+    def forward(self, x: Tensor, first: int = 0) -> Tensor:
+        """x [B, T, D] at positions first, first + 1, ... -> [B, T, D]."""
+        rows = torch.arange(first, first + x.shape[1], device=x.device).clamp(max=len(self.table) - 1)
+        return x + self.table[rows]

@@ -6,6 +6,8 @@ from typing import TypeVar
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.bilstm import BiLSTMClassifier
 from treenet.models.classifier import Classifier
+from treenet.models.convolution import DynamicConv, LightConv
+from treenet.models.convs2s import ConvS2S
 from treenet.models.encoders import VocabSizes
 from treenet.models.multi_granularity import MultiGranularityTransformer
 from treenet.models.on_lstm_hybrid import OnLSTMHybrid
@@ -20,6 +22,9 @@ Model = TypeVar("Model")
 MODELS: dict[str, type[EncoderDecoder]] = {
     "multi_granularity": MultiGranularityTransformer,
     "on_lstm_hybrid": OnLSTMHybrid,
+    "convs2s": ConvS2S,
+    "dynamicconv": DynamicConv,
+    "lightconv": LightConv,
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }

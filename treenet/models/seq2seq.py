@@ -31,7 +31,7 @@ class DecoderState:
     readers: Readers
     memory: list[KeysValues]  # per layer, [A, H, S, K]
     memory_attend_mask: Tensor  # [A, 1, 1, S]
-    past: list[KeysValues]  # per layer, self-attention keys and values [R, H, step, K]
+    past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
     step: int
 
     def select(self, rows: Tensor) -> "DecoderState":
@@ -46,8 +46,9 @@ class DecoderState:
                 kept = torch.searchsorted(self.active, active)
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
                 attend_mask = attend_mask[kept]
-        past = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in self.past]
-        return DecoderState(sources, active, readers, memory, attend_mask, past, self.step)
+        past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
+        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
+        return replace(self, sources=sources, active=active, readers=readers, **changed)
 
 
 class EncoderDecoder(nn.Module, ABC):
@@ -119,7 +120,7 @@ class Seq2Seq(Encoder, EncoderDecoder):
             readers=Readers.build(sources, len(sources)),
             memory=[(keys.contiguous(), values.contiguous()) for keys, values in projected],
             memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
-            past=[(keys[:, :, :0], values[:, :, :0]) for keys, values in projected],
+            past=[layer.self_attention.start(keys) for layer, (keys, _) in zip(self.decoder_layers, projected, strict=True)],
             step=0,
         )
 

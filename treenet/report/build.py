@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.run import load_run
+from treenet.models.seq2seq import Seq2Seq
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
 from treenet.report.examples import build_views, choose_examples
@@ -97,6 +98,9 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
             loaded = load_run(run.folder, device="cuda" if settings.use_gpu else "cpu")
         except UserError as error:
             run.missing.append(Missing(str(error)))
+            continue
+        if not isinstance(loaded.model, Seq2Seq):
+            run.missing.append(Missing("its decoder is no Transformer's, so there is no attention of it"))
             continue
         report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
         if run in same_text:

@@ -1,0 +1,116 @@
+"""Gated convolutions and multi-step attention (Gehring et al., 2017).
+
+Shapes: B batch, T positions, S source positions, D model, W kernel size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from treenet.layers.attention import KeysValues, Readers
+from treenet.layers.dropout import Dropout
+from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
+
+if TYPE_CHECKING:
+    from treenet.config import ModelConfig
+
+HALF = math.sqrt(0.5)  # a sum of two keeps the variance of one
+
+
+def build_normalised_linear(d_in: int, d_out: int, dropout: float, gain: float = 1.0) -> nn.Linear:
+    """A linear layer with weight normalisation whose outputs have `gain` times the variance of its inputs after dropout."""
+    linear = nn.Linear(d_in, d_out)
+    nn.init.normal_(linear.weight, std=math.sqrt(gain * (1 - dropout) / d_in))
+    nn.init.zeros_(linear.bias)
+    return weight_norm(linear)
+
+
+class GatedConvolution(nn.Module):
+    """Convolution to twice the width and a GLU (section 3.2), of inputs with dropout.
+
+    Centred, it has as many taps before a position as after it, and one of even size one more after; causal, the last tap is
+    the position itself.
+    """
+
+    def __init__(self, d_model: int, kernel_size: int, dropout: float, causal: bool = False):
+        super().__init__()
+        self.before = kernel_size - 1 if causal else (kernel_size - 1) // 2
+        self.after = kernel_size - 1 - self.before
+        self.dropout = Dropout(dropout)
+        # A GLU takes away three quarters of the variance, which the gain gives back (section 3.5).
+        self.windows = build_normalised_linear(kernel_size * d_model, 2 * d_model, dropout, gain=4.0)
+
+    def start(self, like: Tensor) -> Tensor:
+        """The `past` of a causal one before the first position, for `like` [B, S, D]: zeros [B, W - 1, D]."""
+        return like.new_zeros(len(like), self.before, like.shape[2])
+
+    def forward(self, x: Tensor, past: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x [B, T, D] -> [B, T, D] and the last W - 1 inputs of a causal one, which are the `past` of the next position.
+
+        `weight` is that of `windows` where it has been computed before.
+        """
+        num_positions = x.shape[1]
+        weight = self.windows.weight if weight is None else weight
+        x = self.dropout(x)
+        x = F.pad(x, (0, 0, self.before, self.after)) if past is None else torch.cat([past, x], dim=1)
+        taps = range(self.before + self.after + 1)
+        windows = torch.cat([x[:, tap : tap + num_positions] for tap in taps], dim=2)
+        return F.glu(F.linear(windows, weight, self.windows.bias), dim=2), x[:, num_positions:]
+
+
+class MultiStepAttentionLayer(nn.Module):
+    """A decoder layer: causal gated convolution, then attention of its own to the source (section 3.3)."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        d_model, settings = config.d_model, config.convs2s
+        self.released = settings.rule == "released"
+        self.attention_dropout = config.attention_dropout
+        self.convolution = GatedConvolution(d_model, settings.decoder_kernel, config.dropout, causal=True)
+        self.queries = build_normalised_linear(d_model, d_model, 0.0)
+        if self.released:
+            self.output = build_normalised_linear(d_model, d_model, 0.0)
+
+    def weights(self) -> tuple[Tensor, ...]:
+        """Its normalised weights, for many steps: normalising them costs as much as a step that uses them."""
+        linears = [self.convolution.windows, self.queries, *([self.output] if self.released else [])]
+        return tuple(linear.weight for linear in linears)
+
+    def forward(
+        self,
+        x: Tensor,
+        embedded: Tensor,
+        memory: KeysValues,
+        memory_attend_mask: Tensor,
+        past: Tensor | None = None,
+        readers: Readers | None = None,
+        weights: tuple[Tensor, ...] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x and the embedded target pieces [B, T, D], memory [B, 1, S, D] -> [B, T, D] and the `past` of the next step.
+
+        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence. `weights` are
+        its own, where they have been computed before.
+        """
+        windows, query_weight, *rest = self.weights() if weights is None else weights
+        convolved, past = self.convolution(x, past, windows)
+        if not self.released:
+            x = HALF * (convolved + x)
+            queries = F.linear(x, query_weight, self.queries.bias) + embedded
+            return x + self.attend(queries, memory, memory_attend_mask, readers), past
+        queries = HALF * (F.linear(convolved, query_weight, self.queries.bias) + embedded)
+        attended = F.linear(self.attend(queries, memory, memory_attend_mask, readers), rest[0], self.output.bias)
+        return HALF * (HALF * (attended + convolved) + x), past
+
+    def attend(self, queries: Tensor, memory: KeysValues, attend_mask: Tensor, readers: Readers | None) -> Tensor:
+        """One head, scores without a divisor (equations 1 and 2): queries [B, T, D] -> [B, T, D]."""
+        if readers is not None:
+            queries = readers.join(queries)
+        queries = split_heads(queries * math.sqrt(queries.shape[2]), 1)  # `attend` divides by it
+        attended = merge_heads(attend(queries, *memory, attend_mask, self.attention_dropout if self.training else 0.0))
+        return attended if readers is None else readers.split(attended)
