@@ -26,13 +26,88 @@ class TreeAttentionConfig(Settings):
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
 
 
+class RelationConfig(Settings):
+    """One kind of relation between two leaves, embedded on the keys of self-attention, and on the values."""
+
+    clip: int
+    values: bool = Field(False, description="also on the values, not on the keys alone")
+
+
+class SequenceRelationConfig(RelationConfig):
+    """Relative positions in the sentence, within -clip..clip (Shaw et al., 2018)."""
+
+    clip: int = Field(16, ge=0, description="distance up to where relative positions are told apart; 0 leaves them out")
+    values: bool = Field(True, description="also on the values, not on the keys alone")
+
+
+class StructuralRelationConfig(RelationConfig):
+    """Relative positions in the dependency tree, from depths, within -clip..clip (Wang et al., 2019)."""
+
+    clip: int = Field(0, ge=0, description="distance up to where structural positions are told apart; 0 leaves them out")
+    values: bool = Field(True, description="also on the values, not on the keys alone")
+    same: Literal["path", "edge"] = Field(
+        "path",
+        description="words of which one governs the other, over any number of arcs ('path') or one ('edge'), have the "
+        "difference of their depths; all others the signed sum",
+    )
+
+
+class TreeDistanceConfig(RelationConfig):
+    """Arcs between two words of a dependency tree."""
+
+    clip: int = Field(0, ge=0, description="most arcs between two words that are told apart; 0 leaves tree distances out")
+
+
+class TreeTraversalConfig(RelationConfig):
+    """Paths U*D*, LD*, RD* between two words of a dependency tree."""
+
+    clip: int = Field(0, ge=0, description="longest path between two words that is told apart; 0 leaves paths out")
+
+
+class RelationsConfig(Settings):
+    """Relations between words in the self-attention of a relation_transformer. The defaults are those of Shaw et al., 2018."""
+
+    positions: Literal["none", "sequence", "depth", "both"] = Field(
+        "none",
+        description="what is added to source embeddings: nothing, sinusoids of the place in the sentence or of the depth in the "
+        "dependency tree, or tanh of maps of both sinusoids",
+    )
+    sequence: SequenceRelationConfig = SequenceRelationConfig()
+    structural: StructuralRelationConfig = StructuralRelationConfig()
+    tree_distance: TreeDistanceConfig = TreeDistanceConfig()
+    tree_traversal: TreeTraversalConfig = TreeTraversalConfig()
+    decoder: bool = Field(
+        True, description="the decoder's self-attention has relative positions too, of sequence.clip, and no sinusoids"
+    )
+    label_head: Literal["none", "pos_tag", "deprel"] = Field(
+        "none", description="the first head of the first layer has queries and keys from embeddings of these labels, not from states"
+    )
+
+    @property
+    def kinds(self) -> dict[str, RelationConfig]:
+        """The kinds that are not left out, by name; those on values first."""
+        kinds = {name: getattr(self, name) for name in ("sequence", "structural", "tree_distance", "tree_traversal")}
+        return dict(sorted(((name, kind) for name, kind in kinds.items() if kind.clip), key=lambda item: not item[1].values))
+
+    @property
+    def read_arcs(self) -> bool:
+        """Whether dependency trees are needed."""
+        return self.positions in ("depth", "both") or bool(self.kinds.keys() - {"sequence"}) or self.label_head == "deprel"
+
+    @model_validator(mode="after")
+    def _check_decoder(self):
+        if self.decoder and not self.sequence.clip:
+            raise ValueError("decoder needs sequence.clip, for example 16, but it is 0; set decoder=false")
+        return self
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
     name: str = Field(
         "tree_transformer",
-        description="a name of the model registry: tree_transformer, transformer; for classification also bilstm, tree_lstm "
-        "(binary constituency trees) and child_sum_tree_lstm (dependencies)",
+        description="a name of the model registry: tree_transformer, transformer, relation_transformer (see relations); for "
+        "classification also bilstm, tree_lstm (binary constituency trees) and child_sum_tree_lstm (dependencies)",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
@@ -42,6 +117,7 @@ class ModelConfig(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     tree: TreeAttentionConfig = TreeAttentionConfig()
+    relations: RelationsConfig = RelationsConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):

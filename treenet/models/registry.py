@@ -7,6 +7,7 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.bilstm import BiLSTMClassifier
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import VocabSizes
+from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
 from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
@@ -16,12 +17,14 @@ from treeproc.settings import UserError
 Model = TypeVar("Model")
 
 MODELS: dict[str, type[EncoderDecoder]] = {
+    "relation_transformer": RelationTransformer,
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }
 CLASSIFIERS: dict[str, type[Classifier]] = {
     "bilstm": BiLSTMClassifier,
     "child_sum_tree_lstm": ChildSumTreeLSTMClassifier,
+    "relation_transformer": RelationTransformerClassifier,
     "transformer": TransformerClassifier,
     "tree_lstm": TreeLSTMClassifier,
     "tree_transformer": TreeTransformerClassifier,

@@ -56,6 +56,11 @@ class EncoderDecoder(nn.Module, ABC):
     piece_embedding: nn.Embedding  # [V, D]
     reads: Reads
 
+    @classmethod
+    def reads_with(cls, config: ModelConfig) -> Reads:
+        """What a model of these settings reads."""
+        return cls.reads
+
     @abstractmethod
     def encode(self, batch: TreeBatch) -> Memory:
         """What the decoder reads of the sources."""

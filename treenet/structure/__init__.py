@@ -5,15 +5,18 @@ from treenet.structure.branches import BranchMaps, choose_sparse
 from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
 from treenet.structure.spans import SpanTable
+from treenet.structure.words import Dependencies, Words
 
 __all__ = [
     "ArcLevels",
     "AttentionMaps",
     "AttentionPath",
     "BranchMaps",
+    "Dependencies",
     "SpanTable",
     "TreeLevels",
     "TreeStructure",
+    "Words",
     "choose_attention_path",
     "choose_sparse",
 ]
