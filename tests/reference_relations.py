@@ -1,10 +1,13 @@
 """Slow oracles of treenet.structure.words and treenet.layers.relations: one word, one pair, one step at a time."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
 
-def reference_distances(governors: list[int]) -> list[list[int]]:
+@cache
+def reference_distances(governors: tuple[int, ...]) -> list[list[int]]:
     """Floyd-Warshall over words and ROOT, which is the last one."""
     n = len(governors) + 1
     distance = [[0 if i == j else n * n for j in range(n)] for i in range(n)]
@@ -18,7 +21,8 @@ def reference_distances(governors: list[int]) -> list[list[int]]:
     return distance
 
 
-def reference_path(governors: list[int], start: int, end: int) -> str:
+@cache
+def reference_path(governors: tuple[int, ...], start: int, end: int) -> str:
     """The steps of the only way without turning back, found by trying all of them; a step to a sibling of `start` is L or R."""
     n = len(governors) + 1
     above = [n - 1 if governor < 0 else governor for governor in governors]
@@ -38,7 +42,7 @@ def reference_path(governors: list[int], start: int, end: int) -> str:
     return "".join(steps)
 
 
-def reference_structural(governors: list[int], i: int, j: int, same: str) -> int:
+def reference_structural(governors: tuple[int, ...], i: int, j: int, same: str) -> int:
     """The relative structural position of word j to word i, by the rule as it is told."""
     distance = reference_distances(governors)
     root = len(governors)

@@ -80,7 +80,7 @@ class RelationsConfig(Settings):
         True, description="the decoder's self-attention has relative positions too, of sequence.clip, and no sinusoids"
     )
     label_head: Literal["none", "pos_tag", "deprel"] = Field(
-        "none", description="the first head of the first layer has queries and keys from embeddings of these labels, not from states"
+        "none", description="what the first head of the first layer has queries and keys from, in place of the states"
     )
 
     @property

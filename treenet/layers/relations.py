@@ -3,10 +3,10 @@
     e_ij = q_i (k_j + r_ij)^T / sqrt(K),    z_i = sum_j softmax(e)_ij (v_j + s_ij)
 
 where r_ij is the sum of the rows that the relations of i and j have in a table, one row a relation and shared by the heads.
-Nothing is larger than the attention weights or H rows of the table a query: q_i r^T is computed for all rows r of the table,
-and gathered; the weights of one relation are added up before they meet its row.
+No tensor has a vector for every pair: q_i r^T is computed for all rows r of the table, and gathered; weights of one relation
+are added up before they meet its row.
 
-Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R relations.
+Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R rows.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,8 +23,8 @@ from torch import Tensor, nn
 
 from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention
 from treenet.layers.fused_attention import widen
-from treenet.layers.scaled_dot_product import merge_heads
-from treenet.structure.words import Words, build_path_ids, list_paths
+from treenet.layers.scaled_dot_product import attend, merge_heads
+from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
 
 if TYPE_CHECKING:
     from treenet.config import RelationsConfig
@@ -38,64 +39,53 @@ class Related:
 
 
 class Relations(nn.Module):
-    """Rows of the table for every pair of leaves: kinds one after the other, those on values first."""
+    """Rows of the table for every pair of leaves: kinds one after the other, those on values first.
+
+    `num_keys` are the rows of the keys' table, `num_values` the first ones of them, of `num_value_kinds` kinds, which are rows of
+    the values' table too.
+    """
 
     def __init__(self, config: RelationsConfig):
         super().__init__()
-        self.kinds = config.kinds
-        self.register_buffer("path_ids", build_path_ids(config.tree_traversal.clip), persistent=False)
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Rows of the table that a kind has."""
-        sizes = {
+        kinds = config.kinds
+        self.clips = {name: kind.clip for name, kind in kinds.items()}
+        rows = {
             "sequence": lambda clip: 2 * clip + 1,
             "structural": lambda clip: 2 * clip + 1,
             "tree_distance": lambda clip: clip + 2,
             "tree_traversal": lambda clip: len(list_paths(clip)) + 1,
         }
-        return {name: sizes[name](kind.clip) for name, kind in self.kinds.items()}
-
-    @property
-    def num_keys(self) -> int:
-        """Rows of the keys' table."""
-        return sum(self.sizes.values())
-
-    @property
-    def num_values(self) -> int:
-        """Rows of the values' table, which are the first ones of the keys'."""
-        return sum(size for name, size in self.sizes.items() if self.kinds[name].values)
-
-    @property
-    def num_value_kinds(self) -> int:
-        """Kinds that are on the values, which come first."""
-        return sum(kind.values for kind in self.kinds.values())
+        self.rows = {name: rows[name](clip) for name, clip in self.clips.items()}
+        self.num_value_kinds = sum(kind.values for kind in kinds.values())
+        self.num_keys = sum(self.rows.values())
+        self.num_values = sum(list(self.rows.values())[: self.num_value_kinds])
+        self.same = config.structural.same
+        self.register_buffer("path_ids", build_path_ids(config.tree_traversal.clip), persistent=False)
 
     def forward(self, num_leaves: int, words: Words | None, device: torch.device) -> list[Tensor]:
         """[B or 1, L, L] for every kind. `words` are needed for all kinds but `sequence`, and with them their arcs."""
         out, first = [], 0
-        for name, size in self.sizes.items():
+        for name, clip in self.clips.items():
             if name == "sequence":
-                ids = relative_positions(num_leaves, num_leaves, self.kinds[name].clip, device)[None]
+                ids = relative_positions(num_leaves, num_leaves, clip, device)[None]
             else:
-                ids = words.of_leaf_pairs(self._of_words(name, words))
+                ids = words.of_leaf_pairs(self._of_words(name, clip, words.arcs))
             out.append(ids + first)
-            first += size
+            first += self.rows[name]
         return out
 
-    def _of_words(self, name: str, words: Words) -> Tensor:
+    def _of_words(self, name: str, clip: int, arcs: Dependencies) -> Tensor:
         """[B, W, W] int64 from 0."""
-        arcs, kind = words.arcs, self.kinds[name]
         up, down = arcs.up.long(), arcs.down.long()
         if name == "tree_distance":
-            return (up + down).clamp(max=kind.clip + 1)
+            return (up + down).clamp(max=clip + 1)
         if name == "tree_traversal":
-            return self.path_ids[up.clamp(max=kind.clip + 1), down.clamp(max=kind.clip + 1), arcs.side.long() + 1]
-        same = up + down <= 1 if kind.same == "edge" else (up == 0) | (down == 0)
+            return self.path_ids[up.clamp(max=clip + 1), down.clamp(max=clip + 1), arcs.side.long() + 1]
+        same = up + down <= 1 if self.same == "edge" else (up == 0) | (down == 0)
         place = torch.arange(up.shape[1], device=up.device)
         order = torch.sign(place[None, :] - place[:, None])
         depths = arcs.depth[:, :, None] + arcs.depth[:, None, :]
-        return torch.where(same, up - down, order * depths).clamp(-kind.clip, kind.clip) + kind.clip
+        return torch.where(same, up - down, order * depths).clamp(-clip, clip) + clip
 
 
 def relative_positions(num_queries: int, num_keys: int, clip: int, device: torch.device) -> Tensor:
@@ -126,19 +116,19 @@ def attend_related(
     if on_cpu:
         queries, keys, values = map(widen, (queries, keys, values))
     with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
-        queries = queries * width**-0.5
-        of_rows = widen(queries @ key_table.t())  # gradients are added up in float32
-        scores = widen(queries @ keys.transpose(2, 3)) + sum(of_rows.gather(3, each) for each in ids)
+        scaled = queries * width**-0.5
+        of_rows = widen(scaled @ key_table.t())  # gradients are added up in float32
+        bias = reduce(torch.add, (of_rows.gather(3, each) for each in ids))
         if attend_mask is not None:
-            scores = scores.masked_fill(~attend_mask, float("-inf"))
-        weights = F.dropout(scores.softmax(dim=3), dropout_p)
-        attended = weights.to(values.dtype) @ values
-        if value_table is not None:
-            on_rows = weights.new_zeros(batch, heads, length, len(value_table))
-            for each in ids[:num_value_kinds]:
-                on_rows = on_rows.scatter_add(3, each, weights)
-            attended = attended + on_rows.to(values.dtype) @ value_table
-    return attended.to(given)
+            bias = bias.masked_fill(~attend_mask, float("-inf"))
+        if value_table is None:
+            return attend(queries, keys, values, bias, dropout_p).to(given)
+        # The weights themselves are needed, which PyTorch's fused kernels do not give.
+        weights = F.dropout((scaled @ keys.transpose(2, 3) + bias).softmax(dim=3), dropout_p)
+        on_rows = weights.new_zeros(batch, heads, length, len(value_table))
+        for each in ids[:num_value_kinds]:
+            on_rows = on_rows.scatter_add(3, each, weights)
+        return (weights.to(values.dtype) @ values + on_rows.to(values.dtype) @ value_table).to(given)
 
 
 def build_relation_table(rows: int, width: int) -> nn.Parameter:

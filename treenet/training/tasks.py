@@ -26,11 +26,6 @@ class Task(ABC):
     def __init__(self, config: TrainConfig):
         self.config = config
 
-    @property
-    @abstractmethod
-    def reads(self) -> Reads:
-        """What the model reads of an example."""
-
     @abstractmethod
     def check(self, index: Mapping) -> None:
         """Raises UserError when the settings do not fit the data set with this index."""
@@ -81,10 +76,6 @@ class Translation(Task):
 
     examples, targets = "pairs", "target tokens"
 
-    @property
-    def reads(self) -> Reads:
-        return model_class(self.config.model).reads_with(self.config.model)
-
     def check(self, index: Mapping) -> None:
         data = self.config.data
         if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
@@ -99,7 +90,8 @@ class Translation(Task):
             )
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        return ExampleSource(self.config.data / "encoded", split, self.reads)
+        reads = model_class(self.config.model).reads_with(self.config.model)
+        return ExampleSource(self.config.data / "encoded", split, reads)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))
