@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
 from reference_relations import reference_attention, reference_distances, reference_path, reference_structural
 from strategies import governors, right_branching
+from toydata import write_toy_data
 from toylabels import COLUMNS, make_rows, write_labelled
+from toyruns import final_weights, make_config, same
 
 from treenet.batch import collate
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
 from treenet.data import ExampleSource
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.inference.run import load_run
+from treenet.inference.translate import read_split, translate_examples
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
     Related,
@@ -31,7 +35,10 @@ from treenet.layers.relations import (
 from treenet.models import VocabSizes, build_classifier, build_model
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
+from treenet.training.loop import train
+from treenet.training.run import run_training
 from treenet.training.tasks import build_task, vocab_sizes
+from treeproc.files import read_json
 from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
 from treeproc.raw_lines import RawLine, RawLineEncoder
@@ -329,6 +336,27 @@ def test_vocabulary_sizes_are_those_of_the_files(tmp_path):
     assert build_task(config).sizes(index) == {"num_pieces": 300, "num_labels": 5, "num_pos_tags": 3}
     assert vocab_sizes(build_task(config).sizes(index)) == VocabSizes(300, 5, 3, 0)
     assert vocab_sizes({"num_pieces": 300, "num_labels": 5}) == VocabSizes(300, 5)  # checkpoints of earlier times
+
+
+def test_a_run_trains_resumes_and_translates(tmp_path):
+    relations = ["positions=both", "tree_traversal.clip=3", "structural.clip=3", "label_head=deprel"]
+    changes = ["model.name=relation_transformer", *(f"model.relations.{change}" for change in relations)]
+    data = write_toy_data(tmp_path / "data", arcs=True)
+    config = make_config(data, *changes)
+    summary = run_training(config, tmp_path / "whole")
+    stop = iter([False] * 7 + [True])
+    train(config, tmp_path / "parts", should_stop=lambda: next(stop))
+    run_training(config, tmp_path / "parts")
+    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+    assert read_json(summary.averaged / "meta.json")["num_deprels"] == 3
+    run = load_run(tmp_path / "whole")
+    found = list(translate_examples(run.model, read_split(data, "encoded", "test"), run.config.decoding))
+    assert len(found) == 8 and all(best.ids for best, *_ in found)
+    bare = write_toy_data(tmp_path / "bare")
+    with pytest.raises(UserError, match="has no arcs, which this model reads"):
+        run_training(make_config(bare, *changes), tmp_path / "refused")
+    with pytest.raises(UserError, match="has no arcs, which this model reads"):
+        load_run(tmp_path / "whole", data=bare)
 
 
 def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
