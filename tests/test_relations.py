@@ -112,8 +112,8 @@ def test_relations_of_pairs(clip, texts):
     kinds = {name: {"clip": clip} for name in ("sequence", "tree_distance", "tree_traversal")}
     words = words_of(texts, pieces=2)
     length, paths = words.word.shape[1], list_paths(clip)
-    for same in ("path", "edge"):
-        relations = Relations(RelationsConfig(structural={"clip": clip, "same": same}, **kinds))
+    for rule in ("path", "edge"):
+        relations = Relations(RelationsConfig(structural={"clip": clip, "same": rule}, **kinds))
         sizes = relations.rows
         rows = {"sequence": 2 * clip + 1, "structural": 2 * clip + 1, "tree_distance": clip + 2, "tree_traversal": len(paths) + 1}
         assert list(sizes.items()) == list(rows.items())
@@ -121,7 +121,7 @@ def test_relations_of_pairs(clip, texts):
         ids = relations(length, words, torch.device("cpu"))
         starts = np.cumsum([0, *sizes.values()])
         found = {name: each - start for name, each, start in zip(sizes, ids, starts, strict=False)}
-        assert all(0 <= each.min() and each.max() < sizes[name] for name, each in found.items())
+        assert all(each.min() >= 0 and each.max() < sizes[name] for name, each in found.items())
         assert found["sequence"].tolist() == [
             [[max(-clip, min(clip, j - i)) + clip for j in range(length)] for i in range(length)]
         ]
@@ -129,7 +129,7 @@ def test_relations_of_pairs(clip, texts):
             n, distance = len(text), reference_distances(text)
             expected = {name: np.zeros((n, n), dtype=int) for name in ("structural", "tree_distance", "tree_traversal")}
             for i, j in itertools.product(range(n), repeat=2):
-                path, place = reference_path(text, i, j), reference_structural(text, i, j, same)
+                path, place = reference_path(text, i, j), reference_structural(text, i, j, rule)
                 expected["structural"][i, j] = max(-clip, min(clip, place)) + clip
                 expected["tree_distance"][i, j] = min(distance[i][j], clip + 1)
                 expected["tree_traversal"][i, j] = paths.index(path) if len(path) <= clip else len(paths)
@@ -345,8 +345,9 @@ def test_a_run_trains_resumes_and_translates(tmp_path):
     config = make_config(data, *changes)
     summary = run_training(config, tmp_path / "whole")
     stop = iter([False] * 7 + [True])
+    (tmp_path / "parts").mkdir()
     train(config, tmp_path / "parts", should_stop=lambda: next(stop))
-    run_training(config, tmp_path / "parts")
+    train(config, tmp_path / "parts")
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
     assert read_json(summary.averaged / "meta.json")["num_deprels"] == 3
     run = load_run(tmp_path / "whole")
