@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_model
 
 from treenet.config import ModelConfig, TrainConfig
-from treenet.models import VocabSizes, build_model
 from treenet.training.checkpoint import WEIGHTS, publish
+from treenet.training.tasks import build_task
 from treeproc.files import atomic_write, json_bytes
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.schema import ENCODED_SCHEMA
@@ -23,7 +23,11 @@ NUM_PIECES = 300  # 256 of which are bytes
 
 
 def write_vocabulary(
-    folder: Path, parser: str = "words", tree_source: str = "balanced", words: Sequence[str] = tuple(WORDS)
+    folder: Path,
+    parser: str = "words",
+    tree_source: str = "balanced",
+    words: Sequence[str] = tuple(WORDS),
+    dependencies: bool = False,
 ) -> Path:
     """The index and the vocabulary of a data set without examples, of the given parser; returns `folder`."""
     vocab = folder / "encoded" / "vocab"
@@ -32,7 +36,9 @@ def write_vocabulary(
     (vocab / "pieces.model").write_bytes(pieces)
     (vocab / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
     (vocab / "pos_tags.txt").write_text("<unk>\nNN\nX\n")
-    config = ParserConfig(name=parser)
+    if dependencies:
+        (vocab / "deprels.txt").write_text("<unk>\nnsubj\nobj\nroot\n")
+    config = ParserConfig(name=parser, dependencies=dependencies)
     marks = {f"{name}_fingerprint": fingerprint(name, parser, tree_source) for name in ("text", "tree")}
     write_index(
         folder / "encoded",
@@ -40,7 +46,7 @@ def write_vocabulary(
         fingerprint=fingerprint(parser, tree_source, list(words)),
         vocab_fingerprint=fingerprint(list(words)),
         **marks,
-        columns=ENCODED_SCHEMA.names,
+        columns=[*ENCODED_SCHEMA.names, *(["arcs"] if dependencies else [])],
         num_pieces=NUM_PIECES,
         num_labels=len(LABELS),
         parser=describe_parser(config),
@@ -50,9 +56,18 @@ def write_vocabulary(
     return folder
 
 
-def write_run(folder: Path, data: Path, *, name: str = "tree_transformer", seed: int = 1, checkpoint: str = "averaged") -> Path:
+def write_run(
+    folder: Path,
+    data: Path,
+    *,
+    name: str = "tree_transformer",
+    seed: int = 1,
+    checkpoint: str = "averaged",
+    **settings: object,
+) -> Path:
     """A run folder with one checkpoint of random weights, of twice the usual size so that translations differ."""
-    model = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+    model = ModelConfig(name=name, **sizes, **settings)
     config = TrainConfig(data=data, model=model, decoding={"beam_size": 3}, workers=0)
     index = read_index(data / "encoded")
     facts = {"vocab_fingerprint": index["vocab_fingerprint"], "data_fingerprint": index["fingerprint"]}
@@ -60,12 +75,13 @@ def write_run(folder: Path, data: Path, *, name: str = "tree_transformer", seed:
     atomic_write(folder / "config.yaml", dump_settings(config).encode())
     atomic_write(folder / "run.json", json_bytes(facts))
     torch.manual_seed(seed)
-    weights = build_model(model, VocabSizes(NUM_PIECES, len(LABELS)))
+    task = build_task(config)
+    sizes = task.sizes(index)
+    weights = task.build_model(sizes)
     with torch.no_grad():
         for parameter in weights.parameters():
             parameter.mul_(2)
         weights.piece_embedding.weight[4 : 4 + 256] = 0  # bytes, which are hardly ever the most probable then
     (folder / checkpoint).parent.mkdir(exist_ok=True)
-    meta = {"num_pieces": NUM_PIECES, "num_labels": len(LABELS), **facts}
-    publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, meta)
+    publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, sizes | facts)
     return folder

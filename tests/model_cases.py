@@ -8,8 +8,8 @@ from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import ModelConfig
 from treenet.models import EncoderDecoder, VocabSizes, build_model
 
-VOCAB = VocabSizes(pieces=23, labels=7)
 POS_TAGS, RELATIONS = 5, 6
+VOCAB = VocabSizes(pieces=23, labels=7, pos_tags=POS_TAGS, deprels=RELATIONS)
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
     "lstm_hybrid": {"name": "on_lstm_hybrid", "hybrid": {"cell": "lstm", "short_cut": False}},
@@ -26,6 +26,23 @@ CASES: dict[str, dict] = {
     "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "transformer": {},
     "tree_transformer": {},
+    "relative_positions": {"name": "relation_transformer", "relations": {"sequence": {"clip": 3}}},
+    "structural_positions": {
+        "name": "relation_transformer",
+        "relations": {"positions": "both", "structural": {"clip": 3}, "decoder": False},
+    },
+    "tree_distance": {
+        "name": "relation_transformer",
+        "relations": {"positions": "depth", "sequence": {"clip": 0}, "tree_distance": {"clip": 2}, "decoder": False},
+    },
+    "tree_traversal": {
+        "name": "relation_transformer",
+        "relations": {"sequence": {"clip": 2, "values": False}, "tree_traversal": {"clip": 3}, "label_head": "deprel"},
+    },
+    "pos_tag_head": {
+        "name": "relation_transformer",
+        "relations": {"positions": "sequence", "sequence": {"clip": 0}, "label_head": "pos_tag", "decoder": False},
+    },
 }
 
 

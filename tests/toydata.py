@@ -11,11 +11,13 @@ from treeproc.schema import (
     BOS_ID,
     ENCODED_SCHEMA,
     EOS_ID,
+    FULL_ENCODED_SCHEMA,
     LENGTHS_SCHEMA,
     PAD_ID,
     TEXT_SCHEMA,
     UNK_ID,
     UNKNOWN_LABEL,
+    select,
     shard_name,
 )
 from treeproc.shards import fingerprint, write_index, write_shard
@@ -56,9 +58,20 @@ def encode_row(example_id: int, leaves: list[int], target: list[int], random: np
 
 
 def write_toy_data(
-    folder: Path, *, train: int = 60, valid: int = 12, test: int = 8, shards: int = 2, longest: int = 9, seed: int = 0
+    folder: Path,
+    *,
+    train: int = 60,
+    valid: int = 12,
+    test: int = 8,
+    shards: int = 2,
+    longest: int = 9,
+    seed: int = 0,
+    arcs: bool = False,
 ) -> Path:
-    """Write text/, encoded/ with vocab/ and lengths.arrow of a toy data set into `folder` and return it."""
+    """Write text/, encoded/ with vocab/ and lengths.arrow of a toy data set into `folder` and return it.
+
+    With `arcs`, a word is governed by the one before it, and its relation is that of its piece.
+    """
     random = np.random.default_rng(seed)
     splits = {}
     for split, count in (("train", train), ("valid", valid), ("test", test)):
@@ -71,6 +84,9 @@ def write_toy_data(
     pieces = _train_pieces(encoded / "vocab" / "pieces.model", lines)
     (encoded / "vocab" / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
     (encoded / "vocab" / "pos_tags.txt").write_text(UNKNOWN_LABEL + "\n")
+    schema = select(FULL_ENCODED_SCHEMA, [*ENCODED_SCHEMA.names, *(["arcs"] if arcs else [])])
+    if arcs:
+        (encoded / "vocab" / "deprels.txt").write_text("".join(name + "\n" for name in (UNKNOWN_LABEL, "a", "b")))
     marks = {name: fingerprint(name, splits, longest, seed) for name in ("text", "tree", "vocab", "encoded")}
     records: dict[Path, list] = {text: [], encoded: []}
     lengths = []
@@ -82,6 +98,9 @@ def write_toy_data(
             trees = [
                 encode_row(row["example_id"], pieces.encode(row["source"]), pieces.encode(row["target"]), random) for row in rows
             ]
+            for row in trees if arcs else ():
+                leaves = row["leaves"]["piece"]
+                row["arcs"] = {"governor": list(range(-1, len(leaves) - 1)), "deprel": [piece % 3 for piece in leaves]}
             sizes = [(len(t["leaves"]["piece"]), len(t["nodes"]["label"]), len(t["tgt_pieces"])) for t in trees]
             for offset, (row, (leaves, nodes, tgt_pieces)) in enumerate(zip(rows, sizes, strict=True)):
                 facts = {"example_id": row["example_id"], "leaves": leaves, "nodes": nodes, "tgt_pieces": tgt_pieces}
@@ -90,7 +109,7 @@ def write_toy_data(
             place = {"split": split, "index": index}
             records[text].append(write_shard(text, name, rows, TEXT_SCHEMA, **place, fingerprint=marks["text"]))
             records[encoded].append(
-                write_shard(encoded, name, trees, ENCODED_SCHEMA, **place, fingerprint=marks["encoded"], counts=counts)
+                write_shard(encoded, name, trees, schema, **place, fingerprint=marks["encoded"], counts=counts)
             )
     table = pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA)
     sink = pa.BufferOutputStream()
@@ -105,7 +124,7 @@ def write_toy_data(
         text_fingerprint=marks["text"],
         tree_fingerprint=marks["tree"],
         vocab_fingerprint=marks["vocab"],
-        columns=ENCODED_SCHEMA.names,
+        columns=schema.names,
         tree_source="random",
         num_pieces=pieces.get_piece_size(),
         num_labels=len(LABELS),

@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure import ArcLevels, PhraseLevels, SpanTable, TreeLevels, TreeStructure
+from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, TreeLevels, TreeStructure, Words
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
 # What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them, or the
-# phrases at their levels; or the arcs between its words.
-Reads = Literal["leaves", "trees", "binary_trees", "phrases", "arcs"]
-READS_WORDS: tuple[Reads, ...] = ("phrases", "arcs")  # those that need `RowLists.words`
-READS_ARCS: tuple[Reads, ...] = ("arcs",)  # those that need the arcs between words
+# phrases at their levels; the arcs between its words, as a child-sum Tree-LSTM reads them; its words with their tags, or these
+# with the arcs and the ways between.
+Reads = Literal["leaves", "trees", "binary_trees", "phrases", "arcs", "words", "dependencies"]
+READS_WORDS: tuple[Reads, ...] = ("phrases", "arcs", "words", "dependencies")  # those that need `RowLists.words`
+READS_ARCS: tuple[Reads, ...] = ("arcs", "dependencies")  # those that need the arcs between words
 
 
 @dataclass
@@ -124,6 +125,9 @@ def build_structure(rows: RowLists, reads: Reads) -> Any:
         return None
     if reads == "arcs":
         return ArcLevels.build(rows.words, rows.governors)
+    if reads in ("words", "dependencies"):
+        arcs = Dependencies.build(rows.governors, rows.relations) if reads == "dependencies" else None
+        return Words.build(rows.words, rows.pos_tags, arcs)
     num_leaves, num_nodes = [len(pieces) for pieces in rows.pieces], [len(labels) for labels in rows.labels]
     spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
     spans = np.split(spans, np.cumsum(num_nodes)[:-1])

@@ -59,6 +59,8 @@ class PhraseConfig(Settings):
     interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="what runs over the phrases of a sentence")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
+
+
 KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -86,6 +88,81 @@ class ConvS2SConfig(Settings):
     )
 
 
+class RelationConfig(Settings):
+    """One kind of relation between two leaves, embedded on the keys of self-attention, and on the values."""
+
+    clip: int
+    values: bool = Field(False, description="also on the values, not on the keys alone")
+
+
+class SequenceRelationConfig(RelationConfig):
+    """Relative positions in the sentence, within -clip..clip (Shaw et al., 2018)."""
+
+    clip: int = Field(16, ge=0, description="distance up to where relative positions are told apart; 0 leaves them out")
+    values: bool = Field(True, description="also on the values, not on the keys alone")
+
+
+class StructuralRelationConfig(RelationConfig):
+    """Relative positions in the dependency tree, from depths, within -clip..clip (Wang et al., 2019)."""
+
+    clip: int = Field(0, ge=0, description="distance up to where structural positions are told apart; 0 leaves them out")
+    values: bool = Field(True, description="also on the values, not on the keys alone")
+    same: Literal["path", "edge"] = Field(
+        "path",
+        description="words of which one governs the other, over any number of arcs ('path') or one ('edge'), have the "
+        "difference of their depths; all others the signed sum",
+    )
+
+
+class TreeDistanceConfig(RelationConfig):
+    """Arcs between two words of a dependency tree."""
+
+    clip: int = Field(0, ge=0, description="most arcs between two words that are told apart; 0 leaves tree distances out")
+
+
+class TreeTraversalConfig(RelationConfig):
+    """Paths U*D*, LD*, RD* between two words of a dependency tree."""
+
+    clip: int = Field(0, ge=0, description="longest path between two words that is told apart; 0 leaves paths out")
+
+
+class RelationsConfig(Settings):
+    """Relations between words in the self-attention of a relation_transformer. The defaults are those of Shaw et al., 2018."""
+
+    positions: Literal["none", "sequence", "depth", "both"] = Field(
+        "none",
+        description="what is added to source embeddings: nothing, sinusoids of the place in the sentence or of the depth in the "
+        "dependency tree, or tanh of maps of both sinusoids",
+    )
+    sequence: SequenceRelationConfig = SequenceRelationConfig()
+    structural: StructuralRelationConfig = StructuralRelationConfig()
+    tree_distance: TreeDistanceConfig = TreeDistanceConfig()
+    tree_traversal: TreeTraversalConfig = TreeTraversalConfig()
+    decoder: bool = Field(
+        True, description="the decoder's self-attention has relative positions too, of sequence.clip, and no sinusoids"
+    )
+    label_head: Literal["none", "pos_tag", "deprel"] = Field(
+        "none", description="what the first head of the first layer has queries and keys from, in place of the states"
+    )
+
+    @property
+    def kinds(self) -> dict[str, RelationConfig]:
+        """The kinds that are not left out, by name; those on values first."""
+        kinds = {name: getattr(self, name) for name in ("sequence", "structural", "tree_distance", "tree_traversal")}
+        return dict(sorted(((name, kind) for name, kind in kinds.items() if kind.clip), key=lambda item: not item[1].values))
+
+    @property
+    def read_arcs(self) -> bool:
+        """Whether dependency trees are needed."""
+        return self.positions in ("depth", "both") or bool(self.kinds.keys() - {"sequence"}) or self.label_head == "deprel"
+
+    @model_validator(mode="after")
+    def _check_decoder(self):
+        if self.decoder and not self.sequence.clip:
+            raise ValueError("decoder needs sequence.clip, for example 16, but it is 0; set decoder=false")
+        return self
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
@@ -105,6 +182,7 @@ class ModelConfig(Settings):
     phrases: PhraseConfig = PhraseConfig()
     convolution: ConvolutionConfig = ConvolutionConfig()
     convs2s: ConvS2SConfig = ConvS2SConfig()
+    relations: RelationsConfig = RelationsConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):

@@ -28,8 +28,7 @@ class ExampleSource:
 
     def __init__(self, folder: AnyPath, split: str, reads: Reads = "trees"):
         self.reads = reads
-        if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
-            raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
+        check_columns(folder, reads)
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
         rows = sum(len(shard) for shard in self._shards.values())
@@ -77,6 +76,12 @@ class ExampleSource:
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+
+
+def check_columns(folder: AnyPath, reads: Reads) -> None:
+    """Raises UserError when DATA/encoded has not got what a model that `reads` needs."""
+    if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
+        raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
 
 def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from treeproc.arrow import batch_views, pick, record_batches
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
-from treeproc.parsers.config import PARSED
-from treeproc.schema import PARSED_SCHEMA
+from treeproc.parsers.config import PARSED, flat_arcs
+from treeproc.schema import FULL_PARSED_SCHEMA, select
 from treeproc.settings import UserError, differences
 from treeproc.shards import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
@@ -27,11 +27,14 @@ class LineEncoder:
         config = ParserConfig.model_validate(index["parser_settings"])
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)
+        elif given_trees and config.given_labels != "parsed":
+            config = config.model_copy(update={"dependencies": False})
         elif config.name == "given" and not given_trees:
             raise UserError(f"{data} was made of trees that its input gave: give these lines' trees as well")
         elif changed := differences(index["parser"], describe_parser(config)):
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
         self._parser: Parser = build_parser(config)
+        self.gives_arcs = config.dependencies
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
         tree = TreeConfig.model_validate({**index["tree_settings"], "side": "source"})
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
@@ -44,7 +47,7 @@ class LineEncoder:
         """Words and trees of every line; an empty line has none."""
         full = [i for i, line in enumerate(lines) if line]
         none: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
-        parsed = [ParsedLine(none, [], PARSED)] * len(lines)
+        parsed = [ParsedLine(none, [], PARSED, flat_arcs(0) if self.gives_arcs else None)] * len(lines)
         own = [given[i] for i in full] if given is not None else None
         for i, analysed in zip(full, self._parser.parse([lines[i] for i in full], own), strict=True):
             parsed[i] = analysed
@@ -54,7 +57,8 @@ class LineEncoder:
         """Rows of an encoded shard without target. Raises ValueError when a line and its words do not belong together."""
         rows: list[dict] = []
         with_ids = [{"example_id": number, **vars(line)} for number, line in zip(ids, parsed, strict=True)]
-        for batch in record_batches(with_ids, PARSED_SCHEMA):
+        columns = ("words", "trees", "parse_status", *(("arcs",) if self.gives_arcs else ()))
+        for batch in record_batches(with_ids, select(FULL_PARSED_SCHEMA, columns)):
             views = batch_views(batch)
             text = {"example_id": views["example_id"], "source": pa.array(lines[len(rows) : len(rows) + len(batch)], pa.string())}
             encoded = batch_views(self._encoder.encode(text, views))

@@ -76,6 +76,11 @@ class RawLineEncoder:
     def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int):
         self._encoder, self._given_trees, self._max_pieces = LineEncoder(data, given_trees=given_trees), given_trees, max_pieces
 
+    @property
+    def gives_arcs(self) -> bool:
+        """Whether rows have arcs between their words."""
+        return self._encoder.gives_arcs
+
     def encode(self, lines: Sequence[RawLine], first_id: int = 0) -> list[EncodedLine]:
         """One result a line, in order; `first_id` is the number of the first. No line makes another one fail."""
         drafts = [self._read(line, number) for number, line in enumerate(lines, start=first_id)]

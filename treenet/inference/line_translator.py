@@ -9,6 +9,7 @@ from typing import Annotated, Protocol
 import torch
 from pydantic import Field, PositiveInt
 
+from treenet.batch import READS_ARCS
 from treenet.config import DecodingConfig
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.evaluate import decoding_of
@@ -68,6 +69,9 @@ class EncodedLine(Protocol):
 class LineSource(Protocol):
     """Makes rows of raw lines; built in each process as `encoder(data, given_trees=..., max_pieces=...)`."""
 
+    @property
+    def gives_arcs(self) -> bool: ...
+
     def encode(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
 
 
@@ -102,6 +106,8 @@ class LineTranslator:
         if settings.nbest > self._decoding.beam_size:
             raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
         self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
+        if self._run.model.reads in READS_ARCS and not self._encoder.gives_arcs:
+            raise UserError(f"{runs[0]} reads arcs, which given trees have not got; leave trees={settings.trees} out")
 
     def describe(self) -> str:
         """What is searched, and how, in one line."""

@@ -8,9 +8,10 @@ from sentencepiece import SentencePieceProcessor
 from torch import nn
 
 from treenet.config import TrainConfig
-from treenet.models import VocabSizes, build_model
+from treenet.data import check_columns
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
+from treenet.training.tasks import build_task
 from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import read_index
@@ -91,7 +92,9 @@ def load_run(
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
-        model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"])).eval()
+        task = build_task(config.model_copy(update={"data": data}))
+        model = task.build_model(task.sizes(index)).eval()
+    check_columns(data / "encoded", model.reads)
     return LoadedRun(
         model=model.to(device),
         config=config,

@@ -5,7 +5,7 @@ Shapes: B batch, T target positions, S source positions, D model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -43,9 +43,9 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: TreeStructure | None = None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; see `SelfAttention`."""
-        num_leaves = structure.num_leaves if structure is not None else None
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D]; `structure` is what the self-attention reads beside the states, see `SelfAttention`."""
+        num_leaves = structure.num_leaves if isinstance(structure, TreeStructure) else None
         x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure), num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 

@@ -1,9 +1,13 @@
-"""Positions of a sequence: sinusoidal (Vaswani et al., 2017), learned (Gehring et al., 2017)."""
+"""Positions: sinusoidal in the sentence (Vaswani et al., 2017) and in its dependency tree (Wang et al., 2019), and learned
+(Gehring et al., 2017)."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from treenet.layers.linear import build_linear
 
 
 def compute_sinusoids(length: int, d_model: int) -> Tensor:
@@ -22,10 +26,31 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
         """x [B, T, D] at positions first, first + 1, ... -> [B, T, D]."""
-        end = first + x.shape[1]
-        if end > len(self.table):
-            self.table = compute_sinusoids(2 * end, x.shape[2]).to(self.table)
-        return x + self.table[first:end]
+        return x + self.rows(first + x.shape[1])[first:]
+
+    def rows(self, length: int) -> Tensor:
+        """Positions 0 to length - 1: [length, D]."""
+        if length > len(self.table):
+            self.table = compute_sinusoids(2 * length, self.table.shape[1]).to(self.table)
+        return self.table[:length]
+
+
+class StructuralPositions(nn.Module):
+    """Adds absolute structural positions: the sinusoid of a word's depth; fused with that of its place in the sentence,
+    tanh(W_a PE(place) + W_b PE(depth) + b)."""
+
+    def __init__(self, sinusoids: SinusoidalPositions, fused: bool):
+        super().__init__()
+        self.sinusoids = sinusoids
+        d_model = sinusoids.table.shape[1]
+        self.place, self.depth = (build_linear(d_model, d_model) for _ in range(2)) if fused else (None, None)
+
+    def forward(self, x: Tensor, depth: Tensor) -> Tensor:
+        """x [B, L, D], depth [B, L] below L -> [B, L, D]."""
+        table = self.sinusoids.rows(x.shape[1])
+        if self.place is None:
+            return x + F.embedding(depth, table)
+        return x + torch.tanh(self.place(table) + F.embedding(depth, self.depth(table)))
 
 
 class LearnedPositions(nn.Module):

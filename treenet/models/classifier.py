@@ -28,6 +28,11 @@ class Classifier(nn.Module):
 
     reads: Reads = "leaves"
 
+    @classmethod
+    def reads_with(cls, config: ModelConfig) -> Reads:
+        """What a model of these settings reads."""
+        return cls.reads
+
     def add_head(self, config: ModelConfig, classifier: ClassifierConfig, num_classes: int) -> None:
         """A linear map to classes, shared by all positions and the example. Raises UserError for settings that do not fit."""
         self.head = build_linear(config.d_model, num_classes)

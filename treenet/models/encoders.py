@@ -20,10 +20,12 @@ from treenet.structure import TreeStructure
 
 @dataclass(frozen=True)
 class VocabSizes:
-    """Rows of the embedding tables."""
+    """Rows of the embedding tables; 0 where a data set has no such vocabulary."""
 
     pieces: int
     labels: int
+    pos_tags: int = 0
+    deprels: int = 0
 
 
 @dataclass

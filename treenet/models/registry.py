@@ -11,6 +11,7 @@ from treenet.models.convs2s import ConvS2S
 from treenet.models.encoders import VocabSizes
 from treenet.models.multi_granularity import MultiGranularityTransformer
 from treenet.models.on_lstm_hybrid import OnLSTMHybrid
+from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
 from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
@@ -25,12 +26,14 @@ MODELS: dict[str, type[EncoderDecoder]] = {
     "convs2s": ConvS2S,
     "dynamicconv": DynamicConv,
     "lightconv": LightConv,
+    "relation_transformer": RelationTransformer,
     "transformer": Transformer,
     "tree_transformer": TreeTransformer,
 }
 CLASSIFIERS: dict[str, type[Classifier]] = {
     "bilstm": BiLSTMClassifier,
     "child_sum_tree_lstm": ChildSumTreeLSTMClassifier,
+    "relation_transformer": RelationTransformerClassifier,
     "transformer": TransformerClassifier,
     "tree_lstm": TreeLSTMClassifier,
     "tree_transformer": TreeTransformerClassifier,

@@ -58,6 +58,11 @@ class EncoderDecoder(nn.Module, ABC):
     reads: Reads
     auxiliary_loss = ""  # what metrics call the model's own loss (see `decode_to_train`); empty for none
 
+    @classmethod
+    def reads_with(cls, config: ModelConfig) -> Reads:
+        """What a model of these settings reads."""
+        return cls.reads
+
     @abstractmethod
     def encode(self, batch: TreeBatch) -> Memory:
         """What the decoder reads of the sources."""

@@ -6,6 +6,7 @@ from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels
 from treenet.structure.spans import SpanTable
+from treenet.structure.words import Dependencies, Words
 
 __all__ = [
     "NO_TAG",
@@ -13,11 +14,13 @@ __all__ = [
     "AttentionMaps",
     "AttentionPath",
     "BranchMaps",
+    "Dependencies",
     "Partition",
     "PhraseLevels",
     "SpanTable",
     "TreeLevels",
     "TreeStructure",
+    "Words",
     "choose_attention_path",
     "choose_sparse",
 ]

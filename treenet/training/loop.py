@@ -98,7 +98,7 @@ class Trainer:
             "model": config.model.model_dump(mode="json"),
         }
         torch.manual_seed(config.seed)
-        self.stepper = task.build_stepper(task.build_model(index).to(ranks.device), ranks)
+        self.stepper = task.build_stepper(task.build_model(self.meta).to(ranks.device), ranks)
         self.state = TrainState()
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:

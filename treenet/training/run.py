@@ -135,11 +135,12 @@ def check_job(config: TrainConfig) -> Job:
     check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     source = task.open("train", training=True)
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
-    model = task.build_model(index)
+    sizes = task.sizes(index)
+    model = task.build_model(sizes)
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
-        **task.sizes(index),
+        **sizes,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "examples": len(plan.rows),
         "leaves": int(source.lengths["leaves"][plan.rows].sum()),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from treenet.batch import Reads
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.labelled import LabelledSource, PhraseSource
@@ -36,7 +37,7 @@ class Task(ABC):
 
     @abstractmethod
     def build_model(self, sizes: Mapping) -> nn.Module:
-        """A freshly initialised model; `sizes` as in the index of the data set, or in meta.json of a checkpoint."""
+        """A freshly initialised model; `sizes` as `sizes` gives them, or as in meta.json of a checkpoint."""
 
     def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
         """What computes the updates of the model."""
@@ -44,7 +45,10 @@ class Task(ABC):
 
     def sizes(self, index: Mapping) -> dict[str, int]:
         """What the model's shape follows from, as run.json and meta.json keep it."""
-        return {name: index[name] for name in ("num_pieces", "num_labels")}
+        sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
+        vocab = self.config.data / "encoded" / "vocab"
+        files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
+        return sizes | {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items() if path.exists()}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         """The metrics of a validation over so many targets."""
@@ -92,10 +96,11 @@ class Translation(Task):
             )
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        return ExampleSource(self.config.data / "encoded", split, model_class(self.config.model).reads)
+        reads = model_class(self.config.model).reads_with(self.config.model)
+        return ExampleSource(self.config.data / "encoded", split, reads)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
-        return build_model(self.config.model, VocabSizes(sizes["num_pieces"], sizes["num_labels"]))
+        return build_model(self.config.model, vocab_sizes(sizes))
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         metrics = super().metrics(sums, targets)
@@ -109,11 +114,15 @@ class Classification(Task):
     targets = "classes"
 
     @property
+    def reads(self) -> Reads:
+        return classifier_class(self.config.model).reads_with(self.config.model)
+
+    @property
     def neutral_class(self) -> int | None:
         return self.config.classifier.neutral_class
 
     def check(self, index: Mapping) -> None:
-        data, reads = self.config.data, classifier_class(self.config.model).reads
+        data, reads = self.config.data, self.reads
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
@@ -130,14 +139,14 @@ class Classification(Task):
             )
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        encoded, reads = self.config.data / "encoded", classifier_class(self.config.model).reads
+        encoded, reads = self.config.data / "encoded", self.reads
         phrases = self.config.classifier.supervision == "all_phrases"
         if training and phrases and reads == "leaves":
             return PhraseSource(encoded, split)
         return LabelledSource(encoded, split, reads, phrases=phrases)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
-        vocab = VocabSizes(sizes["num_pieces"], sizes["num_labels"])
+        vocab = vocab_sizes(sizes)
         return build_classifier(self.config.model, vocab, self.config.classifier, sizes["num_classes"])
 
     def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
@@ -161,6 +170,11 @@ class Classification(Task):
 
     def describe_best(self, line: Mapping[str, float]) -> str:
         return f"{line['accuracy']:.2%}"
+
+
+def vocab_sizes(sizes: Mapping) -> VocabSizes:
+    """Sizes as meta.json keeps them; checkpoints of earlier times know of pieces and labels alone."""
+    return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
 
 
 TASKS: dict[str, type[Task]] = {"translation": Translation, "classification": Classification}

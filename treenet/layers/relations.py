@@ -1,0 +1,195 @@
+"""Self-attention that is biased by relations between two positions (Shaw et al., 2018): learned vectors r on keys and values,
+
+    e_ij = q_i (k_j + r_ij)^T / sqrt(K),    z_i = sum_j softmax(e)_ij (v_j + s_ij)
+
+where r_ij is the sum of the rows that the relations of i and j have in a table, one row a relation and shared by the heads.
+No tensor has a vector for every pair: q_i r^T is computed for all rows r of the table, and gathered; weights of one relation
+are added up before they meet its row.
+
+Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention
+from treenet.layers.fused_attention import widen
+from treenet.layers.scaled_dot_product import attend, merge_heads
+from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
+
+if TYPE_CHECKING:
+    from treenet.config import RelationsConfig
+
+
+@dataclass
+class Related:
+    """What self-attention over relations reads beside the states, the same in all layers."""
+
+    ids: list[Tensor]  # [B or 1, L, L] int64 for every kind of relation, row of the table of the pair of leaf i and leaf j
+    labels: Tensor | None = None  # [B, L, D] embeddings for a head that has queries and keys from them
+
+
+class Relations(nn.Module):
+    """Rows of the table for every pair of leaves: kinds one after the other, those on values first.
+
+    `num_keys` are the rows of the keys' table, `num_values` the first ones of them, of `num_value_kinds` kinds, which are rows of
+    the values' table too.
+    """
+
+    def __init__(self, config: RelationsConfig):
+        super().__init__()
+        kinds = config.kinds
+        self.clips = {name: kind.clip for name, kind in kinds.items()}
+        rows = {
+            "sequence": lambda clip: 2 * clip + 1,
+            "structural": lambda clip: 2 * clip + 1,
+            "tree_distance": lambda clip: clip + 2,
+            "tree_traversal": lambda clip: len(list_paths(clip)) + 1,
+        }
+        self.rows = {name: rows[name](clip) for name, clip in self.clips.items()}
+        self.num_value_kinds = sum(kind.values for kind in kinds.values())
+        self.num_keys = sum(self.rows.values())
+        self.num_values = sum(list(self.rows.values())[: self.num_value_kinds])
+        self.same = config.structural.same
+        self.register_buffer("path_ids", build_path_ids(config.tree_traversal.clip), persistent=False)
+
+    def forward(self, num_leaves: int, words: Words | None, device: torch.device) -> list[Tensor]:
+        """[B or 1, L, L] for every kind. `words` are needed for all kinds but `sequence`, and with them their arcs."""
+        out, first = [], 0
+        for name, clip in self.clips.items():
+            if name == "sequence":
+                ids = relative_positions(num_leaves, num_leaves, clip, device)[None]
+            else:
+                ids = words.of_leaf_pairs(self._of_words(name, clip, words.arcs))
+            out.append(ids + first)
+            first += self.rows[name]
+        return out
+
+    def _of_words(self, name: str, clip: int, arcs: Dependencies) -> Tensor:
+        """[B, W, W] int64 from 0."""
+        up, down = arcs.up.long(), arcs.down.long()
+        if name == "tree_distance":
+            return (up + down).clamp(max=clip + 1)
+        if name == "tree_traversal":
+            return self.path_ids[up.clamp(max=clip + 1), down.clamp(max=clip + 1), arcs.side.long() + 1]
+        same = up + down <= 1 if self.same == "edge" else (up == 0) | (down == 0)
+        place = torch.arange(up.shape[1], device=up.device)
+        order = torch.sign(place[None, :] - place[:, None])
+        depths = arcs.depth[:, :, None] + arcs.depth[:, None, :]
+        return torch.where(same, up - down, order * depths).clamp(-clip, clip) + clip
+
+
+def relative_positions(num_queries: int, num_keys: int, clip: int, device: torch.device) -> Tensor:
+    """[T, S] int64: places of keys from queries, within -clip..clip, from 0; the last query is at the last key."""
+    keys = torch.arange(num_keys, device=device)
+    return (keys - keys[num_keys - num_queries :, None]).clamp(-clip, clip) + clip
+
+
+def attend_related(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attend_mask: Tensor | None,
+    ids: Sequence[Tensor],
+    key_table: Tensor,
+    value_table: Tensor | None,
+    num_value_kinds: int,
+    dropout_p: float,
+) -> Tensor:
+    """[B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K], by the equations above.
+
+    `ids` [B or 1, T, S] of every kind of relation are rows of `key_table` [R, K]; those of the first `num_value_kinds` are also
+    rows of `value_table`. On CPUs it runs in float32 at least, autocast or not, as `attend` does.
+    """
+    given, on_cpu = queries.dtype, queries.device.type == "cpu"
+    batch, heads, length, width = queries.shape
+    ids = [each[:, None].expand(batch, heads, -1, -1) for each in ids]
+    if on_cpu:
+        queries, keys, values = map(widen, (queries, keys, values))
+    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+        scaled = queries * width**-0.5
+        of_rows = widen(scaled @ key_table.t())  # gradients are added up in float32
+        bias = reduce(torch.add, (of_rows.gather(3, each) for each in ids))
+        if attend_mask is not None:
+            bias = bias.masked_fill(~attend_mask, float("-inf"))
+        if value_table is None:
+            return attend(queries, keys, values, bias, dropout_p).to(given)
+        # The weights themselves are needed, which PyTorch's fused kernels do not give.
+        weights = F.dropout((scaled @ keys.transpose(2, 3) + bias).softmax(dim=3), dropout_p)
+        on_rows = weights.new_zeros(batch, heads, length, len(value_table))
+        for each in ids[:num_value_kinds]:
+            on_rows = on_rows.scatter_add(3, each, weights)
+        return (weights.to(values.dtype) @ values + on_rows.to(values.dtype) @ value_table).to(given)
+
+
+def build_relation_table(rows: int, width: int) -> nn.Parameter:
+    """[rows, width], N(0, 1 / width): products with queries are as large as those with keys."""
+    return nn.Parameter(torch.randn(rows, width) * width**-0.5)
+
+
+class RelatedSelfAttention(SelfAttention):
+    """Encoder self-attention over relations. With `label_head`, the first head has queries and keys from labels, through its
+    parts of W^Q and W^K."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, relations: Relations, label_head: bool = False):
+        super().__init__(d_model, num_heads, dropout)
+        width = d_model // num_heads
+        self.label_head, self.num_value_kinds = label_head, relations.num_value_kinds
+        self.key_relations = build_relation_table(relations.num_keys, width) if relations.num_keys else None
+        self.value_relations = build_relation_table(relations.num_values, width) if relations.num_values else None
+
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Related | None = None) -> Tensor:
+        """x [B, S, D] -> [B, S, D]."""
+        queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        if self.label_head:
+            of_labels = self._project_labels(structure.labels)
+            queries, keys = (torch.cat([own, of[:, 1:]], dim=1) for own, of in zip(of_labels, (queries, keys), strict=True))
+        if self.key_relations is None:
+            return self.attend(queries, keys, values, attend_mask)
+        tables = self.key_relations, self.value_relations, self.num_value_kinds
+        attended = attend_related(queries, keys, values, attend_mask, structure.ids, *tables, self.dropout_p)
+        return self.output(merge_heads(attended))
+
+    def _project_labels(self, labels: Tensor) -> Iterator[Tensor]:
+        """[B, L, D] -> queries and keys [B, 1, L, K] of the first head."""
+        d_model = labels.shape[2]
+        width = d_model // self.num_heads
+        linear = self.queries_keys_values
+        for first in (0, d_model):
+            rows = slice(first, first + width)
+            yield F.linear(labels, linear.weight[rows], linear.bias[rows])[:, None]
+
+
+class RelativeCausalSelfAttention(CausalSelfAttention):
+    """Decoder self-attention with relative positions within -clip..0, and a key/value cache for decoding."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, clip: int, values: bool):
+        super().__init__(d_model, num_heads, dropout)
+        self.clip = clip
+        self.key_relations = build_relation_table(clip + 1, d_model // num_heads)
+        self.value_relations = build_relation_table(clip + 1, d_model // num_heads) if values else None
+
+    def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
+        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
+        queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        if past is not None:
+            keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))
+        length = keys.shape[2]
+        ids = relative_positions(x.shape[1], length, self.clip, x.device).clamp(max=self.clip)
+        if past is not None:  # one query: every key and value has one relation to it
+            related_keys = keys + self.key_relations[ids[0]].to(keys.dtype)
+            related_values = values if self.value_relations is None else values + self.value_relations[ids[0]].to(values.dtype)
+            return self.attend(queries, related_keys, related_values), (keys, values)
+        causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        tables = self.key_relations, self.value_relations, 0 if self.value_relations is None else 1
+        attended = attend_related(queries, keys, values, causal, [ids[None]], *tables, self.dropout_p)
+        return self.output(merge_heads(attended)), (keys, values)

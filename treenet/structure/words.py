@@ -1,0 +1,130 @@
+"""Words of a batch: their tags, and the ways between them in their dependency trees.
+
+Shapes: B batch, L leaves, W words. Roots hang on one ROOT, which is no word, but counts on a way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treeproc.errors import UserError
+from treeproc.schema import UNKNOWN_LABEL_ID
+
+
+@dataclass
+class Dependencies:
+    """Dependency trees. The shortest way from word i to word j goes `up` arcs, then `down` arcs."""
+
+    governor: Tensor  # [B, W] int64, -1 for roots and padding
+    deprel: Tensor  # [B, W] int64, UNKNOWN_LABEL_ID where padded
+    depth: Tensor  # [B, W] int64, arcs below the root, which has 0
+    up: Tensor  # [B, W, W] int16
+    down: Tensor  # [B, W, W] int16
+    side: Tensor  # [B, W, W] int8; -1 or 1 where the way leads by a sibling of word i on its left or right, that is up = 1
+
+    @classmethod
+    def build(cls, governors: Sequence[np.ndarray], deprels: Sequence[np.ndarray]) -> "Dependencies":
+        """`governors[b]` [W_b] counts from 0, -1 is a root. Raises UserError for arcs in a circle."""
+        counts = np.array([len(row) for row in governors])
+        width = max(1, counts.max(initial=0))
+        real = np.arange(width) < counts[:, None]
+        governor, deprel = np.full(real.shape, -1), np.full(real.shape, UNKNOWN_LABEL_ID)
+        governor[real], deprel[real] = np.concatenate(governors), np.concatenate(deprels)
+        ancestors = _ancestors(governor, real)
+        depth = (ancestors < width).sum(0) - 1
+        common = _count_common(ancestors)
+        up, down = (depth[:, :, None] + 1 - common, depth[:, None, :] + 1 - common)
+        side = np.zeros(up.shape, dtype=np.int8)
+        tree, word, other = np.nonzero((up == 1) & (down > 0))
+        sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the way to `other` turns down
+        side[tree, word, other] = np.sign(sibling - word)
+        integers = (torch.from_numpy(x.astype(np.int64)) for x in (governor, deprel, np.maximum(depth, 0)))
+        return cls(*integers, *(torch.from_numpy(x.astype(np.int16)) for x in (up, down)), torch.from_numpy(side))
+
+    def to(self, device: torch.device | str) -> "Dependencies":
+        return _to(self, device)
+
+
+@dataclass
+class Words:
+    """Words of a batch. A piece has the tag and the relations of its word."""
+
+    word: Tensor  # [B, L] int64, word of every leaf, 0 where padded
+    pos_tag: Tensor  # [B, L] int64, UNKNOWN_LABEL_ID where padded
+    arcs: Dependencies | None = None  # where they were asked for
+
+    @classmethod
+    def build(
+        cls, word_of_leaf: Sequence[np.ndarray], pos_tags: Sequence[np.ndarray], arcs: Dependencies | None = None
+    ) -> "Words":
+        """`word_of_leaf[b]` and `pos_tags[b]` are [L_b]."""
+        counts = np.array([len(row) for row in word_of_leaf])
+        real = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
+        word, pos_tag = np.zeros(real.shape, dtype=np.int64), np.full(real.shape, UNKNOWN_LABEL_ID, dtype=np.int64)
+        word[real], pos_tag[real] = np.concatenate(word_of_leaf), np.concatenate(pos_tags)
+        return cls(torch.from_numpy(word), torch.from_numpy(pos_tag), arcs)
+
+    def of_leaves(self, of_words: Tensor) -> Tensor:
+        """What words have, [B, W], as what their leaves have, [B, L]."""
+        return of_words.gather(1, self.word)
+
+    def of_leaf_pairs(self, of_word_pairs: Tensor) -> Tensor:
+        """[B, W, W] -> [B, L, L]."""
+        batch, width = of_word_pairs.shape[:2]
+        rows = self.word + torch.arange(batch, device=self.word.device)[:, None] * width
+        return of_word_pairs.flatten().take(rows[:, :, None] * width + self.word[:, None, :])
+
+    def to(self, device: torch.device | str) -> "Words":
+        return _to(self, device)
+
+
+def _to(maps: Any, device: torch.device | str) -> Any:
+    return replace(maps, **{name: value if value is None else value.to(device) for name, value in vars(maps).items()})
+
+
+def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """[depth, B, W]: every word, its governor, the governor's governor, and so on; W is above roots, and padding itself."""
+    batch, width = governor.shape
+    above = np.concatenate([np.where(governor < 0, width, governor), np.full((batch, 1), width)], axis=1)
+    found = [np.where(real, np.arange(width), width)]
+    while (found[-1] < width).any():
+        if len(found) > width:
+            raise UserError("arcs must form trees, but go in a circle; parse the data again")
+        found.append(np.take_along_axis(above, found[-1], axis=1))
+    return np.stack(found[:-1] or found)
+
+
+def _count_common(ancestors: np.ndarray) -> np.ndarray:
+    """[B, W, W]: words that are above both words of a pair, or one of them."""
+    _, batch, width = ancestors.shape
+    is_above = np.zeros((batch, width, width + 1), dtype=np.float32)
+    for row in ancestors:
+        np.put_along_axis(is_above, row[:, :, None], 1, axis=2)
+    is_above = is_above[:, :, :width]
+    return (is_above @ is_above.transpose(0, 2, 1)).astype(np.int64)
+
+
+def list_paths(longest: int) -> list[str]:
+    """All paths of a tree of at most `longest` steps: U*D* up and down, LD* and RD* over a left or right sibling.
+
+    UD... does not occur: the siblings' code goes first. There are (m + 1)(m + 2) / 2 - (m - 1) + 2 m.
+    """
+    straight = ["U" * up + "D" * down for up in range(longest + 1) for down in range(longest + 1 - up) if up != 1 or not down]
+    return straight + [side + "D" * down for side in "LR" for down in range(longest)]
+
+
+def build_path_ids(longest: int) -> Tensor:
+    """[longest + 2, longest + 2, 3] int64: by `up`, `down` and `side` + 1 the place of the path in `list_paths`, or the next one
+    after all of them for longer paths."""
+    paths = list_paths(longest)
+    ids = torch.full((longest + 2, longest + 2, 3), len(paths))
+    for place, path in enumerate(paths):
+        if path.startswith(("L", "R")):
+            ids[1, len(path), 2 * (path[0] == "R")] = place
+        else:
+            ids[path.count("U"), path.count("D"), 1] = place
+    return ids
