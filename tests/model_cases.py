@@ -2,14 +2,13 @@
 
 import numpy as np
 import torch
-from strategies import Tree, right_branching
+from strategies import Tree
 
 from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import ModelConfig
 from treenet.models import EncoderDecoder, VocabSizes, build_model
 
 VOCAB = VocabSizes(pieces=23, labels=7)
-POS_TAGS, RELATIONS = 5, 6
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
     "transformer": {},
@@ -24,27 +23,18 @@ def tiny_model(case: str, **config) -> EncoderDecoder:
     return build_model(ModelConfig(**{"name": case, **sizes, **CASES[case], **config}), VOCAB).double().eval()
 
 
-def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, reads: Reads = "trees") -> dict:
-    """An encoded row with random pieces, labels, tags and arcs; words have one or two pieces."""
-    if reads == "binary_trees":
-        tree = right_branching(tree.num_leaves)
+def example_of(tree: Tree, seed: int = 0, target_length: int | None = None) -> dict:
+    """An encoded row with random pieces and labels."""
     rng = np.random.default_rng([seed, tree.num_leaves, len(tree.spans)])
     spans = tree.span_array
-    example = {
+    return {
         "example_id": seed,
         "leaves": {"piece": rng.integers(4, VOCAB.pieces, tree.num_leaves)},
         "nodes": {"label": rng.integers(1, VOCAB.labels, len(spans))},
         "spans": {"start": spans[:, 0], "end": spans[:, 1], "subtree_end": spans[:, 2]},
         "tgt_pieces": rng.integers(4, VOCAB.pieces, rng.integers(1, 6) if target_length is None else target_length),
     }
-    words = np.arange(tree.num_leaves) * 2 // 3
-    example["leaves"] |= {"word_index": words, "pos_tag": rng.integers(0, POS_TAGS, words[-1] + 1)[words]}
-    order = rng.permutation(words[-1] + 1)  # a random tree: the governor of a word is any before it in a random order
-    governors = np.full(len(order), -1)
-    for place in range(1, len(order)):
-        governors[order[place]] = order[rng.integers(place)]
-    return example | {"arcs": {"governor": governors, "deprel": rng.integers(0, RELATIONS, len(order))}}
 
 
 def batch_of(sentences: list[Tree], reads: Reads = "trees", **kwargs) -> TreeBatch:
-    return collate([example_of(tree, seed, reads=reads, **kwargs) for seed, tree in enumerate(sentences)], reads)
+    return collate([example_of(tree, seed, **kwargs) for seed, tree in enumerate(sentences)], reads)

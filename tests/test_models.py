@@ -8,7 +8,7 @@ from strategies import Tree, batches, right_branching
 
 from treenet.batch import TreeBatch, collate
 from treenet.config import ModelConfig, TreeAttentionConfig
-from treenet.models import DecoderState, VocabSizes, build_model
+from treenet.models import VocabSizes, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall
 from treeproc.schema import PAD_ID
@@ -30,7 +30,7 @@ def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tenso
 def test_a_sentence_does_not_see_its_batch(name, config, sentences):
     """Alone, or in a batch with a much longer and deeper sentence first: the same logits."""
     model = tiny_model(name, **config)
-    examples = [example_of(tree, seed, reads=model.reads) for seed, tree in enumerate(sentences)]
+    examples = [example_of(tree, seed) for seed, tree in enumerate(sentences)]
     longest = example_of(right_branching(14), seed=99, target_length=9)
     together = collate([longest, *examples], model.reads)
     logits = model(together)
@@ -133,9 +133,7 @@ def test_selected_hypotheses_continue_their_own_sentence(name):
     for rows in map(torch.tensor, selections):
         before, state = state, state.select(rows)
         sources, history = sources[rows], history[rows]
-        if isinstance(state, DecoderState) and len(before.sources) == len(
-            rows
-        ):  # reordered within sentences: the memory was not copied
+        if len(before.sources) == len(rows):  # reordered within sentences: the memory was not copied
             assert state.memory[0][0] is before.memory[0][0]
         tokens = torch.randint(4, VOCAB.pieces, (len(rows),))
         history = torch.cat([history, tokens[:, None]], dim=1)

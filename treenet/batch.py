@@ -17,8 +17,6 @@ from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 # What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them; or
 # the arcs between its words.
 Reads = Literal["leaves", "trees", "binary_trees", "arcs"]
-READS_WORDS: tuple[Reads, ...] = ("arcs",)  # those that need `RowLists.words`
-READS_ARCS: tuple[Reads, ...] = ("arcs",)  # those that need the arcs between words
 
 
 @dataclass
@@ -53,7 +51,7 @@ class TreeBatch:
 
 @dataclass
 class RowLists:
-    """The columns of a batch's examples that models read, one array per example; words and arcs for models that need them."""
+    """The columns of a batch's examples that models read, one array per example; words and governors where it is arcs."""
 
     example_ids: list[int] = field(default_factory=list)
     pieces: list[np.ndarray] = field(default_factory=list)
@@ -63,9 +61,7 @@ class RowLists:
     subtree_ends: list[np.ndarray] = field(default_factory=list)
     targets: list[np.ndarray] = field(default_factory=list)
     words: list[np.ndarray] = field(default_factory=list)  # of each leaf
-    pos_tags: list[np.ndarray] = field(default_factory=list)  # of each leaf
     governors: list[np.ndarray] = field(default_factory=list)  # of each word, -1 is the root
-    relations: list[np.ndarray] = field(default_factory=list)  # of each word to its governor
 
     def __len__(self) -> int:
         return len(self.example_ids)
@@ -91,12 +87,9 @@ def collate(examples: Sequence[dict], reads: Reads = "trees") -> TreeBatch:
         rows.ends.append(example["spans"]["end"])
         rows.subtree_ends.append(example["spans"]["subtree_end"])
         rows.targets.append(example["tgt_pieces"])
-        if reads in READS_WORDS:
+        if reads == "arcs":
             rows.words.append(example["leaves"]["word_index"])
-            rows.pos_tags.append(example["leaves"]["pos_tag"])
-        if reads in READS_ARCS:
             rows.governors.append(example["arcs"]["governor"])
-            rows.relations.append(example["arcs"]["deprel"])
     return collate_rows(rows, reads)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from treenet.batch import READS_ARCS, READS_WORDS, Reads, RowLists, TreeBatch, collate_rows
+from treenet.batch import Reads, RowLists, TreeBatch, collate_rows
 from treeproc.schema import ROWS_PER_RECORD_BATCH
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths
@@ -28,7 +28,7 @@ class ExampleSource:
 
     def __init__(self, folder: AnyPath, split: str, reads: Reads = "trees"):
         self.reads = reads
-        if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
+        if reads == "arcs" and "arcs" not in read_index(folder).get("columns", []):
             raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
@@ -59,12 +59,9 @@ class ExampleSource:
             start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
             out.targets.append(targets[start:stop])
             out.example_ids.append(columns["example_id"][row])
-            if self.reads in READS_WORDS:
+            if self.reads == "arcs":
                 out.words.append(list_items(columns["leaves"], row, "word_index"))
-                out.pos_tags.append(list_items(columns["leaves"], row, "pos_tag"))
-            if self.reads in READS_ARCS:
                 out.governors.append(list_items(columns["arcs"], row, "governor"))
-                out.relations.append(list_items(columns["arcs"], row, "deprel"))
         return collate_rows(out, self.reads)
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:

@@ -85,8 +85,5 @@ def load_ensemble(
                 )
     if len(loaded) == 1:
         return first
-    if len(kinds := {one.model.reads for one in loaded} - {"leaves"}) > 1:
-        kinds = " and ".join(sorted(kinds))
-        raise UserError(f"models that read {kinds} are no ensemble; choose models that read the same, and plain ones")
     names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
     return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))
