@@ -11,21 +11,24 @@ from toylabels import COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row
 
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
 from treenet.labelled import NO_CLASS, LabelledSource, PhraseSource
+from treenet.layers.dropout import share_dropout_keys
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
 from treenet.plan import BatchPlan
 from treenet.training.classification import above_neutral, count_right, summarize_counts
 from treenet.training.losses import label_smoothed_nll, r_drop_loss
-from treeproc.schema import PAD_ID
+from treeproc.schema import PAD_ID, UNK_ID
 from treeproc.settings import UserError
 
 NAMES = sorted(CLASSIFIERS)
 SUPERVISIONS = ["all_phrases", "root"]
 
 
-def tiny_model(name: str, supervision: str = "all_phrases", pooling: str = "own", **config) -> torch.nn.Module:
+def tiny_model(
+    name: str, supervision: str = "all_phrases", pooling: str = "own", word_dropout: float = 0.0, **config
+) -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, **{"dropout": 0.0, **config})
-    classifier = ClassifierConfig(supervision=supervision, pooling=pooling)
+    classifier = ClassifierConfig(supervision=supervision, pooling=pooling, word_dropout=word_dropout)
     return build_classifier(sizes, VocabSizes(NUM_PIECES, NUM_LABELS), classifier, NUM_CLASSES)
 
 
@@ -78,6 +81,28 @@ def test_other_positions_than_the_root_need_a_root_supervision():
         tiny_model("tree_transformer", "all_phrases", "mean")
     with pytest.raises(UserError, match=r"model\.name must be one of bilstm, .*, but is lstm instead"):
         tiny_model("lstm")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
+    model, source = tiny_model(name, word_dropout=0.4).double(), open_source(data, name)
+    seen = []
+    model.encode = lambda batch, encode=model.encode: seen.append(batch.leaf_pieces) or encode(batch)
+    keys = share_dropout_keys(model)
+
+    def pieces_read(rows: list[int]) -> torch.Tensor:
+        keys.set(np.array(rows, dtype=np.uint64))
+        batch = source.batch(rows)
+        model(batch)
+        return seen.pop().masked_fill(batch.leaf_pad_mask, PAD_ID)
+
+    given = source.batch(range(30)).leaf_pieces
+    read = pieces_read(list(range(30)))
+    assert ((read == given) | (read == UNK_ID)).all()
+    assert 0.3 < ((read != given).sum() / (given != PAD_ID).sum()) < 0.5
+    assert pieces_read([7])[0].tolist() == read[7][: source.lengths["leaves"][7]].tolist()
+    model.eval()
+    assert (pieces_read(list(range(30))) == given).all()
 
 
 # What is learned.

@@ -256,6 +256,9 @@ class ClassifierConfig(Settings):
         description="what an example's class is read from: 'own' is the root, or dummy root, of tree models, the mean of the "
         "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
     )
+    word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability with which a piece is read as an unknown one in training (Iyyer et al., 2015)"
+    )
     neutral_class: int | None = Field(
         None,
         ge=0,

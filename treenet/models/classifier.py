@@ -3,6 +3,7 @@
 Shapes: B batch, P positions, D model, C classes.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from treenet.batch import Reads
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.labelled import LabelledBatch
+from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.encoders import Memory
+from treeproc.schema import UNK_ID
 from treeproc.settings import UserError
 
 
@@ -36,6 +39,7 @@ class Classifier(nn.Module):
     def add_head(self, config: ModelConfig, classifier: ClassifierConfig, num_classes: int) -> None:
         """A linear map to classes, shared by all positions and the example. Raises UserError for settings that do not fit."""
         self.head = build_linear(config.d_model, num_classes)
+        self.word_dropout = Dropout(classifier.word_dropout)
         self.pooling = classifier.pooling
         self.classifies_positions = classifier.supervision == "all_phrases" and self.reads != "leaves"
         if self.classifies_positions and self.pooling != "own":
@@ -54,13 +58,20 @@ class Classifier(nn.Module):
 
     def forward(self, batch: LabelledBatch) -> ClassLogits:
         """Classes of examples, and of positions when these are learned."""
-        memory = self.encode(batch)
+        memory = self.encode(self._drop_words(batch))
         if self.pooling == "own":
             summary = self.summarize(memory, batch)
         else:
             summary = mean_state(memory) if self.pooling == "mean" else memory.states[:, 0]
         positions = self._classify(memory.states) if self.classifies_positions else None
         return ClassLogits(self._classify(summary), positions)
+
+    def _drop_words(self, batch: LabelledBatch) -> LabelledBatch:
+        """In training, pieces as if they were unknown, each with the probability of `classifier.word_dropout`."""
+        if not self.training or not self.word_dropout.p:
+            return batch
+        kept = self.word_dropout(torch.ones(*batch.leaf_pieces.shape, 1, device=batch.leaf_pieces.device))[..., 0] > 0
+        return replace(batch, leaf_pieces=batch.leaf_pieces.where(kept, UNK_ID))
 
     def _classify(self, states: Tensor) -> Tensor:
         logits = self.head(states)
