@@ -14,6 +14,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from model_cases import CASES, batch_of, tiny_model
+from strategies import right_branching
 from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
 from toyruns import make_config
 
@@ -26,7 +28,7 @@ from treenet.probing.results import format_probes, table_rows
 from treenet.probing.run import probe_run
 from treenet.probing.sentences import choose_sentences, read_syntax
 from treenet.probing.settings import ProbeSettings
-from treenet.probing.states import collect_states, num_layers
+from treenet.probing.states import collect_states, encode_layers, leaf_states, num_layers
 from treenet.probing.tasks import OTHER, UNSEEN, bin_values, build_task, frequent_classes
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
@@ -124,6 +126,8 @@ def test_arcs_are_counted_up_to_the_root():
             expected.append(depth)
     assert found.arc_depth.tolist() == expected
     assert found.deprel == [name for example in parsed for name in example["arcs"]["deprel"]]
+    other_side = [{f"target_{name}": value for name, value in example.items()} for example in parsed]
+    assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
     parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
     with pytest.raises(ValueError, match="example 7 has arcs that go in a circle"):
         read_syntax(parsed)
@@ -247,6 +251,18 @@ def test_states_are_those_of_each_sentence_alone(folder, name):
         assert number == len(inputs.words)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
+    model = tiny_model(case)
+    batch = batch_of([right_branching(5), right_branching(3)], model.reads)
+    layers = list(range(num_layers(model) + 1))
+    states, memory = encode_layers(model, batch, layers)
+    words = torch.zeros_like(batch.leaf_pieces)
+    for layer in layers[1:]:
+        assert leaf_states(states[layer], memory, batch, words).shape[:2] == batch.leaf_pieces.shape
+    assert torch.equal(states[layers[-1]], memory.states) and states[0].shape[:2] == batch.leaf_pieces.shape
+
+
 def test_models_without_a_state_for_each_leaf_are_refused(folder):
     loaded = load_model(folder / "plain")
     encode = loaded.model.encode
@@ -274,7 +290,7 @@ def test_a_planted_signal_is_found_and_noise_is_not():
     noise = torch.randint(3, (900,), generator=generator)
     train = partial(train_probe, num_classes=3, strengths=(1e-4, 1e-2), max_iterations=50)
     found, nothing = (train(*examples_of(x, y)) for y in (planted, noise))
-    assert found.test > 0.95 and found.train > 0.95 and nothing.test < 0.42
+    assert found.test > 0.9 and found.train > 0.95 and nothing.test < 0.42
     assert train(*examples_of(x, planted)) == found
     assert train(*examples_of(torch.ones(900, 4), noise)).test == pytest.approx(
         float((noise[600:] == noise[:300].bincount().argmax()).double().mean())

@@ -95,8 +95,8 @@ def load_model(
     data = data or config.data
     if not data.is_dir():
         raise UserError(
-            f"{data}, the data set of {run}, is not there; where it moved, run the workflows/train_wmt.py command of the run "
-            "with data=NEW, which records the place"
+            f"{data}, the data set of {run}, is not there; where it moved, run the training command of the run with "
+            "data=NEW, which records the place"
         )
     index = read_index(data / "encoded")
     if "vocab_fingerprint" not in facts:
