@@ -126,7 +126,10 @@ def test_arcs_are_counted_up_to_the_root():
             expected.append(depth)
     assert found.arc_depth.tolist() == expected
     assert found.deprel == [name for example in parsed for name in example["arcs"]["deprel"]]
-    other_side = [{f"target_{name}": value for name, value in example.items()} for example in parsed]
+    other_side = [
+        {"example_id": example["example_id"], **{f"target_{name}": value for name, value in example.items()}}
+        for example in parsed
+    ]
     assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
     parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
     with pytest.raises(ValueError, match="example 7 has arcs that go in a circle"):
