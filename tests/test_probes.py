@@ -147,7 +147,7 @@ def test_sentences_are_a_keyed_choice_of_those_with_one_tree(folder):
     assert everything == list(range(2, 120))  # 0 has a flat tree, 1 has two trees
     assert chosen(30) == sorted(chosen(30)) and set(chosen(30)) < set(chosen(60)) < set(everything)
     assert chosen(30) == chosen(30) != chosen(30, seed=2)
-    lengths = ExampleSource(folder / "data" / "encoded", "train").lengths["leaves"]
+    lengths = ExampleSource(folder / "data" / "encoded", "train", "leaves").lengths["leaves"]
     assert chosen(1000, leaves=4) == [number for number in everything if lengths[number] <= 4]
 
 
