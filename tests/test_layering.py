@@ -11,8 +11,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
-# What `treenet` may use of `treeproc`: the shard contract and what every command shares.
-SHARED = {"errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache"}
+# What `treenet` may use of `treeproc`: the shard contract, trees of parsed shards and what every command shares.
+SHARED = {"errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache", "forest"}
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
     f"treeproc/parsers/{name}.py"
@@ -30,6 +30,7 @@ ROOMS = (
     "models",
     "training",
     "inference",
+    "probing",
     "experiments",
     "report",
 )

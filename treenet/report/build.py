@@ -12,12 +12,14 @@ from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.run import load_run
 from treenet.models.seq2seq import Seq2Seq
+from treenet.probing.results import draw_layers
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
 from treenet.report.examples import build_views, choose_examples
 from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
+from treenet.report.probes import probes_name
 from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
 from treenet.report.sections import scaling_name
 from treenet.report.settings import ReportSettings
@@ -136,6 +138,9 @@ def _draw(report: Report, folder: Path) -> None:
         if of_trees:
             draw("attention_by_label", draw_groups({n: s.by_label for n, s in of_trees.items()}, colors, ""))
             draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, colors, "height"))
+        for index, run in enumerate(report.runs):
+            if run.probes and (figure := draw_layers(run.probes)):
+                draw(probes_name(index), figure)
         for views in report.views.values():
             for view in views:
                 save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
@@ -184,6 +189,7 @@ def numbers(report: Report) -> dict:
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},
         "attention": {name: stats.to_json() for name, stats in report.attention.items()},
+        "probes": {run.name: run.probes for run in report.runs if run.probes},
         "sentences": [
             {name: getattr(view, name) for name in ("example_id", "run", "source", "reference", "translation", "chrf")}
             for views in report.views.values()

@@ -7,6 +7,7 @@ from pathlib import Path
 from treenet.report.contents import Page, Report
 from treenet.report.markup import paragraph, tag
 from treenet.report.pictures import show_sentences
+from treenet.report.probes import show_probes
 from treenet.report.sections import show_ablations, show_attention, show_curves, show_runs, show_scores, show_studies
 
 _HERE = Path(__file__).parent
@@ -23,6 +24,7 @@ def render_page(report: Report) -> str:
     page.add("curves", "Learning curves", show_curves(page))
     page.add("size", "Size of the training data", *show_studies(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
+    page.add("probes", "Probes of the encoder", *show_probes(page))
     page.add("sentences", "Sentences", *show_sentences(page))
 
     links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)

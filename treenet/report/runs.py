@@ -8,6 +8,7 @@ from pathlib import Path
 
 from treenet.inference.results import read_scores, read_system
 from treenet.inference.run import AVERAGED
+from treenet.probing.results import read_probes
 from treenet.training.checkpoint import is_whole
 from treenet.training.ledger import LEDGER, last_step
 from treenet.training.logs import read_metrics
@@ -45,6 +46,7 @@ class ReportRun:
     step: int
     finished: bool
     missing: list[Missing] = field(default_factory=list)
+    probes: dict | None = None  # the entry of probes.json of the averaged model
 
     @property
     def data(self) -> AnyPath:
@@ -111,6 +113,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         marks={},
         step=last_step(folder),
         finished=is_whole(folder / AVERAGED),
+        probes=read_probes(folder).get(AVERAGED),
     )
     run.marks = _marks(run)
     out = shlex.quote(given)

@@ -1,0 +1,431 @@
+"""Probes: labels against brute force, states against sentences alone, planted signals, kills, errors, the workflow."""
+
+import json
+import runpy
+import shutil
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import CASES, batch_of, tiny_model
+from strategies import right_branching
+from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
+from toyruns import make_config
+
+from treenet.data import ExampleSource
+from treenet.inference.run import load_model
+from treenet.probing import run as probing
+from treenet.probing.classifier import Examples, fit, scores, train_probe
+from treenet.probing.inputs import ProbeInputs, exchange, exchangeable_pairs
+from treenet.probing.results import format_probes, table_rows
+from treenet.probing.run import probe_run
+from treenet.probing.sentences import choose_sentences, read_syntax
+from treenet.probing.settings import ProbeSettings
+from treenet.probing.states import collect_states, encode_layers, leaf_states, num_layers
+from treenet.probing.tasks import OTHER, UNSEEN, bin_values, build_task, frequent_classes
+from treenet.report.build import write_report
+from treenet.report.settings import ReportSettings
+from treenet.training.run import run_training
+from treeproc.settings import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+TRANSLATORS = {"tree": (), "plain": ("model.name=transformer",)}
+CLASSIFIERS = {
+    "words": ("task=classification", "model.name=child_sum_tree_lstm"),
+    "bilstm": ("task=classification", "model.name=bilstm"),
+}
+SMALL = ProbeSettings(train_sentences=60, eval_sentences=20, train_words=150, eval_words=60, l2=(0.01, 0.1), max_iterations=15)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A data set, and runs of one update on it; tests copy those that they write to."""
+    folder = tmp_path_factory.mktemp("probes")
+    write_probe_data(folder / "data")
+    for name, overrides in {**TRANSLATORS, **CLASSIFIERS}.items():
+        steps = ("max_steps=1", "checkpoint_every=1", "validate_every=1", "average_checkpoints=1", "classifier.supervision=root")
+        run_training(make_config(folder / "data", *steps, "model.num_encoder_layers=2", *overrides), folder / name)
+    return folder
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    return lambda name: Path(shutil.copytree(folder / name, tmp_path / name))
+
+
+def inputs_of(folder: Path, split: str = "train", reads: str = "leaves", sentences: int = 40, words: int = 100) -> ProbeInputs:
+    return ProbeInputs.build(folder / "data", split, reads, choose_sentences(folder / "data", split, sentences, 256, 1), words, 1)
+
+
+# Labels.
+
+NODES = st.recursive(
+    st.tuples(st.sampled_from(["A", "B"]), st.just("w")),
+    lambda below: st.tuples(st.sampled_from(["S", "NP-SBJ", "VP", "ROOT"]), st.lists(below, min_size=1, max_size=3)),
+    max_leaves=8,
+)
+
+
+def written(node: tuple) -> str:
+    label, below = node
+    return f"({label} {below if isinstance(below, str) else ' '.join(map(written, below))})"
+
+
+def collapsed(node: tuple) -> tuple:
+    """A node above one other node alone is that node."""
+    label, below = node
+    while not isinstance(below, str) and len(below) == 1 and not isinstance(below[0][1], str):
+        label, below = below[0]
+    return label.split("-")[0], below if isinstance(below, str) else [collapsed(child) for child in below]
+
+
+def height(node: tuple) -> int:
+    return 0 if isinstance(node[1], str) else 1 + max(map(height, node[1]))
+
+
+def words_below(node: tuple, phrase: str) -> list[tuple[str, str]]:
+    """(tag, label of the phrase right above) of each word."""
+    label, below = node
+    return [(label, phrase)] if isinstance(below, str) else [word for child in below for word in words_below(child, label)]
+
+
+@given(st.lists(NODES, min_size=1, max_size=4))
+@settings(deadline=None, max_examples=40)
+def test_labels_are_those_of_the_trees(trees):
+    rooted = [collapsed(tree if not isinstance(tree[1], str) else ("X", [tree])) for tree in trees]
+    words = [words_below(tree, "") for tree in rooted]
+    examples = [
+        {"example_id": i, "trees": [written(tree)], "words": {"text": ["w"] * len(one)}}
+        for i, (tree, one) in enumerate(zip(trees, words, strict=True))
+    ]
+    found = read_syntax(examples)
+    assert found.depth.tolist() == [height(tree) for tree in rooted]
+    assert found.top == [" ".join(label for label, _ in tree[1]) for tree in rooted]
+    assert np.diff(found.word_edges).tolist() == [len(one) for one in words]
+    assert list(zip(found.pos_tag, found.phrase, strict=True)) == [word for one in words for word in one]
+    assert found.deprel is None and found.arc_depth is None
+
+
+def test_arcs_are_counted_up_to_the_root():
+    parsed = [make_example(number, np.random.default_rng(number))[0] for number in range(20)]
+    found = read_syntax(parsed)
+    expected = []
+    for example in parsed:
+        governor = example["arcs"]["governor"]
+        for word in range(len(governor)):
+            depth = 0
+            while governor[word] >= 0:
+                word, depth = governor[word], depth + 1
+            expected.append(depth)
+    assert found.arc_depth.tolist() == expected
+    assert found.deprel == [name for example in parsed for name in example["arcs"]["deprel"]]
+    other_side = [
+        {"example_id": example["example_id"], **{f"target_{name}": value for name, value in example.items()}}
+        for example in parsed
+    ]
+    assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
+    parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
+    with pytest.raises(ValueError, match="example 7 has arcs that go in a circle"):
+        read_syntax(parsed)
+    parsed[3]["words"]["text"].append("more")
+    with pytest.raises(ValueError, match="example 3 has a tree over another number of words"):
+        read_syntax(parsed)
+
+
+def test_sentences_are_a_keyed_choice_of_those_with_one_tree(folder):
+    def chosen(most: int, seed: int = 1, leaves: int = 256) -> list[int]:
+        return choose_sentences(folder / "data", "train", most, leaves, seed).example_ids.tolist()
+
+    everything = chosen(1000)
+    assert everything == list(range(2, 120))  # 0 has a flat tree, 1 has two trees
+    assert chosen(30) == sorted(chosen(30)) and set(chosen(30)) < set(chosen(60)) < set(everything)
+    assert chosen(30) == chosen(30) != chosen(30, seed=2)
+    lengths = ExampleSource(folder / "data" / "encoded", "train", "leaves").lengths["leaves"]
+    assert chosen(1000, leaves=4) == [number for number in everything if lengths[number] <= 4]
+
+
+def test_numbers_are_put_into_bins_of_like_size():
+    assert bin_values(np.array([1, 1, 2, 2, 3, 3, 7, 9]), 4)[0] == ["up to 1", "2", "3", "4 and more"]
+    assert bin_values(np.array([5, 5, 5]), 4)[0] == ["all"]
+    names, lasts = bin_values(np.arange(1000), 5)
+    assert np.bincount(np.searchsorted(lasts, np.arange(1000))).tolist() == [200] * 5 and names[1] == "200 to 399"
+    assert frequent_classes(["b", "a", "b", "c", "d"], 2) == ["b", "a", OTHER]
+    assert frequent_classes(["b", "a", "b"], 2) == ["b", "a"] == frequent_classes(["b", "a", "b"], None)
+
+
+# Exchanged words.
+
+
+def test_words_that_can_change_places():
+    #          0  1  1  2  2  3  4  6
+    words = np.array([0, 1, 1, 2, 2, 3, 4, 6])
+    pieces = np.array([5, 6, 7, 6, 8, 9, 9, 5])
+    assert exchangeable_pairs(pieces, words).tolist() == [[1, 2]]  # 0|1 differ in size, 3 and 4 are the same, 5 has no piece
+    assert exchangeable_pairs(pieces[:1], words[:1]).shape == (0, 2)
+    assert exchange(torch.from_numpy(pieces), 1, 2).tolist() == [5, 6, 8, 6, 7, 9, 9, 5]
+
+
+def test_a_copy_differs_in_two_words_and_in_nothing_else(folder):
+    inputs = inputs_of(folder, reads="trees", sentences=100)
+    count = len(inputs.word_of_leaf)
+    assert 0.3 * count < len(inputs.copies) < 0.7 * count
+    rows = np.arange(count, inputs.num_rows)
+    copies, own = inputs.batch(rows)[0], inputs.batch(inputs.copies)[0]
+    for name in ("start", "end", "subtree_end", "leaf_pad_mask"):
+        assert torch.equal(getattr(copies.structure, name), getattr(own.structure, name))
+    assert torch.equal(copies.node_labels, own.node_labels) and torch.equal(copies.leaf_pad_mask, own.leaf_pad_mask)
+    for row, sentence in enumerate(inputs.copies.tolist()):
+        first, size = inputs.pair[sentence].tolist()
+        expected = own.leaf_pieces[row].tolist()
+        left, right = expected[first : first + size], expected[first + size : first + 2 * size]
+        assert left != right and (size == 2) == (left[-1] == SUFFIX)
+        expected[first : first + 2 * size] = right + left
+        assert copies.leaf_pieces[row].tolist() == expected
+    task = build_task("word_order", {"train": inputs}, SMALL)
+    sentence = np.concatenate([np.arange(count), inputs.copies])[task.rows["train"]]
+    assert sentence.tolist() == np.flatnonzero(inputs.pair[:, 1]).tolist()  # each once, as it is or its copy
+    assert task.labels["train"].tolist() == np.isin(sentence, inputs.copies).astype(int).tolist()
+
+
+def test_labels_belong_to_the_rows_of_states(folder):
+    inputs = inputs_of(folder)
+    syntax = inputs.sentences.syntax
+    assert len(inputs.words) == 100 and (np.diff(inputs.words) > 0).all()
+    sentence = np.searchsorted(syntax.word_edges, inputs.words, side="right") - 1
+    numbers = {"depth": syntax.depth, "length": np.diff(syntax.word_edges), "arc_depth": syntax.arc_depth[inputs.words]}
+    for name, values in numbers.items():
+        task = build_task(name, {"train": inputs}, SMALL)
+        by_class = [values[task.labels["train"] == number] for number in range(len(task.classes))]
+        assert len(task.classes) > 2 and all(below.max() < above.min() for below, above in pairwise(by_class))
+    for name in ("top_constituents", "pos_tag", "phrase", "deprel"):
+        task = build_task(name, {"train": inputs}, SMALL)
+        values = syntax.top if name == "top_constituents" else [getattr(syntax, name)[word] for word in inputs.words]
+        assert all(task.classes[n] in (value, OTHER) for n, value in zip(task.labels["train"], values, strict=True))
+    # The tag of a word follows from its first piece.
+    batch, _ = inputs.batch(np.arange(len(inputs.word_of_leaf)))
+    first = batch.leaf_pieces[sentence, inputs.word_leaves[:, 0]] - 4
+    assert [TAGS[word % 3] for word in first.tolist()] == [syntax.pos_tag[word] for word in inputs.words]
+    assert inputs.word_leaves[:, 1].tolist() == [len(pieces_of(word)) for word in first.tolist()]
+    unseen = replace(inputs.sentences, syntax=replace(syntax, pos_tag=["new"] * len(syntax.pos_tag)))
+    task = build_task("pos_tag", {"train": inputs, "test": replace(inputs, sentences=unseen)}, SMALL)
+    assert set(task.labels["test"]) == {UNSEEN} and task.majority("test") == 0
+
+
+# States.
+
+
+@pytest.mark.parametrize("name", ["tree", "plain", "words", "bilstm"])
+def test_states_are_those_of_each_sentence_alone(folder, name):
+    loaded = load_model(folder / name)
+    model, depth = loaded.model, num_layers(loaded.model)
+    assert depth == (2 if name in TRANSLATORS else 1)
+    inputs = inputs_of(folder, "test", model.reads, sentences=12, words=25)
+    layers = list(range(depth + 1))
+    found = {of: collect_states(model, inputs, layers, of, lambda count: None) for of in ("first", "mean")}
+    copies = found["first"][0].sentences["mean"][len(inputs.word_of_leaf) :]
+    torch.testing.assert_close(copies, found["first"][0].sentences["mean"][inputs.copies])  # embeddings know no order
+    for layer in layers[1:]:
+        below = deepcopy(model)
+        if depth > 1:
+            below.encoder_layers = below.encoder_layers[:layer]
+        states, number = found["first"][layer].sentences, 0
+        assert set(states) == ({"mean", "root"} if name == "tree" else {"mean"})
+        for row in range(inputs.num_rows):
+            batch, words = inputs.batch(np.array([row]))
+            with torch.no_grad():
+                alone = below.encode(batch).states[0]
+            leaves = alone[words[0]] if name == "words" else alone[: words.shape[1]]
+            torch.testing.assert_close(states["mean"][row], leaves.mean(0), rtol=1e-4, atol=1e-5)
+            if name == "tree":
+                torch.testing.assert_close(states["root"][row], alone[words.shape[1]], rtol=1e-4, atol=1e-5)
+            edges = inputs.sentences.syntax.word_edges
+            while row < len(edges) - 1 and number < len(inputs.words) and inputs.words[number] < edges[row + 1]:
+                mine = leaves[words[0] == inputs.words[number] - edges[row]]
+                torch.testing.assert_close(found["first"][layer].words[number], mine[0], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(found["mean"][layer].words[number], mine.mean(0), rtol=1e-4, atol=1e-5)
+                number += 1
+        assert number == len(inputs.words)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
+    model = tiny_model(case)
+    batch = batch_of([right_branching(5), right_branching(3)], model.reads)
+    layers = list(range(num_layers(model) + 1))
+    states, memory = encode_layers(model, batch, layers)
+    words = torch.zeros_like(batch.leaf_pieces)
+    for layer in layers[1:]:
+        assert leaf_states(states[layer], memory, batch, words).shape[:2] == batch.leaf_pieces.shape
+    assert torch.equal(states[layers[-1]], memory.states) and states[0].shape[:2] == batch.leaf_pieces.shape
+
+
+def test_models_without_a_state_for_each_leaf_are_refused(folder):
+    loaded = load_model(folder / "plain")
+    encode = loaded.model.encode
+
+    def shorter(batch):
+        memory = encode(batch)
+        return replace(memory, states=memory.states[:, :1], pad_mask=memory.pad_mask[:, :1])
+
+    loaded.model.encode = shorter
+    with pytest.raises(UserError, match="neither leaves nor words"):
+        collect_states(loaded.model, inputs_of(folder, sentences=5), [2], "first", lambda count: None)
+
+
+# The classifier.
+
+
+def examples_of(x: torch.Tensor, y: torch.Tensor) -> list[Examples]:
+    return [Examples(part, labels) for part, labels in zip(x.split(300), y.split(300), strict=True)]
+
+
+def test_a_planted_signal_is_found_and_noise_is_not():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(900, 10, generator=generator) * torch.logspace(-2, 2, 10) + 50
+    planted = ((x - 50) / torch.logspace(-2, 2, 10))[:, :3].argmax(1)
+    noise = torch.randint(3, (900,), generator=generator)
+    train = partial(train_probe, num_classes=3, strengths=(1e-4, 1e-2), max_iterations=50)
+    found, nothing = (train(*examples_of(x, y)) for y in (planted, noise))
+    assert found.test > 0.9 and found.train > 0.95 and nothing.test < 0.42
+    assert train(*examples_of(x, planted)) == found
+    assert train(*examples_of(torch.ones(900, 4), noise)).test == pytest.approx(
+        float((noise[600:] == noise[:300].bincount().argmax()).double().mean())
+    )
+
+
+def test_the_fit_is_the_minimum():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(80, 4, generator=generator).double(), torch.randint(3, (80,), generator=generator)
+    table = fit(Examples(x, y), 0.1, 200, x.new_zeros(5, 3))
+    probabilities = scores(table, x).softmax(1) - torch.nn.functional.one_hot(y, 3)
+    assert (x.T @ probabilities / 80 + 0.1 * table[:-1]).abs().max() < 1e-3
+    assert probabilities.mean(0).abs().max() < 1e-3
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module")
+def probed(folder, tmp_path_factory) -> Path:
+    run = shutil.copytree(folder / "tree", tmp_path_factory.mktemp("probed") / "tree")
+    probe_run(run, SMALL.model_copy(update={"layer": "all", "tasks": ("depth", "word_order", "pos_tag", "arc_depth")}))
+    return run
+
+
+def test_a_tree_model_is_probed_beside_its_baselines(probed):
+    entry = json.loads((probed / "probes.json").read_text())["averaged"]
+    assert list(entry["tasks"]) == ["depth", "word_order", "pos_tag", "arc_depth"] and entry["layers"] == 2
+    for name, told in entry["tasks"].items():
+        kinds = ["first"] if name in ("pos_tag", "arc_depth") else ["mean", "root"]
+        layers = [(states, layer, of) for states in ("untrained", "trained") for layer in (1, 2) for of in kinds]
+        assert [(one["states"], one["layer"], one["of"]) for one in told["results"]] == [("embeddings", 0, kinds[0]), *layers]
+        assert all(0 <= one["test"] <= 1 and one["l2"] in SMALL.l2 for one in told["results"])
+        assert sum(told["classes"].values()) == told["examples"]["train"]
+    tags = entry["tasks"]["pos_tag"]
+    assert tags["majority"] < 0.6 < 0.9 < tags["results"][0]["test"]  # the tag follows from the first piece
+    assert (probed / "probes.averaged.png").stat().st_size > 5000
+    rows = list(table_rows(entry))
+    assert len(rows) == 2 * (2 + 2 + 1 + 1) and all(len(values) == 4 for *_, values in rows)
+    assert len(format_probes("averaged", entry).split("\n")) == 2 + len(rows)
+
+
+def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, copied, monkeypatch):
+    settings = SMALL.model_copy(update={"tasks": ("length", "deprel")})
+    expected = copied("plain")
+    probe_run(expected, settings)
+    run = Path(shutil.copytree(folder / "plain", expected.parent / "killed"))
+    real, calls = probing.train_probe, []
+
+    def train(*args):
+        calls.append(args)
+        if len(calls) in (2, 5):
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(probing, "train_probe", train)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            probe_run(run, settings)
+    probe_run(run, settings)
+    assert len(calls) == 2 * 3 + 2
+    assert (run / "probes.json").read_bytes() == (expected / "probes.json").read_bytes()
+    probe_run(run, settings)
+    assert len(calls) == 8  # nothing is trained again
+    probe_run(run, settings.model_copy(update={"seed": 2, "tasks": ("length",)}))
+    entry = json.loads((run / "probes.json").read_text())["averaged"]
+    assert len(calls) == 11 and list(entry["tasks"]) == ["length"] and entry["settings"]["seed"] == 2
+
+
+def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
+    run = copied("words")
+    assert probe_run(run, SMALL.model_copy(update={"tasks": ("phrase",)}))[0] == "averaged"
+    name, entry = probe_run(run, SMALL.model_copy(update={"tasks": ("phrase",), "checkpoint": "1", "word_state": "mean"}))
+    assert name == "step_00000001" and [one["of"] for one in entry["tasks"]["phrase"]["results"]] == ["mean"] * 3
+    assert set(json.loads((run / "probes.json").read_text())) == {"averaged", name}
+
+
+def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
+    data, splits = tmp_path / "flat", {}
+    shutil.copytree(folder / "data" / "encoded", data / "encoded")
+    for seed, (split, count) in enumerate((("train", 120), ("valid", 30), ("test", 30))):
+        random = np.random.default_rng(seed)
+        splits[split] = [make_example(number, random)[0] for number in range(count)]
+        for row in splits[split]:
+            row["trees"] = [f"(S {' '.join(f'(A {word})' for word in row['words']['text'])})"]
+    write_parsed(data, splits, arcs=True)
+    name, entry = probe_run(copied("plain"), SMALL.model_copy(update={"tasks": ("depth",), "data": data}))
+    assert entry["tasks"]["depth"]["results"] == [] and "nothing to tell apart" in format_probes(name, entry)
+
+
+def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_path, capsys):
+    main = runpy.run_path(str(ROOT / "workflows" / "probe.py"))["main"]
+    run = copied("plain")
+    small = ["train_sentences=30", "eval_sentences=10", "train_words=50", "eval_words=20", "max_iterations=3", "l2=[0.1]"]
+    main(["--out", str(run), "tasks=[length]", *small])
+    told = capsys.readouterr().out
+    assert "majority" in told and "length" in told and str(run / "probes.json") in told
+    shutil.copytree(folder / "data" / "encoded", tmp_path / "bare" / "encoded")
+    no_arcs = write_probe_data(tmp_path / "no_arcs", train=9, valid=3, test=3, columns=("leaves", "nodes", "spans", "tgt_pieces"))
+    for overrides, message in (
+        (["layer=3"], "layer must be last, all or at most 2, but is 3: the encoder has 2 layers"),
+        (["tasks=[]"], "tasks"),
+        (["tasks=[colour]"], "tasks.0"),
+        (["l2=[-1]"], "must be numbers of at least 0"),
+        ([f"data={tmp_path / 'bare'}"], "bare/parsed/index.json is missing; run workflows/preprocess.py to the end"),
+        ([f"data={no_arcs}", "tasks=[deprel]"], "tasks: deprel need the arcs between words, and .* has none"),
+        ([f"data={tmp_path / 'gone'}"], "gone, the data set of .*, is not there"),
+        (["checkpoint=7"], "is missing; train to the end, or choose a step as checkpoint"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(["--out", str(run), *overrides])
+    with pytest.raises(UserError, match="is not a run"):
+        main(["--out", str(tmp_path)])
+    with pytest.raises(UserError, match="--out is missing"):
+        main([])
+    (run / "probes.json").write_text("[]")
+    with pytest.raises(UserError, match="probes.json must hold a JSON object"):
+        main(["--out", str(run), *small])
+
+
+def test_probes_that_no_sentence_is_left_for_are_refused(folder):
+    with pytest.raises(UserError, match="has no sentence of test to probe: there must be some of at most 1 leaves"):
+        choose_sentences(folder / "data", "test", 5, 1, 1)
+
+
+def test_a_report_shows_probes(folder, probed, tmp_path):
+    shutil.copytree(folder / "plain", tmp_path / "plain")
+    settings = ReportSettings(runs=(str(probed), str(tmp_path / "plain")), sentences=0)
+    write_report(settings, tmp_path / "report", lambda line: None)
+    page = (tmp_path / "report" / "index.html").read_text()
+    entry = json.loads((probed / "probes.json").read_text())["averaged"]
+    assert json.loads((tmp_path / "report" / "report.json").read_text())["probes"] == {"tree": entry}
+    (root,) = (values for task, layer, of, values in table_rows(entry) if (task, layer, of) == ("depth", 2, "root"))
+    shown = "".join(f'<td class="n">{100 * root[name]:.2f}</td>' for name in ("majority", "embeddings", "untrained", "trained"))
+    assert shown in page and 'id="probes"' in page and (tmp_path / "report" / "figures" / "probes_1.svg").is_file()

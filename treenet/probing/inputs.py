@@ -1,0 +1,121 @@
+"""What models read of the sentences to probe: their pieces, and copies in which two adjacent words are exchanged.
+
+Exchanged are pieces alone: tree, tags and arcs stay as they are and so are those of the sentence as it was written, for
+every model. Only words of as many pieces change places, so that nothing but the pieces differs.
+
+Shapes: n sentences, w chosen words, k copies, B batch, L leaves.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.batch import Reads, TreeBatch, pad
+from treenet.data import ExampleSource, list_items
+from treenet.plan import cut_batches
+from treenet.probing.sentences import Sentences, keys
+from treeproc.storage import AnyPath
+
+# What is drawn for a sentence or a word, each by numbers of its own.
+_EXCHANGED, _PAIR, _WORD = 1, 2, 3
+_BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class ProbeInputs:
+    """Rows of states that a split gives: one for each sentence, then one for each copy; and one for each chosen word."""
+
+    source: ExampleSource
+    sentences: Sentences
+    word_of_leaf: list[np.ndarray]  # of each sentence, [leaves]
+    pair: np.ndarray  # [n, 2] first leaf of the two words that may be exchanged, and leaves of each; 0, 0 where there are none
+    copies: np.ndarray  # [k] sentences that have a copy with the two exchanged: about half of those that have a pair
+    words: np.ndarray  # [w] chosen words among those of `sentences.syntax`, ascending
+    word_leaves: np.ndarray  # [w, 2] first leaf of each in its sentence, and number of its leaves
+
+    @classmethod
+    def build(cls, data: AnyPath, split: str, reads: Reads, sentences: Sentences, most_words: int, seed: int) -> "ProbeInputs":
+        """For a model that reads `reads`. Words and pairs depend on ids and `seed` alone."""
+        source = ExampleSource(data / "encoded", split, reads)
+        places = list(source.places(sentences.rows))
+        pieces, words = ([list_items(of["leaves"], row, name) for of, row in places] for name in ("piece", "word_index"))
+        ids = sentences.example_ids
+        pair = np.zeros((len(ids), 2), dtype=np.int64)
+        for i, draw in enumerate(keys(ids, seed, _PAIR).tolist()):
+            if len(pairs := exchangeable_pairs(pieces[i], words[i])):
+                pair[i] = pairs[draw % len(pairs)]
+        exchanged = (keys(ids, seed, _EXCHANGED) & np.uint64(1)).astype(bool)
+
+        firsts = [np.flatnonzero(np.diff(one, prepend=-1)) for one in words]
+        numbers = [one[first] for one, first in zip(words, firsts, strict=True)]
+        sizes = [np.diff(first, append=len(one)) for one, first in zip(words, firsts, strict=True)]
+        word = np.concatenate(numbers)
+        sentence = np.repeat(np.arange(len(ids)), [len(one) for one in numbers])
+        chosen = np.sort(np.argsort(keys(ids[sentence], seed, _WORD, word), kind="stable")[:most_words])
+        return cls(
+            source=source,
+            sentences=sentences,
+            word_of_leaf=words,
+            pair=pair,
+            copies=np.flatnonzero(exchanged & (pair[:, 1] > 0)),
+            words=(sentences.syntax.word_edges[sentence] + word)[chosen],
+            word_leaves=np.stack([np.concatenate(firsts), np.concatenate(sizes)], axis=1)[chosen],
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """n + k."""
+        return len(self.word_of_leaf) + len(self.copies)
+
+    def batches(self) -> list[np.ndarray]:
+        """All rows of sentences and copies once, in batches of similar length."""
+        leaves = np.array([len(self.word_of_leaf[sentence]) for sentence in self._sentence(np.arange(self.num_rows))])
+        order = np.argsort(leaves, kind="stable")
+        return np.split(order, cut_batches(leaves[order], _BATCH_TOKENS)[1:-1])
+
+    def batch(self, rows: np.ndarray) -> tuple[TreeBatch, Tensor]:
+        """Rows of sentences and copies as a batch of the form that the model reads, and the word of every leaf [B, L]."""
+        sentence = self._sentence(rows)
+        batch = self.source.batch(self.sentences.rows[sentence])
+        for place in np.flatnonzero(rows >= len(self.word_of_leaf)).tolist():
+            batch.leaf_pieces[place] = exchange(batch.leaf_pieces[place], *self.pair[sentence[place]].tolist())
+        words = [self.word_of_leaf[one] for one in sentence]
+        padded, _ = pad(np.concatenate(words), np.array([len(one) for one in words]), 0)
+        return batch, torch.from_numpy(padded)
+
+    def leaves_of_words(self, rows: np.ndarray, width: int, word_state: str) -> tuple[np.ndarray, np.ndarray]:
+        """The chosen words of a batch of `width` leaves, by their place in `words`, and which leaves their states come from.
+
+        Both have an entry for each leaf: (word, b * width + leaf). Copies give none.
+        """
+        sentence_of_word = np.searchsorted(self.sentences.syntax.word_edges, self.words, side="right") - 1
+        row_of_sentence = np.full(len(self.word_of_leaf), -1)
+        own = rows < len(self.word_of_leaf)
+        row_of_sentence[rows[own]] = np.flatnonzero(own)
+        word = np.flatnonzero(row_of_sentence[sentence_of_word] >= 0)
+        first, size = self.word_leaves[word].T
+        size = np.ones_like(size) if word_state == "first" else size
+        offset = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
+        row = row_of_sentence[sentence_of_word[word]]
+        return np.repeat(word, size), np.repeat(row * width + first, size) + offset
+
+    def _sentence(self, rows: np.ndarray) -> np.ndarray:
+        """Sentence of each row."""
+        return np.concatenate([np.arange(len(self.word_of_leaf)), self.copies])[rows]
+
+
+def exchangeable_pairs(pieces: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """[pairs, 2]: first leaf, and leaves of each, of adjacent words of as many pieces that are not the same."""
+    first = np.flatnonzero(np.diff(words, prepend=-1))
+    size = np.diff(first, append=len(words))
+    alike = np.flatnonzero((size[1:] == size[:-1]) & (words[first[1:]] == words[first[:-1]] + 1))
+    differ = [i for i in alike.tolist() if (pieces[first[i] : first[i + 1]] != pieces[first[i + 1] :][: size[i]]).any()]
+    return np.stack([first[differ], size[differ]], axis=1)
+
+
+def exchange(pieces: Tensor, first: int, size: int) -> Tensor:
+    """A copy of pieces [L] in which `size` of them from `first` have changed places with as many behind them."""
+    middle, end = first + size, first + 2 * size
+    return torch.cat([pieces[:first], pieces[middle:end], pieces[first:middle], pieces[end:]])

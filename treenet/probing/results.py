@@ -1,0 +1,103 @@
+"""Results of probes in a run folder, as a table and as a picture."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treeproc.files import atomic_write, read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PROBES = "probes.json"
+_COLUMNS = ("embeddings", "untrained", "trained")
+_MARKERS = {"root": "s", "mean": "o", "first": "o"}
+
+
+def read_probes(folder: Path) -> dict[str, dict]:
+    """The entries of probes.json, none where there is no such file yet."""
+    path = folder / PROBES
+    return read_json(path, "remove it and run the same command again") if path.exists() else {}
+
+
+def figure_name(name: str) -> str:
+    """File name of the figure of an entry."""
+    return f"probes.{name}.png"
+
+
+def task_name(name: str) -> str:
+    """As it stands in tables."""
+    return name.replace("_", " ")
+
+
+def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, float]]]:
+    """(task, layer, what of it, accuracies by column) for each layer and state that the trained model was probed at."""
+    for name, told in entry["tasks"].items():
+        found = {(one["states"], one["layer"], one["of"]): one["test"] for one in told["results"]}
+        alike = {states: test for (states, _, _), test in found.items() if states == "embeddings"} | {
+            "majority": told["majority"]
+        }
+        for states, layer, of in found:
+            if states == "trained":
+                baseline = {"untrained": found[key]} if (key := ("untrained", layer, of)) in found else {}
+                yield name, layer, of, {**alike, **baseline, "trained": found[states, layer, of]}
+        if not found:
+            yield name, None, "", {"majority": told["majority"]}
+
+
+def format_probes(name: str, entry: dict) -> str:
+    """A table, accuracies on test in per cent."""
+    titles = ("majority", *_COLUMNS)
+    lines = [
+        f"{name}: accuracy on test in %; baselines are the most frequent class, the embeddings of pieces, the untrained model",
+        f"{'task':18}{'state':>7}{'layer':>7}{'classes':>9}{'examples':>10}" + "".join(f"{title:>12}" for title in titles),
+    ]
+    for task, layer, of, values in table_rows(entry):
+        told = entry["tasks"][task]
+        start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(told['classes']):9d}{told['examples']['test']:10,d}"
+        cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in titles)
+        lines.append(start + cells + ("" if layer else "  nothing to tell apart").rstrip())
+    return "\n".join(lines)
+
+
+def draw_layers(entry: dict) -> "Figure | None":
+    """Accuracy on test by layer, a panel for each task; layer 0 are the embeddings. None where one layer was probed."""
+    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
+
+    tasks = {name: told for name, told in entry["tasks"].items() if len({one["layer"] for one in told["results"]}) > 2}
+    if not tasks:
+        return None
+    columns = min(4, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(2.6 * columns + 0.4, 2.4 * rows + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for (name, told), panel in zip(tasks.items(), panels, strict=False):
+        for number, states in enumerate(("trained", "untrained")):
+            for of in dict.fromkeys(one["of"] for one in told["results"]):
+                line = [one for one in told["results"] if one["of"] == of and one["states"] in (states, "embeddings")]
+                line.sort(key=lambda one: one["layer"])
+                x, y = [one["layer"] for one in line], [100 * one["test"] for one in line]
+                dashes = "--" if of == "root" else "-"
+                panel.plot(x, y, dashes, color=f"C{number}", marker=_MARKERS[of], ms=3, lw=1.3, label=f"{states}, {of}")
+        panel.axhline(100 * told["majority"], color="0.5", lw=1, ls=":", label="majority")
+        panel.set_title(task_name(name), fontsize=9)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.grid(alpha=0.25)
+    for panel in list(panels):
+        panel.set_axis_off()
+    figure.supxlabel("encoder layer (0: embeddings of pieces)", fontsize=9)
+    figure.supylabel("accuracy on test, %", fontsize=9)
+    legend: dict = {}  # one for all panels
+    for panel in figure.axes:
+        lines, labels = panel.get_legend_handles_labels()
+        legend |= dict(zip(labels, lines, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend), frameon=False, fontsize=8)
+    return figure
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a PNG."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    atomic_write(path, content.getvalue())

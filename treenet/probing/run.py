@@ -1,0 +1,193 @@
+"""Probes of a training run: what is computed, in which order, and what is there already."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from treenet.inference.run import UNTRAINED, LoadedModel, checkpoint_folder, load_model
+from treenet.probing.classifier import Examples, ProbeScore, train_probe
+from treenet.probing.inputs import ProbeInputs
+from treenet.probing.results import PROBES, draw_layers, figure_name, read_probes, save_figure
+from treenet.probing.sentences import choose_sentences, has_arcs
+from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
+from treenet.probing.states import EMBEDDINGS, States, collect_states, encode_layers, has_root, num_layers
+from treenet.probing.tasks import Task, build_task
+from treenet.training.checkpoint import WEIGHTS
+from treeproc.files import atomic_write, file_sha256, json_bytes
+from treeproc.progress import Progress
+from treeproc.schema import SPLITS
+from treeproc.settings import UserError
+from treeproc.shards import check_hashes, read_index
+from treeproc.storage import AnyPath
+
+TRAINED, PIECES = "trained", "embeddings"
+STATES = (PIECES, UNTRAINED, TRAINED)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One probe: which task, on which states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces."""
+
+    task: TaskName
+    states: str
+    layer: int
+    of: str
+
+    @property
+    def place(self) -> tuple:
+        """Where its result stands."""
+        return TASKS.index(self.task), STATES.index(self.states), self.layer, self.of
+
+
+def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
+    """Add the entry NAME to `probes.json` of a run folder, and a figure where there are several layers.
+
+    Returns NAME, that of the checkpoint, and the entry. Every probe is written as soon as it is trained, and one that is there,
+    of the same model, data and settings, is not trained again. Raises UserError when the folder is no run, run and data do not
+    fit, the data set has no parsed trees, or the settings ask for what the model or the data set has not got.
+    """
+    if settings.use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    device = "cuda" if settings.use_gpu else "cpu"
+    trained = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
+    layers = choose_layers(settings.layer, num_layers(trained.model))
+    names = choose_tasks(settings.tasks, trained.data)
+    everything = read_probes(folder)
+    inputs = read_inputs(trained, settings)
+    tasks = {name: build_task(name, inputs, settings) for name in names}
+    entry = _start_entry(folder, trained, settings)
+    name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
+    old = everything.get(name, {})
+    if {**old, "tasks": None} == {**entry, "tasks": None}:
+        entry["tasks"] = old["tasks"]
+    for task in tasks.values():
+        entry["tasks"].setdefault(task.name, _describe(task))
+    entry["tasks"] = {name: entry["tasks"][name] for name in TASKS if name in entry["tasks"]}
+
+    def write(cell: Cell | None = None, score: ProbeScore | None = None) -> None:
+        if cell is not None:
+            results = entry["tasks"][cell.task]["results"]
+            results.append({"states": cell.states, "layer": cell.layer, "of": cell.of, **vars(score)})
+            results.sort(key=lambda one: Cell(cell.task, one["states"], one["layer"], one["of"]).place)
+        atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
+
+    write()
+    done = {Cell(t, r["states"], r["layer"], r["of"]) for t, told in entry["tasks"].items() for r in told["results"]}
+    rooted = _has_root(trained, inputs["test"])
+    cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
+    for states in (TRAINED, UNTRAINED):
+        todo = [cell for cell in cells if cell.states == states or (states == TRAINED and cell.states == PIECES)]
+        if not todo:
+            continue
+        loaded = trained if states == TRAINED else load_model(folder, data=settings.data, untrained=True, device=device)
+        found = _collect(loaded, inputs, sorted({cell.layer for cell in todo}), settings.word_state, states)
+        with Progress(f"probes of the {states} model", len(todo), unit="probes") as progress:
+            for cell in todo:
+                of_layer = {split: one[cell.layer] for split, one in found.items()}
+                write(cell, _train(cell, tasks[cell.task], of_layer, settings, device))
+                progress.update(1, f"{cell.task}, layer {cell.layer}")
+    path = folder / figure_name(name)
+    if figure := draw_layers(entry):
+        save_figure(figure, path)
+    else:
+        path.unlink(missing_ok=True)  # of results that are no more
+    return name, entry
+
+
+def choose_layers(layer: int | str, count: int) -> list[int]:
+    """Numbers of layers, from 1. Raises UserError for one that the encoder has not got."""
+    if layer == "all":
+        return list(range(1, count + 1))
+    if layer != "last" and layer > count:
+        has = f"{count} layers" if count > 1 else "one layer that can be probed, its last"
+        raise UserError(f"layer must be last, all or at most {count}, but is {layer}: the encoder has {has}")
+    return [count if layer == "last" else layer]
+
+
+def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskName]:
+    """The tasks in their order; by default all that the data set has labels of. Raises UserError for those it has not."""
+    arcs = has_arcs(data)
+    wanted = [name for name in TASKS if chosen is None or name in chosen]
+    missing = [name for name in wanted if name in ARC_TASKS and not arcs]
+    if missing and chosen is not None:
+        raise UserError(
+            f"tasks: {', '.join(missing)} need the arcs between words, and {data} has none; leave them out, or preprocess again "
+            "with parser.dependencies=true"
+        )
+    return [name for name in wanted if name not in missing]
+
+
+def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, ProbeInputs]:
+    """The sentences of each split, in the form that the model reads."""
+    data, reads, found = trained.data, trained.model.reads, {}
+    check_hashes(data / "encoded", "valid", "test")
+    with Progress("reading sentences", len(SPLITS), unit="splits") as progress:
+        for split in SPLITS:
+            sizes = (
+                (settings.train_sentences, settings.train_words)
+                if split == "train"
+                else (settings.eval_sentences, settings.eval_words)
+            )
+            sentences = choose_sentences(data, split, sizes[0], trained.config.batch.max_leaves, settings.seed)
+            found[split] = ProbeInputs.build(data, split, reads, sentences, sizes[1], settings.seed)
+            progress.update(1, f"{len(sentences.rows):,} of {split}")
+    return found
+
+
+def _start_entry(folder: Path, trained: LoadedModel, settings: ProbeSettings) -> dict:
+    """What an entry says before any probe: results are of these weights, data and settings."""
+    index = read_index(trained.data / "encoded")
+    return {
+        "checkpoint": trained.checkpoint,
+        "weights_sha256": file_sha256(checkpoint_folder(folder, settings.checkpoint) / WEIGHTS),
+        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
+        "settings": settings.marks(),
+        "layers": num_layers(trained.model),
+        "tasks": {},
+    }
+
+
+def _describe(task: Task) -> dict:
+    counts = np.bincount(task.labels["train"], minlength=len(task.classes)).tolist()
+    return {
+        "classes": dict(zip(task.classes, counts, strict=True)),
+        "examples": {split: len(labels) for split, labels in task.labels.items()},
+        "majority": task.majority("test"),
+        "results": [],
+    }
+
+
+def _cells(task: Task, layers: Sequence[int], rooted: bool, word_state: str) -> list[Cell]:
+    """The probes of a task; none where there is nothing to tell apart."""
+    if task.empty:
+        return []
+    kinds = [word_state] if task.of_words else ["mean", "root"] if rooted else ["mean"]
+    of_layers = [Cell(task.name, states, layer, of) for states in (UNTRAINED, TRAINED) for layer in layers for of in kinds]
+    return [Cell(task.name, PIECES, EMBEDDINGS, kinds[0]), *of_layers]
+
+
+def _has_root(trained: LoadedModel, inputs: ProbeInputs) -> bool:
+    batch, _ = inputs.batch(np.arange(1))
+    batch = batch.to(next(trained.model.parameters()).device)
+    return has_root(encode_layers(trained.model, batch, [])[1], batch)
+
+
+def _collect(
+    loaded: LoadedModel, inputs: dict[str, ProbeInputs], layers: Sequence[int], word_state: str, states: str
+) -> dict[str, dict[int, States]]:
+    """States of all splits, by layer."""
+    total = sum(one.num_rows for one in inputs.values())
+    with Progress(f"states of the {states} model", total, unit="sentences") as progress:
+        return {split: collect_states(loaded.model, one, layers, word_state, progress.update) for split, one in inputs.items()}
+
+
+def _train(cell: Cell, task: Task, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
+    examples = {}
+    for split, one in states.items():
+        table = one.words if task.of_words else one.sentences[cell.of]
+        rows = torch.from_numpy(task.rows[split])
+        examples[split] = Examples(table[rows].to(device), torch.from_numpy(task.labels[split]).to(device))
+    return train_probe(*(examples[split] for split in SPLITS), len(task.classes), settings.l2, settings.max_iterations)

@@ -1,0 +1,157 @@
+"""Sentences to probe, and what the parser says of them: read off the parsed shards.
+
+The labels are those of the parser, in one normal form (unary chains collapsed, nothing binarised), whatever trees the model
+was given: a model on control trees is asked for the same labels as one on parses.
+
+Shapes: n sentences, W words of all of them one after the other, N nodes of all of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from treenet.plan import hash_ids
+from treeproc.forest import normal_form, read_forest
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
+from treeproc.storage import AnyPath
+
+_PARSED = "parsed"  # parse_status of what the parser analysed; all others are fallbacks
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """What the parser says of n sentences. Depths count from 1 for trees, nonterminals alone, and from 0 for arcs."""
+
+    word_edges: np.ndarray  # [n + 1], words of sentence i are [word_edges[i], word_edges[i + 1])
+    depth: np.ndarray  # [n] nonterminals on the longest way from the root down to a word
+    top: list[str]  # [n] labels of the root's children, words by their tag
+    pos_tag: list[str]  # [W]
+    phrase: list[str]  # [W] label of the smallest phrase that holds a word
+    deprel: list[str] | None  # [W] relation to the governor; None where the data set has no arcs
+    arc_depth: np.ndarray | None  # [W] arcs between a word and its root
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences of a split: rows count as in `lengths.arrow`, ascending."""
+
+    rows: np.ndarray  # [n]
+    example_ids: np.ndarray  # [n]
+    syntax: Syntax
+
+
+def keys(ids: np.ndarray, *salts: int | np.ndarray) -> np.ndarray:
+    """A number drawn for each id [n] uint64, a function of id and salts alone."""
+    mixed = hash_ids(ids)
+    for salt in salts:
+        mixed = hash_ids(mixed ^ hash_ids(np.asarray(salt)))
+    return mixed
+
+
+def has_arcs(data: AnyPath) -> bool:
+    """Whether there are dependencies of the side that models read."""
+    return "arcs" in read_index(data / "encoded").get("columns", [])
+
+
+def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed: int) -> Sentences:
+    """At most `most` sentences of a split that the parser gave one tree, of up to `max_leaves` leaves.
+
+    Which ones depends on their ids and `seed` alone; fewer are a subset of more. Raises UserError when there are none, and when
+    parsed and encoded shards do not belong together.
+    """
+    lengths, prefix = read_lengths(data / "encoded", split), _prefix(data)
+    fits = np.flatnonzero((lengths["leaves"] >= 1) & (lengths["nodes"] >= 1) & (lengths["leaves"] <= max_leaves))
+    order = fits[np.argsort(keys(lengths["example_id"][fits], seed), kind="stable")]
+    found: dict[int, dict] = {}
+    for row, example in zip(order.tolist(), _parsed_rows(data, split, lengths, order), strict=False):
+        if example[f"{prefix}parse_status"] == _PARSED and len(example[f"{prefix}trees"]) == 1:
+            found[row] = example
+            if len(found) == most:
+                break
+    if not found:
+        raise UserError(
+            f"{data} has no sentence of {split} to probe: there must be some of at most {max_leaves} leaves for which the parser "
+            "gave one tree (texts of several sentences have several)"
+        )
+    rows = sorted(found)
+    try:
+        syntax = read_syntax([found[row] for row in rows], prefix)
+    except ValueError as error:
+        raise UserError(f"{stage_folder(data, 'parsed')}: {split}: {error}; run workflows/preprocess.py again") from None
+    return Sentences(np.array(rows), lengths["example_id"][rows], syntax)
+
+
+def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
+    """Rows of the parsed stage that belong to rows of the encoded one."""
+    shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, "parsed"), split)}
+    places = zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
+    for shard, row, example_id in places:
+        example = shards[shard].row(row) if shard in shards and row < len(shards[shard]) else {"example_id": None}
+        if example["example_id"] != example_id:
+            raise UserError(
+                f"{data}: parsed has example {example['example_id']} where encoded has {example_id}; "
+                "run workflows/preprocess.py again"
+            )
+        yield example
+
+
+def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
+    """What parsed rows of one tree each say. Raises ValueError when words, trees and arcs do not belong together."""
+    brackets = read_forest(pa.array([example[f"{prefix}trees"][0] for example in examples], pa.string()))
+    forest, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
+    words = [len(example[f"{prefix}words"]["text"]) for example in examples]
+    if wrong := np.flatnonzero(np.diff(edges) != words).tolist():
+        raise ValueError(f"example {examples[wrong[0]]['example_id']} has a tree over another number of words than it has")
+    tags = [brackets.tag_names[tag] for tag in brackets.tags.tolist()]
+    labels = [forest.names[label] for label in forest.labels.tolist()]
+    # Node i lies below every earlier node whose subtree is still open; a root has level 1.
+    closed = np.cumsum(np.bincount(forest.subtree_ends(), minlength=len(forest) + 1))[: len(forest)]
+    level = np.arange(1, len(forest) + 1) - closed
+    lowest = np.zeros(edges[-1], dtype=np.int64)
+    for node, (start, end) in enumerate(zip(forest.starts.tolist(), forest.ends.tolist(), strict=True)):
+        lowest[start:end] = node  # pre-order: what is below comes later
+
+    children, bare = np.flatnonzero(level == 2), np.flatnonzero(level[lowest] == 1)
+    start = np.concatenate([forest.starts[children], bare])
+    names = [labels[node] for node in children.tolist()] + [tags[word] for word in bare.tolist()]
+    top: list[list[str]] = [[] for _ in examples]
+    for place in np.argsort(start, kind="stable").tolist():
+        top[int(np.searchsorted(edges, start[place], side="right")) - 1].append(names[place])
+
+    deprel = arc_depth = None
+    if f"{prefix}arcs" in examples[0]:
+        arcs = [example[f"{prefix}arcs"] for example in examples]
+        deprel = [name for one in arcs for name in one["deprel"]]
+        if wrong := [e["example_id"] for e, one, count in zip(examples, arcs, words, strict=True) if len(one["deprel"]) != count]:
+            raise ValueError(f"example {wrong[0]} has another number of arcs than words")
+        arc_depth = np.concatenate(
+            [_arc_depths(np.asarray(one["governor"]), e["example_id"]) for e, one in zip(examples, arcs, strict=True)]
+        )
+    return Syntax(
+        word_edges=edges,
+        depth=np.maximum.reduceat(level, forest.node_edges(edges)[:-1]),
+        top=[" ".join(one) for one in top],
+        pos_tag=tags,
+        phrase=[labels[node] for node in lowest.tolist()],
+        deprel=deprel,
+        arc_depth=arc_depth,
+    )
+
+
+def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
+    """Arcs between each word [w] and its root, whose governor is -1."""
+    depth, above = np.zeros(len(governor), dtype=np.int64), governor.astype(np.int64)
+    for _ in range(len(governor) + 1):
+        if (above < 0).all():
+            return depth
+        depth += above >= 0
+        above = np.where(above >= 0, governor[above], -1)
+    raise ValueError(f"example {example_id} has arcs that go in a circle")
+
+
+def _prefix(data: AnyPath) -> str:
+    """Of the columns of the leaves' side in a parsed shard."""
+    return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""

@@ -1,0 +1,64 @@
+"""Settings of the probes of a run."""
+
+from typing import Literal
+
+from pydantic import Field, PositiveInt, field_validator
+
+from treenet.inference.run import AVERAGED
+from treeproc.settings import Settings
+from treeproc.storage import DataPath
+
+TaskName = Literal["depth", "top_constituents", "length", "word_order", "pos_tag", "phrase", "deprel", "arc_depth"]
+SENTENCE_TASKS: tuple[TaskName, ...] = ("depth", "top_constituents", "length", "word_order")
+WORD_TASKS: tuple[TaskName, ...] = ("pos_tag", "phrase", "deprel", "arc_depth")
+ARC_TASKS: tuple[TaskName, ...] = ("deprel", "arc_depth")
+TASKS = SENTENCE_TASKS + WORD_TASKS
+
+# Settings that say what is computed, not what comes out of it.
+_CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint", "use_gpu"}
+
+
+class ProbeSettings(Settings):
+    """What to probe, and how probes are trained."""
+
+    tasks: tuple[TaskName, ...] | None = Field(
+        None,
+        min_length=1,
+        description="depth, top_constituents, length, word_order of sentences; pos_tag, phrase, deprel, arc_depth of words; "
+        "unset, all that the data set has labels of",
+    )
+    layer: PositiveInt | Literal["last", "all"] = Field(
+        "last", description="encoder layer whose states are probed, counted from 1; 'all' probes each and draws accuracy by layer"
+    )
+    word_state: Literal["first", "mean"] = Field(
+        "first", description="state of a word: that of its first piece, or the mean over its pieces"
+    )
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    checkpoint: str = Field(
+        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    use_gpu: bool = Field(False, description="encode and train the probes on the GPU")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of the choice of sentences and words, and of the exchanged words")
+    train_sentences: PositiveInt = Field(10_000, description="at most so many sentences of train, to train the probes on")
+    eval_sentences: PositiveInt = Field(2_000, description="at most so many of valid, and of test")
+    train_words: PositiveInt = Field(30_000, description="at most so many words of those sentences of train")
+    eval_words: PositiveInt = Field(10_000, description="at most so many words of valid, and of test")
+    bins: int = Field(6, ge=2, description="classes that depths and lengths are put into, of about as many examples each")
+    top_sequences: PositiveInt = Field(
+        19, description="sequences of top constituents that are classes of their own, the most frequent ones; others are one more"
+    )
+    l2: tuple[float, ...] = Field(
+        (1e-4, 1e-3, 1e-2, 1e-1), description="strengths of the L2 penalty to choose from by accuracy on valid"
+    )
+    max_iterations: PositiveInt = Field(100, description="iterations of L-BFGS at most, for each strength")
+
+    @field_validator("l2")
+    @classmethod
+    def _check_strengths(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if not values or min(values) < 0:
+            raise ValueError(f"must be numbers of at least 0, for example [0.001, 0.01], but is {list(values)}")
+        return values
+
+    def marks(self) -> dict:
+        """What results depend on, beside the model and the data."""
+        return self.model_dump(mode="json", exclude=_CHOICES)

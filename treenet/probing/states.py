@@ -1,0 +1,126 @@
+"""States of a frozen encoder: of whole sentences and of single words, from any of its layers.
+
+Shapes: B batch, L leaves, S positions, W words, D model, n sentences, k copies, w chosen words.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treenet.batch import TreeBatch
+from treenet.models import Memory
+from treenet.probing.inputs import ProbeInputs
+from treeproc.settings import UserError
+
+EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions
+
+
+@dataclass
+class States:
+    """States of one layer, float32 on the CPU."""
+
+    sentences: dict[str, Tensor] = field(default_factory=dict)  # "mean" of the leaves, and "root" of tree models, [n + k, D]
+    words: Tensor | None = None  # [w, D]
+
+
+def num_layers(model: nn.Module) -> int:
+    """Layers whose states can be had; 1 of encoders that do not keep theirs in `encoder_layers`."""
+    return len(getattr(model, "encoder_layers", [None]))
+
+
+@contextmanager
+def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """A dict that gets the output [B, S, D] of encoder layers, counted from 1, whenever they run."""
+    recorded: dict[int, Tensor] = {}
+
+    def recorder(layer: int) -> Callable:
+        def record(module: nn.Module, inputs: Any, output: Any) -> None:
+            recorded[layer] = output[0] if isinstance(output, tuple) else output
+
+        return record
+
+    hooks = [model.encoder_layers[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
+    try:
+        yield recorded
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@torch.no_grad()
+def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> tuple[dict[int, Tensor], Memory]:
+    """States [B, S, D] of the layers, and what the encoder leaves; EMBEDDINGS are [B, L, D]."""
+    last = num_layers(model)
+    with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states:
+        memory = model.encode(batch)
+    for layer, found in states.items():
+        if found.shape[:2] != memory.states.shape[:2]:
+            raise UserError(f"layer: layer {layer} of this encoder has no state for each position; choose layer=last")
+    states[EMBEDDINGS], states[last] = model.piece_embedding(batch.leaf_pieces), memory.states
+    return {layer: states[layer] for layer in layers}, memory
+
+
+def leaf_states(states: Tensor, memory: Memory, batch: TreeBatch, words: Tensor) -> Tensor:
+    """[B, L, D] of [B, S, D]: of encoders whose positions are words, a leaf has the state of its word, `words` [B, L].
+
+    Raises UserError when positions are neither.
+    """
+    num_leaves = batch.leaf_pieces.shape[1]
+    if memory.pad_mask.shape[1] >= num_leaves and torch.equal(memory.pad_mask[:, :num_leaves], batch.leaf_pad_mask):
+        return states[:, :num_leaves]
+    if words.max() >= memory.pad_mask.shape[1] or (memory.pad_mask.gather(1, words) & ~batch.leaf_pad_mask).any():
+        raise UserError("this model cannot be probed: the positions of its encoder are neither leaves nor words")
+    return states.gather(1, words[..., None].expand(-1, -1, states.shape[2]))
+
+
+def has_root(memory: Memory, batch: TreeBatch) -> bool:
+    """Whether positions are leaves, then nodes: the first node is the root."""
+    return torch.equal(memory.pad_mask, torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1))
+
+
+def collect_states(
+    model: nn.Module, inputs: ProbeInputs, layers: Sequence[int], word_state: str, advance: Callable[[int], None]
+) -> dict[int, States]:
+    """States of every sentence, copy and chosen word of a split, by layer. The model must be in evaluation mode.
+
+    `advance` is called with the sentences of every batch that is done. Raises UserError for states that are not finite.
+    """
+    device = next(model.parameters()).device
+    found = {layer: States() for layer in layers}
+    for rows in inputs.batches():
+        batch, words = inputs.batch(rows)
+        batch, words = batch.to(device), words.to(device)
+        states, memory = encode_layers(model, batch, layers)
+        real = ~batch.leaf_pad_mask
+        place, rooted = torch.from_numpy(rows), has_root(memory, batch)
+        word, leaf = map(torch.from_numpy, inputs.leaves_of_words(rows, real.shape[1], word_state))
+        word, slot = word.unique(return_inverse=True)
+        leaf, slot = leaf.to(device), slot.to(device)
+        for layer, x in states.items():
+            out, leaves = found[layer], x if layer == EMBEDDINGS else leaf_states(x, memory, batch, words)
+            leaves = leaves.float()
+            mean = (leaves * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+            out.sentences["mean"] = _stored(out.sentences.get("mean"), place, mean, inputs.num_rows)
+            if layer != EMBEDDINGS and rooted:
+                root = x[:, real.shape[1]].float()
+                out.sentences["root"] = _stored(out.sentences.get("root"), place, root, inputs.num_rows)
+            flat = leaves.flatten(0, 1)
+            sums = flat.new_zeros(len(word), flat.shape[1]).index_add_(0, slot, flat.index_select(0, leaf))
+            means = sums / slot.bincount(minlength=len(word))[:, None]
+            out.words = _stored(out.words, word, means, len(inputs.words))
+        advance(len(rows))
+    for layer, out in found.items():
+        if not all(x.isfinite().all() for x in (*out.sentences.values(), out.words)):
+            raise UserError(f"the states of layer {layer} are not finite: the model has diverged; choose another checkpoint")
+    return found
+
+
+def _stored(out: Tensor | None, place: Tensor, values: Tensor, rows: int) -> Tensor:
+    """`out` [rows, D], made where there is none yet, with values in their places."""
+    out = torch.zeros(rows, values.shape[1]) if out is None else out
+    out[place] = values.cpu()
+    return out

@@ -1,0 +1,52 @@
+"""The section of linear probes: a table over runs with their baselines, and accuracy by layer."""
+
+from html import escape
+
+from treenet.probing.results import table_rows, task_name
+from treenet.report.contents import Page
+from treenet.report.markup import Cell, number, paragraph, text
+
+_COLUMNS = ("majority", "embeddings", "untrained", "trained")
+
+
+def probes_name(index: int) -> str:
+    """Name of the figure of a run."""
+    return f"probes_{index + 1}"
+
+
+def show_probes(page: Page) -> list[str]:
+    runs = [run for run in page.report.runs if run.probes]
+    if not runs:
+        return []
+    out = [
+        paragraph(
+            "Linear classifiers on frozen states of the encoder (workflows/probe.py), trained on sentences of train and scored "
+            "on test. What a model has learned is what lies above its untrained self: a tree model reads the labels of its trees."
+        )
+    ]
+    found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
+    # The last layer of each; the others are in the figure.
+    last = [max((layer for _, _, layer in one if layer), default=0) for one in found]
+    shown = [{(t, of): v for (t, of, layer), v in one.items() if layer == top} for one, top in zip(found, last, strict=True)]
+    head = [text("task"), text("state")]
+    head += [Cell(escape(f"{run.name}: {name}" if len(runs) > 1 else name), "n") for run in runs for name in _COLUMNS]
+    rows = []
+    for task, of in dict.fromkeys(key for one in shown for key in one):
+        values = [one.get((task, of), {}) for one in shown]
+        accuracies = [value.get(name) for value in values for name in _COLUMNS]
+        rows.append([text(task_name(task)), text(of), *(number(one and 100 * one, ".2f") for one in accuracies)])
+    layers = ", ".join(f"{run.name} {top}" for run, top in zip(runs, last, strict=True))
+    out.append(page.table(f"Accuracy of probes in %, at the highest layer that was probed ({layers}).", head, rows))
+    for index, run in enumerate(page.report.runs):
+        if probes_name(index) in page.report.figures:
+            out.append(page.figure(probes_name(index), f"{run.name}: accuracy of probes by encoder layer."))
+    if any(_basis(run.probes) != _basis(runs[0].probes) for run in runs):
+        out.append(
+            paragraph("Not to be compared: the runs were probed with different settings, or on other text.", class_="note")
+        )
+    return out
+
+
+def _basis(entry: dict) -> tuple:
+    """What two runs must have in common; trees that models read may differ, labels are those of the parser."""
+    return entry["settings"], *(entry["data"].get(name) for name in ("text_fingerprint", "parsed_fingerprint"))
