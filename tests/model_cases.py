@@ -12,7 +12,11 @@ VOCAB = VocabSizes(pieces=23, labels=7)
 POS_TAGS, RELATIONS = 5, 6
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
+    "bilstm": {},
     "transformer": {},
+    "tree2seq": {},
+    "tree2seq_pieces_alone": {"name": "tree2seq", "num_heads": 1, "recurrent": {"leaf_lstm": False, "start": "max"}},
+    "tree2seq_pooled": {"name": "tree2seq", "d_model": 32, "recurrent": {"start": "attention", "attend": False}},
     "tree_transformer": {},
 }
 
