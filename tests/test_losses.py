@@ -36,7 +36,7 @@ def test_loss_agrees_with_a_slow_oracle(smoothing):
 @pytest.mark.parametrize("tokens", [1, 64, 150])
 def test_loss_of_states_equals_that_of_their_logits(smoothing, tokens, monkeypatch):
     """Values and gradients, in one chunk and in several with a rest; nothing is left of padding, not even of infinity."""
-    monkeypatch.setattr(losses, "_CHUNK_CPU", 1)  # 64 rows at a time
+    monkeypatch.setattr(losses, "_ROWS", 64)
     torch.manual_seed(0)
     states, table = torch.randn(2, tokens, 6, dtype=torch.float64), torch.randn(9, 6, dtype=torch.float64)
     targets = torch.randint(1, 9, (2, tokens))

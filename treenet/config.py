@@ -187,7 +187,9 @@ class TrainConfig(Settings):
         0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
     )
     use_gpu: bool = Field(False, description="one GPU a worker")
-    precision: Literal["float32", "bf16"] = Field("float32", description="'bf16' runs under autocast")
+    precision: Literal["float32", "bf16"] = Field(
+        "float32", description="'bf16' computes products in bfloat16, under autocast: on GPUs, and on CPUs that have it"
+    )
     compile: bool = Field(False, description="compile the model with torch.compile; the first steps take minutes")
 
     @model_validator(mode="after")
