@@ -12,7 +12,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.batch import collate
-from treenet.inference.evaluate import EvaluateSettings, translate_split
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.inference.run import load_run
 from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
 from treenet.layers.dropout import Dropout
@@ -127,3 +127,6 @@ def test_a_run_trains_resumes_and_translates(tmp_path, name):
     assert (summary.step, summary.finished) == (4, True) and np.isfinite(summary.valid_nll)
     found = list(translate_split(load_run(tmp_path / "run"), EvaluateSettings(split="test")))
     assert len(found) == 4 and all(best.score <= 0 for best, *_ in found)
+    if name == "tree2seq":
+        with pytest.raises(UserError, match=r"shuffle_trees draws trees that need not be binary.*tree\.tree_source=random"):
+            evaluate_run(tmp_path / "run", EvaluateSettings(shuffle_trees=True))
