@@ -15,7 +15,12 @@ CASES: dict[str, dict] = {
     "bilstm": {},
     "transformer": {},
     "tree2seq": {},
-    "tree2seq_pieces_alone": {"name": "tree2seq", "num_heads": 1, "recurrent": {"leaf_lstm": False, "start": "max"}},
+    "tree2seq_pieces_alone": {
+        "name": "tree2seq",
+        "d_model": 32,
+        "num_heads": 1,
+        "recurrent": {"leaf_lstm": False, "start": "max"},
+    },
     "tree2seq_pooled": {"name": "tree2seq", "d_model": 32, "recurrent": {"start": "attention", "attend": False}},
     "tree_transformer": {},
 }
