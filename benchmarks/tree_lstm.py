@@ -84,12 +84,12 @@ def compare_binary(batch: int, rounds: int, random: np.random.Generator) -> None
 
     def batched() -> Tensor:
         levels = TreeLevels.build(table)
-        return binary_tree_lstm(*leaves, weight, bias, levels.children, levels.edges)[1 + sum(lengths) :]
+        return binary_tree_lstm(*leaves, weight, bias, levels.children, levels.edges)[0][1 + sum(lengths) :]
 
     def recursive() -> Tensor:
         parts = zip(*(part.split(lengths) for part in leaves), trees, strict=True)
         return torch.stack(
-            [h for hidden, cell, tree in parts for h in reference_binary_tree_lstm(hidden, cell, weight, bias, *tree)]
+            [h for hidden, cell, tree in parts for h, _ in reference_binary_tree_lstm(hidden, cell, weight, bias, *tree)]
         )
 
     report("binary", batch, batched, recursive, tensors, rounds)

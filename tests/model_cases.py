@@ -24,7 +24,16 @@ CASES: dict[str, dict] = {
     "convs2s_released": {"name": "convs2s", "convs2s": {"rule": "released", "encoder_kernel": 4, "decoder_kernel": 2}},
     "dynamicconv": {},
     "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
+    "bilstm": {},
     "transformer": {},
+    "tree2seq": {},
+    "tree2seq_pieces_alone": {
+        "name": "tree2seq",
+        "d_model": 32,
+        "num_heads": 1,
+        "recurrent": {"leaf_lstm": False, "start": "max"},
+    },
+    "tree2seq_pooled": {"name": "tree2seq", "d_model": 32, "recurrent": {"start": "attention", "attend": False}},
     "tree_transformer": {},
     "relative_positions": {"name": "relation_transformer", "relations": {"sequence": {"clip": 3}}},
     "structural_positions": {

@@ -11,10 +11,10 @@ from torch import Tensor
 
 def reference_binary_tree_lstm(
     leaf_hidden: Tensor, leaf_cell: Tensor, weight: Tensor, bias: Tensor, spans: Sequence[Sequence[int]], parents: Sequence[int]
-) -> list[Tensor]:
-    """Hidden state [H] of every node of one tree. Leaves [n, H]; `weight` [2H, 5H] gives i, f left, f right, o, u."""
+) -> list[tuple[Tensor, Tensor]]:
+    """Hidden state and cell [H] of every node of one tree. Leaves [n, H]; `weight` [2H, 5H] gives i, f left, f right, o, u."""
     size = leaf_hidden.shape[1]
-    hidden: list = [None] * len(spans)
+    states: list = [None] * len(spans)
 
     def visit(node: int) -> tuple[Tensor, Tensor]:
         start, end = spans[node][:2]
@@ -32,13 +32,13 @@ def reference_binary_tree_lstm(
         gates = torch.cat([left, right]) @ weight + bias
         i, f_left, f_right, o, u = (gates[k * size : (k + 1) * size] for k in range(5))
         cell = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f_left) * left_cell + torch.sigmoid(f_right) * right_cell
-        hidden[node] = torch.sigmoid(o) * torch.tanh(cell)
-        return hidden[node], cell
+        states[node] = torch.sigmoid(o) * torch.tanh(cell), cell
+        return states[node]
 
     for node, parent in enumerate(parents):
         if parent == -1:
             visit(node)
-    return hidden
+    return states
 
 
 def reference_child_sum(projected: Tensor, weight: Tensor, governors: Sequence[int]) -> list[Tensor]:

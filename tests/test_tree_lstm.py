@@ -48,16 +48,18 @@ def test_the_binary_cell_agrees_with_recursion(batch):
     weight, bias = random(2 * WIDTH, 5 * WIDTH, seed=3), random(5 * WIDTH, seed=4)
     levels = build_levels(batch)
     real = [x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell)]
-    table = binary_tree_lstm(*real, weight, bias, levels.children, levels.edges)
-    states = table[levels.row]
-    fast = torch.cat([states[b, longest : longest + len(tree.spans)] for b, tree in enumerate(batch)])
+    tables = binary_tree_lstm(*real, weight, bias, levels.children, levels.edges)
+    states, cells = (table[levels.row] for table in tables)
+    nodes = [(b, slice(longest, longest + len(tree.spans))) for b, tree in enumerate(batch)]
+    fast = torch.stack([torch.cat([table[place] for place in nodes]) for table in (states, cells)])
     slow = [
         reference_binary_tree_lstm(
             hidden[b, : tree.num_leaves], cell[b, : tree.num_leaves], weight, bias, tree.spans, tree.parents
         )
         for b, tree in enumerate(batch)
     ]
-    assert_same_with_gradients(fast, torch.cat([torch.stack(nodes) for nodes in slow]), [hidden, cell, weight, bias])
+    slow = torch.stack([torch.stack(part) for part in zip(*(state for tree in slow for state in tree), strict=True)])
+    assert_same_with_gradients(fast, slow, [hidden, cell, weight, bias])
     for b, tree in enumerate(batch):
         assert torch.equal(states[b, : tree.num_leaves], hidden[b, : tree.num_leaves])
         assert not states[b, tree.num_leaves : longest].any() and not states[b, longest + len(tree.spans) :].any()

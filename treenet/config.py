@@ -163,6 +163,24 @@ class RelationsConfig(Settings):
         return self
 
 
+class RecurrentConfig(Settings):
+    """Tree2Seq (Shi et al., 2018), and the LSTM decoder that it shares with its sequence baseline."""
+
+    leaf_lstm: bool = Field(
+        True,
+        description="tree2seq: a bidirectional LSTM of num_encoder_layers layers computes the leaves of the trees; false: each "
+        "from its own piece alone",
+    )
+    start: Literal["own", "mean", "max", "attention"] = Field(
+        "own",
+        description="the state that the decoder starts from: 'own' is the root of tree2seq and the last states of both "
+        "directions of bilstm; the others pool the states of all positions",
+    )
+    attend: bool = Field(
+        True, description="the decoder attends to all positions; false: what it starts from is all that it knows of the source"
+    )
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
@@ -183,6 +201,7 @@ class ModelConfig(Settings):
     convolution: ConvolutionConfig = ConvolutionConfig()
     convs2s: ConvS2SConfig = ConvS2SConfig()
     relations: RelationsConfig = RelationsConfig()
+    recurrent: RecurrentConfig = RecurrentConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):
@@ -265,14 +284,17 @@ class ClassifierConfig(Settings):
         description="classes below and above this one are also scored as two, by their summed probabilities, over the examples "
         "of other classes: 2 reads SST-5 as SST-2",
     )
+    pair_hidden: PositiveInt = Field(50, description="relatedness: width of the layer that compares two sentences")
 
 
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
     data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
-    task: Literal["translation", "classification"] = Field(
-        "translation", description="what is trained; 'classification' reads data sets with classes, see classifier"
+    task: Literal["translation", "classification", "relatedness"] = Field(
+        "translation",
+        description="what is trained; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
+        "sentences with scores, whose encoder is a classifier's",
     )
     model: ModelConfig = ModelConfig()
     classifier: ClassifierConfig = ClassifierConfig()

@@ -55,7 +55,7 @@ class LabelledSource(ExampleSource):
         for columns, row in self.places(rows):
             labels.append(columns["label"][row])
             if self.reads in ("trees", "binary_trees"):
-                _check_root(columns, row)
+                check_root(columns, row)
             if self._phrases and self.reads == "arcs":
                 spans.append(_spans(columns, row))
                 words.append(list_items(columns["leaves"], row, "word_index"))
@@ -158,7 +158,7 @@ def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
     return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
 
 
-def _check_root(columns: Any, row: int) -> None:
+def check_root(columns: Any, row: int) -> None:
     """Raises UserError for several trees side by side: a root has all nodes below it."""
     subtree_end = list_items(columns["spans"], row, "subtree_end")
     if len(subtree_end) and subtree_end[0] < len(subtree_end):

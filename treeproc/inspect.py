@@ -167,7 +167,7 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
         relations = LabelVocab.load(vocab / "deprels.txt").names
         arcs = zip(row["arcs"]["governor"], row["arcs"]["deprel"], strict=True)
         lines.append(f"arcs: {', '.join(f'{governor} {relations[deprel]}' for governor, deprel in arcs)}")
-    known = {name: row[name] for name in ("label", "node_labels", "leaf_labels") if name in row}
+    known = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
     return "\n".join(lines)
 

@@ -63,6 +63,12 @@ class PreprocessConfig(Settings):
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
         if self.tokenized == "moses" and form.columns:
             raise ValueError(f"tokenized: must be none for format {self.format}, which has words of its own or a label")
+        if form.has_pairs and any(files.hold_out for files in self.splits.values()):
+            raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
+        if form.has_pairs and (self.filters.drop_duplicates or self.filters.drop_overlap != "none"):
+            raise ValueError(
+                f"filters: drop_duplicates must be false and drop_overlap none for format {self.format}: its pairs share sentences"
+            )
         if self.labels is not None and "label" not in form.columns:
             raise ValueError(f"labels: format {self.format} has no labels")
         return self

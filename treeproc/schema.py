@@ -51,12 +51,14 @@ def select(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 # `example_id` is the 0-based number of the example over the concatenated inputs of a split. All columns
 # after `source` are there or not there for a whole data set. `words` of an input that came tokenised
 # hold character offsets into `source`; `trees` are PTB brackets over them, `node_labels` their
-# nonterminals in pre-order, `leaf_labels` and `arcs` one per word (governor 0-based, -1 for a root).
+# nonterminals in pre-order, `leaf_labels` and `arcs` one per word (governor 0-based, -1 for a root). `score` is that of
+# a pair of sentences: examples 2k and 2k + 1 are the sentences of pair k, and have its score both.
 FULL_TEXT_SCHEMA = _schema(
     example_id=pa.int64(),
     source=pa.string(),
     target=pa.string(),
     label=pa.int32(),
+    score=pa.float64(),
     words=_list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32()),
     trees=pa.list_(pa.field("item", pa.string(), nullable=False)),
     node_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
@@ -89,7 +91,8 @@ PARSED_SCHEMA = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status"))
 # `nodes` are in pre-order over all trees of the example, `parent` is row-local, -1 for a root.
 # Node i's subtree is nodes [i, subtree_end) and leaves [start, end).
 # Columns that not every data set has: `tgt_pieces` of pairs; `label` of an example, `node_labels`, one per node, and
-# `leaf_labels`, one per leaf, for classification, -1 where there is none; `arcs`, one per word, governor -1 for the root.
+# `leaf_labels`, one per leaf, for classification, -1 where there is none; `score` of a sentence's pair; `arcs`, one per
+# word, governor -1 for the root.
 FULL_ENCODED_SCHEMA = _schema(
     example_id=pa.int64(),
     leaves=_list_of(piece=pa.int32(), word_index=pa.int32(), pos_tag=pa.int16()),
@@ -97,6 +100,7 @@ FULL_ENCODED_SCHEMA = _schema(
     spans=_list_of(start=pa.int32(), end=pa.int32(), subtree_end=pa.int32()),
     tgt_pieces=pa.list_(pa.field("item", pa.int32(), nullable=False)),
     label=pa.int32(),
+    score=pa.float64(),
     node_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
     leaf_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
     arcs=_list_of(governor=pa.int32(), deprel=pa.int16()),

@@ -1,11 +1,12 @@
-"""Train a classifier on a data set with classes of workflows/preprocess.py, then score it on valid and test.
+"""Train a classifier on a data set with classes of workflows/preprocess.py, or a model that scores pairs of sentences, and
+score it on valid and test.
 
     python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA
     python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm
     python workflows/train_classifier.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
 The same command continues an interrupted run. The trained model, by default the checkpoint of the best validation
-accuracy, and the last checkpoint are both scored: RUN/scores.json, RUN/predictions.*.tsv. workers=0 trains in this
+accuracy (of pairs, Pearson's correlation), and the last checkpoint are both scored: RUN/scores.json, RUN/predictions.*.tsv. workers=0 trains in this
 process, without Ray. Many seeds, models and control trees: workflows/compare_seeds.py.
 """
 
@@ -31,8 +32,10 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, args.config, args.overrides)
-    if config.task != "classification":
-        raise UserError(f"{args.config}: task must be classification, but is {config.task}; workflows/train_wmt.py trains that")
+    if config.task not in ("classification", "relatedness"):
+        raise UserError(
+            f"{args.config}: task must be classification or relatedness, but is {config.task}; workflows/train_wmt.py trains that"
+        )
     if args.dry_run:
         print(dry_run(config, args.out))
         return

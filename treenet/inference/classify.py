@@ -1,23 +1,26 @@
-"""Classify a split of an encoded data set with a trained model and score it.
+"""Classify a split of an encoded data set, or score its pairs, with a trained model, and score what it says.
 
 Shapes: B batch, C classes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import nn
 
+from treenet.inference.relatedness import score_pairs
 from treenet.inference.results import SCORES, read_scores
 from treenet.inference.run import AVERAGED, checkpoint_folder
 from treenet.labelled import LabelledBatch, LabelledSource
+from treenet.models import ClassLogits
+from treenet.pairs import PairBatch, PairSource
 from treenet.plan import plan_in_order
 from treenet.training.checkpoint import META, checkpoint_folders
 from treenet.training.classification import count_right, summarize_counts
 from treenet.training.run import load_trained
-from treenet.training.tasks import Classification
+from treenet.training.tasks import build_task
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
@@ -25,6 +28,8 @@ from treeproc.storage import DataPath
 
 LAST = "last"
 _BATCH_TOKENS = 8192
+_PERCENTAGES = ("accuracy", "binary_accuracy", "phrase_accuracy")
+_NAMES = (*_PERCENTAGES, "pearson", "spearman", "mse")
 
 
 class ClassifySettings(Settings):
@@ -49,10 +54,10 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
-    if config.task != "classification":
+    if config.task not in ("classification", "relatedness"):
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/evaluate.py")
     data = settings.data or config.data
-    task = Classification(config.model_copy(update={"data": data}))
+    task = build_task(config.model_copy(update={"data": data}))
     index, facts = read_index(data / "encoded"), read_json(folder / "run.json")
     task.check(index)
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
@@ -63,12 +68,15 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     check_hashes(data / "encoded", settings.split)
     source = task.open(settings.split)
     model.to("cuda" if settings.use_gpu else "cpu")
-    lines, counts = _classify(model, source, task.neutral_class)
+    predictions = predict(model, source)
+    lines, found = (
+        score_pairs(predictions) if config.task == "relatedness" else _classify(predictions, config.classifier.neutral_class)
+    )
     name = ".".join([settings.split, *([] if settings.checkpoint == AVERAGED else [settings.checkpoint.split("/")[-1]])])
     name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""
     meta = read_json(checkpoint / META)
     scores = {
-        **summarize_counts(counts),
+        **found,
         "num_examples": len(source),
         "split": settings.split,
         "checkpoint": checkpoint.name,
@@ -105,7 +113,7 @@ def _checkpoint(folder: Path, name: str) -> Path:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, source: LabelledSource) -> Iterator[tuple[LabelledBatch, object]]:
+def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[tuple[LabelledBatch | PairBatch, ClassLogits]]:
     """Every batch of a split, of examples of similar length, with what the model in evaluation mode makes of it."""
     model.eval()
     device = next(model.parameters()).device
@@ -114,25 +122,28 @@ def predict(model: nn.Module, source: LabelledSource) -> Iterator[tuple[Labelled
         yield batch, model(batch)
 
 
-def _classify(model: nn.Module, source: LabelledSource, neutral: int | None) -> tuple[list[str], Tensor]:
-    """The lines of predictions.tsv in example order, after a header, and the sums of `count_right`."""
+def _classify(
+    predictions: Iterable[tuple[LabelledBatch, ClassLogits]], neutral: int | None
+) -> tuple[list[str], dict[str, float]]:
+    """The lines of predictions.tsv in example order, after a header, and the accuracies."""
     rows, counts = {}, 0
-    for batch, output in predict(model, source):
+    for batch, output in predictions:
         counts = counts + torch.stack(count_right(batch, output, neutral)).double()
         probabilities = output.examples.softmax(-1)
         columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
         for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
             rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
     head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
-    return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], counts.cpu()
+    return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], summarize_counts(counts.cpu())
 
 
 def format_scores(everything: dict[str, dict]) -> str:
     """A small table, one line per result."""
-    names = [name for name in ("accuracy", "binary_accuracy", "phrase_accuracy") if any(name in s for s in everything.values())]
+    names = [name for name in _NAMES if any(name in s for s in everything.values())]
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]
     for name, s in everything.items():
-        values: Sequence[str] = [f"{100 * s[key]:15.2f}" if key in s else " " * 15 for key in names]
-        rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  " + "  ".join(values))
+        shown = [(f"{100 * s[key]:.2f}" if key in _PERCENTAGES else f"{s[key]:.4f}") if key in s else "" for key in names]
+        values = "  ".join(f"{value:>15}" for value in shown)
+        rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  {values}")
     return "\n".join(rows)

@@ -90,6 +90,11 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
+    if settings.shuffle_trees and run.model.reads == "binary_trees":
+        raise UserError(
+            f"shuffle_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
+            "data set of tree.tree_source=random and tree.binarize=right"
+        )
     check_hashes(run.data / "encoded", settings.split)
     # Before hours of search, not after.
     read_scores(folder)

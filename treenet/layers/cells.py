@@ -16,21 +16,22 @@ from torch.autograd.function import once_differentiable
 
 def binary_tree_lstm(
     hidden: Tensor, cell: Tensor, weight: Tensor, bias: Tensor, children: Tensor, edges: Sequence[int]
-) -> Tensor:
-    """Hidden states [1 + leaves + M, H]: zeros, those of the leaves as given, those of the nodes (N-ary cell, N = 2).
+) -> tuple[Tensor, Tensor]:
+    """Hidden and cell states [1 + leaves + M, H]: zeros, those of the leaves as given, those of the nodes (N-ary cell, N = 2).
 
     `hidden` and `cell` [leaves, H] are of the leaves; `weight` [2H, 5H] and `bias` [5H] give the gates i, f of the left
     child, f of the right child, o and the candidate u from the children's hidden states. `children` [M, 2] are rows of
-    the result; those of a level are in earlier levels or leaves.
+    the result; those of a level are in earlier levels or leaves. All is computed in the type of `weight`, autocast or not.
     """
-    return _BinaryTreeLSTM.apply(hidden, cell, weight, bias, children, edges)
+    with torch.autocast(weight.device.type, enabled=False):
+        return _BinaryTreeLSTM.apply(hidden.to(weight.dtype), cell.to(weight.dtype), weight, bias, children, edges)
 
 
 class _BinaryTreeLSTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf_hidden, leaf_cell, weight, bias, children, edges):
         size, first = leaf_hidden.shape[1], 1 + len(leaf_hidden)
-        hidden, cell = leaf_hidden.new_empty(2, first + len(children), size)
+        hidden, cell = (leaf_hidden.new_empty(first + len(children), size) for _ in range(2))
         hidden[0], cell[0] = 0, 0
         hidden[1:first], cell[1:first] = leaf_hidden, leaf_cell
         gates = leaf_hidden.new_empty(len(children), 5 * size)
@@ -47,11 +48,11 @@ class _BinaryTreeLSTM(torch.autograd.Function):
             torch.mul(now.tanh(), level[:, 3 * size : 4 * size], out=hidden[first + start : first + end])
         ctx.save_for_backward(hidden, cell, gates, weight, children)
         ctx.edges = edges
-        return hidden
+        return hidden, cell
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, of_hidden, of_cells):
         hidden, cell, gates, weight, children = ctx.saved_tensors
         size, first = hidden.shape[1], len(hidden) - len(children)
         enter, left, right, out, candidate = gates.chunk(5, 1)
@@ -70,7 +71,7 @@ class _BinaryTreeLSTM(torch.autograd.Function):
             ],
             dim=1,
         ).view(-1, 4, size)
-        grad_hidden, grad_cell = grad.clone(), torch.zeros_like(cell)
+        grad_hidden, grad_cell = of_hidden.clone(), of_cells.clone()
         grad_gates = torch.empty_like(gates)
         transposed = weight.t()
         for start, end in reversed(list(pairwise(ctx.edges))):

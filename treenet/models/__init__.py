@@ -2,7 +2,15 @@
 
 from treenet.models.classifier import Classifier, ClassLogits
 from treenet.models.encoders import Memory, VocabSizes
-from treenet.models.registry import CLASSIFIERS, MODELS, build_classifier, build_model, classifier_class, model_class
+from treenet.models.registry import (
+    CLASSIFIERS,
+    MODELS,
+    build_classifier,
+    build_model,
+    build_relatedness,
+    classifier_class,
+    model_class,
+)
 from treenet.models.seq2seq import DecoderState, EncoderDecoder
 
 __all__ = [
@@ -16,6 +24,7 @@ __all__ = [
     "VocabSizes",
     "build_classifier",
     "build_model",
+    "build_relatedness",
     "classifier_class",
     "model_class",
 ]

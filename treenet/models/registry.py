@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.models.bilstm import BiLSTMClassifier
+from treenet.layers.pair_head import NUM_SCORES, PairHead
+from treenet.models.bilstm import BiLSTMClassifier, BiLSTMSeq2Seq
 from treenet.models.classifier import Classifier
 from treenet.models.convolution import DynamicConv, LightConv
 from treenet.models.convs2s import ConvS2S
@@ -14,7 +15,7 @@ from treenet.models.on_lstm_hybrid import OnLSTMHybrid
 from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier
-from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, TreeLSTMClassifier
+from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
 from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
 from treeproc.settings import UserError
 
@@ -27,7 +28,9 @@ MODELS: dict[str, type[EncoderDecoder]] = {
     "dynamicconv": DynamicConv,
     "lightconv": LightConv,
     "relation_transformer": RelationTransformer,
+    "bilstm": BiLSTMSeq2Seq,
     "transformer": Transformer,
+    "tree2seq": Tree2Seq,
     "tree_transformer": TreeTransformer,
 }
 CLASSIFIERS: dict[str, type[Classifier]] = {
@@ -58,6 +61,13 @@ def classifier_class(config: ModelConfig) -> type[Classifier]:
 def build_classifier(config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int) -> Classifier:
     """A freshly initialised classifier. Raises UserError for an unknown name, and for settings that do not fit the model."""
     return classifier_class(config)(config, vocab, classifier, num_classes)
+
+
+def build_relatedness(config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig) -> Classifier:
+    """A classifier's encoder, read from as whole examples are, below the head of two sentences. Raises UserError as above."""
+    model = build_classifier(config, vocab, classifier.model_copy(update={"supervision": "root"}), NUM_SCORES)
+    model.head = PairHead(config.d_model, classifier.pair_hidden)
+    return model
 
 
 def _find(models: Mapping[str, type[Model]], name: str) -> type[Model]:

@@ -1,4 +1,4 @@
-"""Tree-LSTMs (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies.
+"""Tree-LSTMs (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies; Tree2Seq (Shi et al., 2018).
 
 Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D model.
 """
@@ -6,13 +6,17 @@ Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D 
 import torch
 from torch import Tensor, nn
 
+from treenet.batch import TreeBatch
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.labelled import LabelledBatch
+from treenet.layers.bilstm import build_bilstm, run_bilstm
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import Memory, VocabSizes, build_embedding
+from treenet.models.recurrent import RecurrentDecoder, RecurrentMemory
+from treenet.structure import TreeLevels
 
 
 class TreeLSTMClassifier(Classifier):
@@ -36,15 +40,46 @@ class TreeLSTMClassifier(Classifier):
         """States of leaves and nodes: S = L + N."""
         levels = batch.structure
         x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
-        cell, gate = self.leaf(x.flatten(0, 1).index_select(0, levels.leaf)).chunk(2, dim=1)
-        weight, bias = self.composer.weight.t(), self.composer.bias
-        table = binary_tree_lstm(gate.sigmoid() * cell.tanh(), cell, weight, bias, levels.children, levels.edges)
-        states = table.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape)
-        return Memory(self.dropout(states, levels.num_leaves), levels.row == 0)
+        hidden, _ = _run_tree_lstm(*_leaf_states(self.leaf, x), self.composer, levels)
+        return Memory(self.dropout(hidden, levels.num_leaves), levels.row == 0)
 
     def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
         """The root's state [B, D]."""
         return memory.states[:, batch.structure.num_leaves]
+
+
+class Tree2Seq(RecurrentDecoder):
+    """The same cell below an LSTM decoder that starts from the state and the cell of the root.
+
+    With `recurrent.leaf_lstm`, states and cells of leaves are those of a bidirectional LSTM, else of their pieces alone.
+    """
+
+    reads = "binary_trees"
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes):
+        super().__init__(config, vocab)
+        width = config.d_model
+        self.leaf = None if config.recurrent.leaf_lstm else build_linear(width, width, num_blocks=2)  # cell, output gate
+        if config.recurrent.leaf_lstm:
+            self.forward_layers, self.backward_layers = build_bilstm(width, config.num_encoder_layers)
+        self.composer = build_linear(2 * width, width, num_blocks=5)  # i, f left, f right, o, u
+        with torch.no_grad():
+            self.composer.bias[width : 3 * width] = 1.0  # trees remember what is far below, as in the authors' code
+
+    def encode(self, batch: TreeBatch) -> RecurrentMemory:
+        """States of leaves and nodes: S = L + N."""
+        levels, x = batch.structure, self.embed_pieces(batch.leaf_pieces)
+        if self.leaf:
+            leaves = _leaf_states(self.leaf, x)
+        else:
+            layers = self.forward_layers, self.backward_layers
+            leaves = run_bilstm(x, batch.leaf_pad_mask, *layers, self.dropout, with_cells=True)
+        hidden, cells = _run_tree_lstm(*leaves, self.composer, levels)
+        # Of several trees side by side, and of leaves outside all nodes, the mean.
+        weights = levels.root[..., None].to(hidden.dtype)
+        weights = weights / weights.sum(1, keepdim=True)
+        own = (weights * hidden).sum(1), (weights * cells).sum(1)
+        return self.remember(hidden, cells, levels.row == 0, own, levels.num_leaves)
 
 
 class ChildSumTreeLSTMClassifier(Classifier):
@@ -80,3 +115,17 @@ class ChildSumTreeLSTMClassifier(Classifier):
         """The root's state [B, D]."""
         root = batch.structure.root
         return memory.states[torch.arange(len(root), device=root.device), root]
+
+
+def _leaf_states(leaf: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states and cells [B, L, D] of leaves from their pieces alone, x [B, L, D]."""
+    cell, gate = leaf(x).chunk(2, dim=2)
+    return gate.sigmoid() * cell.tanh(), cell
+
+
+def _run_tree_lstm(hidden: Tensor, cell: Tensor, composer: nn.Linear, levels: TreeLevels) -> tuple[Tensor, Tensor]:
+    """Hidden states and cells of leaves [B, L, D] -> of leaves and nodes [B, S, D], 0 where padded."""
+    leaves = (x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell))
+    tables = binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, levels.children, levels.edges)
+    hidden, cell = (x.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape) for x in tables)
+    return hidden, cell

@@ -22,6 +22,7 @@ class TreeLevels:
     children: Tensor  # [M, 2] rows of the left and the right child of every node, in the order of levels; 0 is none
     edges: list[int]  # first node of every level, and M
     row: Tensor  # [B, S] row of every position, 0 for padding
+    root: Tensor  # [B, S] bool, True for positions that are nobody's child: one, but for trees side by side
     num_leaves: int  # L
 
     @classmethod
@@ -42,11 +43,14 @@ class TreeLevels:
         row[place[order]] = 1 + len(leaf) + np.arange(len(order))
         children = row[np.stack([left, right], axis=1)[order]]
         edges = [0, *np.cumsum(np.bincount(height[place])[1:]).tolist()]
-        leaf, children, row = map(torch.from_numpy, (leaf, children, row[:-1].reshape(batch, -1)))
-        return cls(leaf, children, edges, row, table.num_leaves)
+        row = row[:-1].reshape(batch, -1)
+        is_root = np.ones(1 + len(leaf) + len(order), dtype=bool)
+        is_root[0] = is_root[children.ravel()] = False
+        leaf, children, row, root = map(torch.from_numpy, (leaf, children, row, is_root[row]))
+        return cls(leaf, children, edges, row, root, table.num_leaves)
 
     def to(self, device: torch.device | str) -> "TreeLevels":
-        return replace(self, leaf=self.leaf.to(device), children=self.children.to(device), row=self.row.to(device))
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
 
 
 def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

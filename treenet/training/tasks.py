@@ -10,9 +10,11 @@ from treenet.batch import Reads
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.labelled import LabelledSource, PhraseSource
-from treenet.models import VocabSizes, build_classifier, build_model, classifier_class, model_class
+from treenet.models import VocabSizes, build_classifier, build_model, build_relatedness, classifier_class, model_class
+from treenet.pairs import PairSource
 from treenet.training.classification import ClassifierStepper, summarize_counts
 from treenet.training.ranks import Ranks
+from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
 from treeproc.settings import UserError
 
@@ -94,10 +96,10 @@ class Translation(Task):
                 f"{data} has a vocabulary for each side, but models share one table of pieces between the sides; "
                 "preprocess again with subwords.joint=true and parsed set to its folder"
             )
+        _check_binary(self.config, index, self.reads)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        reads = model_class(self.config.model).reads_with(self.config.model)
-        return ExampleSource(self.config.data / "encoded", split, reads)
+        return ExampleSource(self.config.data / "encoded", split, self.reads)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))
@@ -122,7 +124,7 @@ class Classification(Task):
         return self.config.classifier.neutral_class
 
     def check(self, index: Mapping) -> None:
-        data, reads = self.config.data, self.reads
+        data = self.config.data
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
@@ -132,11 +134,7 @@ class Classification(Task):
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
                 f"{self.neutral_class}"
             )
-        if reads == "binary_trees" and index["tree_settings"]["binarize"] == "none":
-            raise UserError(
-                f"{data} has trees that need not be binary, and model.name = {self.config.model.name} reads binary ones; "
-                "preprocess again with tree.binarize=right and parsed set to its folder"
-            )
+        _check_binary(self.config, index, self.reads)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
@@ -177,7 +175,59 @@ def vocab_sizes(sizes: Mapping) -> VocabSizes:
     return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
 
 
-TASKS: dict[str, type[Task]] = {"translation": Translation, "classification": Classification}
+class Relatedness(Task):
+    """Scores of pairs of sentences, from a classifier's encoder that reads each of them."""
+
+    num_sums = 8
+    examples, targets = "pairs", "pairs"
+
+    def check(self, index: Mapping) -> None:
+        data, options = self.config.data, self.config.optimizer
+        if "score" not in index["columns"]:
+            raise UserError(f"{data} has no scores (its columns: {', '.join(index['columns'])}); choose one of format sick")
+        if options.label_smoothing or options.r_drop:
+            raise UserError(
+                "optimizer.label_smoothing and optimizer.r_drop must be 0 for task relatedness, whose targets are "
+                f"distributions, but are {options.label_smoothing} and {options.r_drop}"
+            )
+        _check_binary(self.config, index, self.reads)
+
+    def open(self, split: str, *, training: bool = False) -> PairSource:
+        return PairSource(self.config.data / "encoded", split, self.reads)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_relatedness(self.config.model, vocab_sizes(sizes), self.config.classifier)
+
+    def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
+        return RelatednessStepper(model, self.config, ranks)
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        loss, nll = (sums[:2] / targets).tolist()
+        return {"loss": loss, "nll": nll, **summarize_moments(sums[2:])}
+
+    def criterion(self, line: Mapping[str, float]) -> float:
+        return 1.0 - line["pearson"]
+
+    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
+        return {"valid_criterion": self.criterion(valid)} if valid else {}
+
+    def describe(self, line: Mapping[str, float]) -> str:
+        return f"Pearson {line['pearson']:.4f}, squared error {line['mse']:.3f}"
+
+    def describe_best(self, line: Mapping[str, float]) -> str:
+        return f"{line['pearson']:.4f}"
+
+
+def _check_binary(config: TrainConfig, index: Mapping, reads: Reads) -> None:
+    """Raises UserError for trees that need not be binary where the model reads such."""
+    if reads == "binary_trees" and index.get("tree_settings", {}).get("binarize") == "none":
+        raise UserError(
+            f"{config.data} has trees that need not be binary, and model.name = {config.model.name} reads binary ones; "
+            "preprocess again with tree.binarize=right and parsed set to its folder"
+        )
+
+
+TASKS: dict[str, type[Task]] = {"translation": Translation, "classification": Classification, "relatedness": Relatedness}
 
 
 def build_task(config: TrainConfig) -> Task:

@@ -14,9 +14,10 @@ from treeproc.readers.brackets import read_sst, read_treebank
 from treeproc.readers.conllu import read_conllu
 from treeproc.readers.files import join_names, pair_up, read_lines
 from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen
+from treeproc.readers.pairs import read_sick
 from treeproc.readers.segments import read_iwslt, read_sgm
 
-FormatName = Literal["parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "conllu"]
+FormatName = Literal["parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "sick", "conllu"]
 
 Rows = Iterator[dict]
 Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
@@ -29,6 +30,11 @@ class Format:
     read: Reader
     target: Literal["required", "optional", "none"]
     columns: tuple[str, ...] = ()
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether every two rows are the sentences of a pair, which must stay together."""
+        return "score" in self.columns
 
 
 def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
@@ -54,6 +60,7 @@ FORMATS: dict[str, Format] = {
     "imdb": Format(read_imdb, "none", ("label",)),
     "agreement": Format(read_agreement, "none", ("label", "words")),
     "linzen": Format(read_linzen, "none", ("label", "words")),
+    "sick": Format(read_sick, "none", ("score",)),
     "conllu": Format(partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs")),
 }
 

@@ -63,7 +63,7 @@ def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeCo
     names = {"leaves", "nodes", "spans"}
     names |= {"tgt_pieces"} if tree.other_side in text else set()
     names |= {"arcs"} if tree.arcs_column in parsed else set()
-    names |= {"label"} & set(text)
+    names |= {"label", "score"} & set(text)
     if tree.side == "source":
         names |= {"leaf_labels", "node_labels"} & set(text)
     return select(FULL_ENCODED_SCHEMA, names)
@@ -126,8 +126,7 @@ class Encoder:
         if "tgt_pieces" in schema.names:
             flat, lengths = self.encode_target_lines(text[config.other_side])
             columns["tgt_pieces"] = Lists(lengths, flat)
-        if "label" in schema.names:
-            columns["label"] = text["label"]
+        columns |= {name: text[name] for name in ("label", "score") if name in schema.names}
         if "node_labels" in schema.names:
             columns["node_labels"] = Lists(columns["nodes"].lengths, forest.classes)
         if "leaf_labels" in schema.names:

@@ -1,0 +1,250 @@
+"""Pairs of sentences with scores, from the table to scores.json: the reader, the data set, targets, correlations, training."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
+
+from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
+from treenet.inference.classify import format_scores, score_run
+from treenet.inference.relatedness import correlations
+from treenet.layers.pair_head import PairHead, expected_score, score_distribution
+from treenet.models import ClassLogits, VocabSizes, build_relatedness, classifier_class
+from treenet.pairs import PairSource
+from treenet.training.logs import read_metrics
+from treenet.training.relatedness import RelatednessStepper, moments, summarize_moments
+from treenet.training.run import run_training
+from treenet.training.tasks import build_task
+from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.readers import read_rows
+from treeproc.settings import UserError, load_settings
+from treeproc.shards import open_shards, read_index
+from treeproc.verify import verify
+
+NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]
+HEADER = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
+TABLE = (
+    HEADER
+    + "1\tTwo dogs run on the beach\tThe beach is full of dogs\tNEUTRAL\t3.7\tTRAIN\n"
+    + "2\tA man cooks 'eggs'\tNobody is cooking\tCONTRADICTION\t2.15\tTRIAL\n"
+    + "3\tA cat sleeps\tA cat is sleeping\tENTAILMENT\t5\tTRAIN\n"
+)
+COLUMNS = ("leaves", "nodes", "spans", "score", "arcs")
+
+
+# The reader.
+
+
+def read(tmp_path, text: str, part: str = "") -> list[dict]:
+    (tmp_path / "SICK.txt").write_text(text, encoding="utf-8")
+    return list(read_rows("sick", [tmp_path / "SICK.txt" / part if part else tmp_path / "SICK.txt"], []))
+
+
+def test_every_two_rows_are_the_sentences_of_a_pair(tmp_path):
+    rows = read(tmp_path, TABLE)
+    assert [row["score"] for row in rows] == [3.7, 3.7, 2.15, 2.15, 5.0, 5.0]
+    assert rows[2] == {"source": "A man cooks 'eggs'", "score": 2.15} and rows[3]["source"] == "Nobody is cooking"
+    assert read(tmp_path, TABLE, "TRIAL") == rows[2:4] and read(tmp_path, TABLE, "TRAIN") == rows[:2] + rows[4:]
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "message"),
+    [
+        ("a\tb\n", "", r"SICK\.txt, line 1: the header has no column 'sentence_A'"),
+        (TABLE.replace("SemEval_set", "set"), "TRAIN", "line 1: the header has no column 'SemEval_set'"),
+        (TABLE, "TEST", "no row with SemEval_set TEST, but with TRAIN, TRIAL"),
+        (HEADER + "1\ta\tb\n", "", "line 2: expected 6 fields, but there are 3"),
+        (HEADER + "1\ta\tb\tX\t5.1\tTRAIN\n", "", "line 2: relatedness_score must be a number from 1 to 5, but is '5.1'"),
+        (HEADER + "1\ta\tb\tX\tnan\tTRAIN\n", "", "relatedness_score must be a number from 1 to 5, but is 'nan'"),
+        (HEADER + "1\ta\t\tX\t5\tTRAIN\n", "", "line 2: a sentence is empty"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path, text, part, message):
+    with pytest.raises(UserError, match=message):
+        read(tmp_path, text, part)
+
+
+def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
+    (tmp_path / "SICK.txt").write_text(TABLE, encoding="utf-8")
+    config = {
+        "splits": {name: {"source": [tmp_path / "SICK.txt" / part]} for name, part in (("train", "TRAIN"), ("valid", "TRIAL"))},
+        "format": "sick",
+        "parser": {"name": "words"},
+        "tree": {"tree_source": "balanced", "binarize": "right"},
+        "subwords": {"vocab_size": 300},
+        "rows_per_shard": 3,  # the second pair is in two shards
+    }
+    preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
+    verify(tmp_path / "data")
+    assert read_index(tmp_path / "data" / "encoded")["columns"] == ["example_id", "leaves", "nodes", "spans", "score"]
+    assert [len(shard) for shard in open_shards(tmp_path / "data" / "encoded", "train")] == [3, 1]
+    source = PairSource(tmp_path / "data" / "encoded", "train", "binary_trees")
+    batch = source.batch([1, 0])
+    assert len(source) == 2 and batch.scores.tolist() == [5.0, 3.7] and batch.example_ids.tolist() == [2, 3, 0, 1]
+    sizes = (~batch.leaf_pad_mask).sum(1)
+    assert source.lengths["leaves"].tolist() == [2 * max(sizes[2:]), 2 * max(sizes[:2])]
+    for change, message in (({"splits": {**config["splits"], "valid": {"hold_out": 2}}}, "would part the sentences of pairs"),
+                            ({"filters": {"drop_duplicates": True}}, "drop_duplicates must be false")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            PreprocessConfig.model_validate(config | change)
+
+
+# Targets and correlations.
+
+
+def test_targets_are_those_of_the_paper():
+    scores = [1 + step / 30 for step in range(121)]
+    found = score_distribution(torch.tensor(scores, dtype=torch.float64))
+    for row, y in zip(found.tolist(), scores, strict=True):
+        floor = math.floor(y)
+        wanted = [y - floor if i == floor + 1 else floor - y + 1 if i == floor else 0.0 for i in range(1, 6)]
+        assert row == pytest.approx(wanted, abs=1e-12)
+    assert expected_score(found.log().clamp(min=-1e9)).tolist() == pytest.approx(scores)
+
+
+def test_the_loss_is_the_divergence_and_its_gradient():
+    torch.manual_seed(0)
+    logits, scores = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), [1.0, 2.3, 4.5, 5.0]
+    batch = type("Batch", (), {"scores": torch.tensor(scores, dtype=torch.float64)})
+    found = RelatednessStepper.sum_losses(None, batch, ClassLogits(logits, None))
+    loss = nll = 0.0
+    for row, y in zip(logits, scores, strict=True):
+        q = row.exp() / row.exp().sum()
+        p = [max(0.0, 1 - abs(y - i)) for i in range(1, 6)]
+        for i in range(5):
+            if p[i]:
+                loss, nll = loss + p[i] * (math.log(p[i]) - q[i].log()), nll - p[i] * q[i].log()
+    torch.testing.assert_close((found.loss, found.nll), (loss, nll))
+    torch.testing.assert_close(*(torch.autograd.grad(x, logits)[0] for x in (found.loss, loss)))
+
+
+def test_the_head_compares_neighbours():
+    torch.manual_seed(0)
+    head, states = PairHead(3, 4).double(), torch.randn(4, 3, dtype=torch.float64)
+    for pair, (left, right) in enumerate([(states[0], states[1]), (states[2], states[3])]):
+        product, distance = head.compare.weight.split(3, dim=1)
+        hidden = torch.sigmoid(product @ (left * right) + distance @ abs(left - right) + head.compare.bias)
+        torch.testing.assert_close(head(states)[pair], head.scores.weight @ hidden + head.scores.bias)
+
+
+def reference_pearson(x: list[float], y: list[float]) -> float:
+    """Covariance over deviations; 0 where a side does not vary."""
+    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    covariance = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    spread = math.fsum((a - mean_x) ** 2 for a in x) * math.fsum((b - mean_y) ** 2 for b in y)
+    return covariance / math.sqrt(spread) if len(set(x)) > 1 and len(set(y)) > 1 else 0.0
+
+
+def reference_ranks(values: list[float]) -> list[float]:
+    return [1 + sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
+
+
+@settings(deadline=None, max_examples=60)
+@given(pairs=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12))
+def test_correlations_agree_with_formulas_where_values_are_tied(pairs):
+    x, y = ([1 + value / 2 for value in side] for side in zip(*pairs, strict=True))
+    found = correlations(np.array(x), np.array(y))
+    assert found["pearson"] == pytest.approx(reference_pearson(x, y), abs=1e-12)
+    assert found["spearman"] == pytest.approx(reference_pearson(reference_ranks(x), reference_ranks(y)), abs=1e-12)
+    assert found["mse"] == pytest.approx(math.fsum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / len(x))
+    sums = torch.stack(moments(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)))
+    summary = summarize_moments(sums)
+    assert summary == pytest.approx({name: found[name] for name in ("pearson", "mse")}, abs=1e-9)
+
+
+# Models and training.
+
+
+def pair_rows(count: int, seed: int = 0) -> list[dict]:
+    """Sentences of pairs whose score is the share of pieces that both have."""
+    rows = make_rows(2 * count, seed)
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        one, other = (set(row["leaves"]["piece"]) for row in (first, second))
+        first["score"] = second["score"] = 1 + 4 * len(one & other) / len(one | other)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    splits = {split: pair_rows(count, seed) for seed, (split, count) in enumerate({"train": 40, "valid": 12, "test": 8}.items())}
+    return write_labelled(tmp_path_factory.mktemp("pairs"), splits, columns=COLUMNS, num_classes=None)
+
+
+def make_config(data, *overrides: str) -> TrainConfig:
+    tiny = {
+        "task": "relatedness",
+        "model": {"name": "tree_lstm", "d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "dropout": 0.1},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 4, "label_smoothing": 0.0},
+        "batch": {"max_tokens": 256},
+        "max_steps": 6,
+        "checkpoint_every": 3,
+        "validate_every": 3,
+        "keep_checkpoints": 1,
+        "average": "best",
+        "average_checkpoints": 1,
+        "workers": 0,
+    }
+    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(tiny)), data=data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pair_does_not_see_its_batch_and_pairs_can_be_learned(data, name):
+    torch.manual_seed(0)
+    config = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, dropout=0.0)
+    model = build_relatedness(config, VocabSizes(NUM_PIECES, NUM_LABELS), ClassifierConfig())
+    source = PairSource(data / "encoded", "train", classifier_class(config).reads)
+    together = source.batch([5, 2, 9])
+    output = model.double()(together).examples
+    for row, pair in enumerate([5, 2, 9]):
+        torch.testing.assert_close(output[row : row + 1], model(source.batch([pair])).examples, rtol=1e-12, atol=1e-12)
+    model, batch = model.float(), source.batch(range(8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(80):
+        loss = RelatednessStepper.sum_losses(None, batch, model(batch)).loss / 8
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert correlations(expected_score(model(batch).examples).detach().numpy(), batch.scores.numpy())["pearson"] > 0.9
+
+
+@pytest.mark.parametrize("name", ["tree_lstm", "child_sum_tree_lstm"])
+def test_a_run_trains_resumes_and_is_scored(data, tmp_path, name):
+    for steps in (3, 6):
+        run_training(make_config(data, f"model.name={name}", f"max_steps={steps}"), tmp_path)
+    scores = score_run(tmp_path)
+    assert list(scores) == ["valid", "valid.last", "test", "test.last"]
+    lines = [line.split("\t") for line in (tmp_path / "predictions.test.tsv").read_text().splitlines()]
+    assert lines[0] == ["pair", "score", "predicted"] and [int(line[0]) for line in lines[1:]] == list(range(8))
+    wanted, predicted = (np.array([float(line[column]) for line in lines[1:]]) for column in (1, 2))
+    assert wanted == pytest.approx([row["score"] for row in pair_rows(8, 2)[::2]], rel=1e-4)
+    for metric, value in correlations(predicted, wanted).items():
+        assert scores["test"][metric] == pytest.approx(value, abs=1e-3)
+    valid = {line["step"]: line for line in read_metrics(tmp_path) if line["event"] == "valid"}
+    best = max(valid.values(), key=lambda line: line["pearson"])["pearson"]
+    assert scores["valid"]["pearson"] == pytest.approx(best, abs=1e-6) and "spearman" in format_scores(scores)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "facts", "message"),
+    [
+        (["optimizer.label_smoothing=0.1"], {}, "label_smoothing and optimizer.r_drop must be 0 for task relatedness"),
+        ([], {"columns": ["leaves", "label"]}, "has no scores .* choose one of format sick"),
+        ([], {"tree_settings": {"binarize": "none"}}, "preprocess again with tree.binarize=right"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(data, overrides, facts, message):
+    with pytest.raises(UserError, match=message):
+        build_task(make_config(data, *overrides)).check(read_index(data / "encoded") | facts)
+
+
+def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
+    rows = pair_rows(4)
+    for name, kept in (("inner", rows[:3] + rows[4:]), ("last", rows[:-1])):
+        folder = write_labelled(tmp_path / name, {"train": kept}, columns=COLUMNS, num_classes=None)
+        with pytest.raises(UserError, match="has lost one of its sentences to a filter"):
+            PairSource(folder / "encoded", "train", "leaves")
