@@ -12,6 +12,11 @@ VOCAB = VocabSizes(pieces=23, labels=7)
 POS_TAGS, RELATIONS = 5, 6
 # Settings by the name of the case, which is model.name where there is none.
 CASES: dict[str, dict] = {
+    "constituent_transformer": {},
+    "constituent_transformer_released": {
+        "name": "constituent_transformer",
+        "constituents": {"neighbour_scale": 4.0, "diagonal": "official"},
+    },
     "transformer": {},
     "tree_transformer": {},
 }

@@ -26,13 +26,25 @@ class TreeAttentionConfig(Settings):
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
 
 
+class ConstituentConfig(Settings):
+    """Constituent attention (Wang et al., 2019). The defaults are the paper's rules."""
+
+    neighbour_scale: float | None = Field(
+        None, gt=0, description="what scores of neighbours are divided by; null is d_model, the paper's d; the released code's is 256"
+    )
+    diagonal: Literal["one", "official"] = Field(
+        "one",
+        description="prior of a leaf's attention to itself: the formula's empty product, or the released code's, close to 0",
+    )
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
     name: str = Field(
         "tree_transformer",
-        description="a name of the model registry: tree_transformer, transformer; for classification also bilstm, tree_lstm "
-        "(binary constituency trees) and child_sum_tree_lstm (dependencies)",
+        description="a name of the model registry: tree_transformer, transformer, constituent_transformer; for classification "
+        "also bilstm, tree_lstm (binary constituency trees) and child_sum_tree_lstm (dependencies)",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
@@ -42,6 +54,7 @@ class ModelConfig(Settings):
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     tree: TreeAttentionConfig = TreeAttentionConfig()
+    constituents: ConstituentConfig = ConstituentConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):
@@ -123,15 +136,32 @@ class ClassifierConfig(Settings):
     )
 
 
+class MaskedLMConfig(Settings):
+    """What a masked language model is asked for. The defaults are those of BERT (Devlin et al., 2019)."""
+
+    rate: float = Field(0.15, gt=0, le=1, description="share of a text's pieces to be predicted, rounded; at least one")
+    mask: float = Field(0.8, ge=0, le=1, description="share of them that the model sees as the mask")
+    random: float = Field(0.1, ge=0, le=1, description="share of them that it sees as some other piece; the rest it sees as they are")
+
+    @model_validator(mode="after")
+    def _check_shares(self):
+        if self.mask + self.random > 1:
+            raise ValueError(f"mask + random must be at most 1, but is {self.mask + self.random:g}")
+        return self
+
+
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
     data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
-    task: Literal["translation", "classification"] = Field(
-        "translation", description="what is trained; 'classification' reads data sets with classes, see classifier"
+    task: Literal["translation", "classification", "masked_lm"] = Field(
+        "translation",
+        description="what is trained; 'classification' reads data sets with classes, see classifier; 'masked_lm' predicts pieces "
+        "of the source side alone, see masked_lm",
     )
     model: ModelConfig = ModelConfig()
     classifier: ClassifierConfig = ClassifierConfig()
+    masked_lm: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     decoding: DecodingConfig = DecodingConfig()

@@ -17,6 +17,7 @@ from treenet.inference.run import AVERAGED
 from treenet.training.dry_run import dry_run
 from treenet.training.remote_run import read_run
 from treenet.training.run import run_to_end
+from treenet.training.tasks import check_task
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
@@ -31,8 +32,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, args.config, args.overrides)
-    if config.task != "classification":
-        raise UserError(f"{args.config}: task must be classification, but is {config.task}; workflows/train_wmt.py trains that")
+    check_task(config, "classification")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

@@ -1,4 +1,4 @@
-"""Open a training run for translation: its settings, its model, its vocabulary."""
+"""Open a training run: its settings, its model and, for translation, its vocabulary."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +8,9 @@ from sentencepiece import SentencePieceProcessor
 from torch import nn
 
 from treenet.config import TrainConfig
-from treenet.models import VocabSizes, build_model
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
+from treenet.training.tasks import build_task
 from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import read_index
@@ -21,15 +21,21 @@ UNTRAINED = "untrained"
 
 
 @dataclass(frozen=True)
-class LoadedRun:
+class LoadedModel:
     """A model in evaluation mode with what belongs to it."""
 
     model: nn.Module
     config: TrainConfig
-    processor: SentencePieceProcessor
     checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
     data: AnyPath  # data set folder
     own_data: bool  # whether that is the data set of the training, trees included
+
+
+@dataclass(frozen=True)
+class LoadedRun(LoadedModel):
+    """A translation model with its vocabulary."""
+
+    processor: SentencePieceProcessor
 
 
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
@@ -59,17 +65,31 @@ def load_run(
     untrained: bool = False,
     device: torch.device | str = "cpu",
 ) -> LoadedRun:
-    """The model of a run folder, by default with averaged weights, and the vocabulary of its data set.
+    """The translation model of a run folder, and the vocabulary of its data set; see `load_model`."""
+    loaded = load_model(run, task="translation", checkpoint=checkpoint, data=data, untrained=untrained, device=device)
+    return LoadedRun(**vars(loaded), processor=load_processor(loaded.data))
+
+
+def load_model(
+    run: Path,
+    *,
+    task: str | None = None,
+    checkpoint: str = AVERAGED,
+    data: AnyPath | None = None,
+    untrained: bool = False,
+    device: torch.device | str = "cpu",
+) -> LoadedModel:
+    """The model of a run folder, by default with averaged weights.
 
     `data` takes another data set of the same vocabulary; `untrained` the weights of the run's seed
-    before the first update. Raises UserError when the folder is no run, the checkpoint is missing
-    or does not fit the settings, or the vocabulary is not the one of the training.
+    before the first update. Raises UserError when the folder is no run, or none of `task`, the checkpoint is
+    missing or does not fit the settings, or the vocabulary is not the one of the training.
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of workflows/train_wmt.py")
     config, facts = load_settings(TrainConfig, run / "config.yaml"), read_json(run / "run.json")
-    if config.task != "translation":
+    if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, and translates nothing; its scores are in {run / 'scores.json'}")
     folder = None if untrained else checkpoint_folder(run, checkpoint)
     data = data or config.data
@@ -91,11 +111,10 @@ def load_run(
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
-        model = build_model(config.model, VocabSizes(index["num_pieces"], index["num_labels"])).eval()
-    return LoadedRun(
+        model = build_task(config).build_model(index).eval()
+    return LoadedModel(
         model=model.to(device),
         config=config,
-        processor=load_processor(data),
         checkpoint=folder.name if folder else UNTRAINED,
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],

@@ -9,8 +9,17 @@ from torch import Tensor, nn
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.labelled import LabelledSource, PhraseSource
-from treenet.models import VocabSizes, build_classifier, build_model, classifier_class, model_class
+from treenet.models import (
+    VocabSizes,
+    build_classifier,
+    build_masked_lm,
+    build_model,
+    classifier_class,
+    masked_lm_class,
+    model_class,
+)
 from treenet.training.classification import ClassifierStepper, summarize_counts
+from treenet.training.masked_lm import MaskedLMStepper, MaskedSource
 from treenet.training.ranks import Ranks
 from treenet.training.step import Stepper
 from treeproc.settings import UserError
@@ -21,6 +30,7 @@ class Task(ABC):
 
     num_sums = 2
     examples, targets = "examples", "targets"  # what reports call them
+    workflow = "train_wmt.py"  # what trains it
 
     def __init__(self, config: TrainConfig):
         self.config = config
@@ -97,6 +107,7 @@ class Classification(Task):
 
     num_sums = 8
     targets = "classes"
+    workflow = "train_classifier.py"
 
     @property
     def neutral_class(self) -> int | None:
@@ -153,9 +164,39 @@ class Classification(Task):
         return f"{line['accuracy']:.2%}"
 
 
-TASKS: dict[str, type[Task]] = {"translation": Translation, "classification": Classification}
+class MaskedLanguageModel(Task):
+    """Encoders that predict masked pieces of the leaves, of data sets with targets or without."""
+
+    targets = "masked pieces"
+    workflow = "train_lm.py"
+
+    def check(self, index: Mapping) -> None:
+        masked_lm_class(self.config.model)  # an unknown name; any encoded data set has leaves
+
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        reads = masked_lm_class(self.config.model).reads
+        return MaskedSource(self.config.data / "encoded", split, reads, self.config.masked_lm.rate)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_masked_lm(self.config.model, VocabSizes(sizes["num_pieces"], sizes["num_labels"]))
+
+    def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
+        return MaskedLMStepper(model, self.config, ranks)
+
+
+TASKS: dict[str, type[Task]] = {
+    "translation": Translation,
+    "classification": Classification,
+    "masked_lm": MaskedLanguageModel,
+}
 
 
 def build_task(config: TrainConfig) -> Task:
     """The task of a configuration."""
     return TASKS[config.task](config)
+
+
+def check_task(config: TrainConfig, name: str) -> None:
+    """Raises UserError when the configuration is one of another task than that of a workflow."""
+    if config.task != name:
+        raise UserError(f"task must be {name}, but is {config.task}; workflows/{TASKS[config.task].workflow} trains that")
