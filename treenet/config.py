@@ -30,7 +30,7 @@ class ConstituentConfig(Settings):
     """Constituent attention (Wang et al., 2019). The defaults are the paper's rules."""
 
     neighbour_scale: float | None = Field(
-        None, gt=0, description="what scores of neighbours are divided by; null is d_model, the paper's d; the released code's is 256"
+        None, gt=0, description="divisor of the scores of neighbours; null is d_model, the paper's d; the released code's is 256"
     )
     diagonal: Literal["one", "official"] = Field(
         "one",
@@ -141,7 +141,7 @@ class MaskedLMConfig(Settings):
 
     rate: float = Field(0.15, gt=0, le=1, description="share of a text's pieces to be predicted, rounded; at least one")
     mask: float = Field(0.8, ge=0, le=1, description="share of them that the model sees as the mask")
-    random: float = Field(0.1, ge=0, le=1, description="share of them that it sees as some other piece; the rest it sees as they are")
+    random: float = Field(0.1, ge=0, le=1, description="share of them that it sees as any piece; the rest it sees as they are")
 
     @model_validator(mode="after")
     def _check_shares(self):

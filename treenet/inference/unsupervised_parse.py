@@ -247,7 +247,8 @@ def format_parse(name: str, scores: Mapping) -> str:
     for kind, one in {"model": scores, **scores["baselines"]}.items():
         rows.append(f"{kind:24}" + "".join(f"{100 * one[key]:11.2f}" for key in columns))
     labels = list(scores["recall_by_label"].items())[:_SHOWN_LABELS]
-    rows.append("recall by label: " + ", ".join(f"{label} {100 * one['recall']:.1f} of {one['count']:,}" for label, one in labels))
+    recalls = (f"{label} {100 * one['recall']:.1f} of {one['count']:,}" for label, one in labels)
+    rows.append(f"recall by label: {', '.join(recalls)}")
     left_out = f", {scores['left_out']:,} left out" if scores["left_out"] else ""
     rows.append(f"{scores['num_sentences']:,} sentences, {scores['num_brackets']:,} brackets{left_out}; {scores['signature']}")
     return "\n".join(rows)
