@@ -98,7 +98,7 @@ def sentence(example_id: int, words: str, tags: str, gold: list, parse: list) ->
 
 SENTENCES = [
     sentence(0, "the dog ( saw ) me .", "DT NN -LRB- VBD -RRB- PRP .", [((0, 7), "S"), ((0, 2), "NP"), ((2, 6), "VP")], [(0, 7)]),
-    sentence(1, "I saw the dog run", "PRP VBD DT NN VB", [((0, 5), "S"), ((1, 5), "VP"), ((2, 5), "S")], [(0, 5), (1, 5), (2, 4)]),
+    sentence(1, "I saw a dog run", "PRP VBD DT NN VB", [((0, 5), "S"), ((1, 5), "VP"), ((2, 5), "S")], [(0, 5), (1, 5), (2, 4)]),
     sentence(2, "Yes .", "UH .", [((0, 2), "INTJ")], [(0, 2)]),
 ]
 
