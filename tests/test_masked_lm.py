@@ -14,18 +14,18 @@ from toyruns import TINY, final_weights, losses, same
 
 from treenet.batch import RowLists, collate_rows
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
-from treenet.data import ExampleSource
 from treenet.inference.run import load_processor
 from treenet.inference.translate import read_split
-from treenet.inference.unsupervised_parse import ParseSettings, find_links, parse_links, parse_run, parse_split
+from treenet.inference.unsupervised_parse import ParseSettings, find_links, parse_examples, parse_links, parse_run
 from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
 from treenet.training.logs import read_metrics
 from treenet.training.loop import train
 from treenet.training.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
 from treenet.training.run import load_trained, run_training
-from treeproc.files import read_json
+from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError, load_settings
+from treeproc.stages.encode import TreeConfig
 
 VOCAB = VocabSizes(pieces=23, labels=7)
 
@@ -115,6 +115,9 @@ def labelled(tmp_path_factory) -> Path:
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     data = write_toy_data(folder / "data", train=40, valid=8, test=10)
+    index = data / "encoded" / "index.json"
+    made_with = {"parser_settings": {"name": "given"}, "tree_settings": TreeConfig().model_dump()}
+    atomic_write(index, json_bytes(read_json(index) | made_with))
     run_training(make_config(data, "max_steps=30", "validate_every=15"), folder / "run")
     return folder / "run"
 
@@ -163,18 +166,16 @@ def test_it_learns_and_its_parse_is_scored(finished):
     assert name == "valid.step_00000030"
 
 
-def test_a_word_of_several_pieces_is_one_word(finished, monkeypatch):
+def test_a_word_of_several_pieces_is_one_word(finished):
     """The same leaves as half as many words: links inside a word are not asked, gold spans are of words."""
     config, model = load_trained(finished)
     rows = list(read_split(config.data, "encoded", "test"))
     for row in rows:
         row["leaves"] = {**row["leaves"], "word_index": np.arange(len(row["leaves"]["piece"])) // 2}
-    monkeypatch.setattr("treenet.inference.unsupervised_parse.read_split", lambda *_: rows)
     settings = ParseSettings(parsing={"min_layer": 0})
-    links = dict(find_links(model, ExampleSource(config.data / "encoded", "test", "leaves")))
-    for row, sentence in zip(rows, parse_split(model, config.data, settings), strict=True):
+    sentences = parse_examples(model, config.data, rows, settings)
+    for row, joined, sentence in zip(rows, find_links(model, rows), sentences, strict=True):
         pieces, spans = row["leaves"]["piece"], row["spans"]
-        joined = links[row["example_id"]]
         assert joined.shape == (2, len(pieces) - 1) and (joined[1] >= joined[0]).all()
         assert len(sentence.words) == len(sentence.tags) == (len(pieces) + 1) // 2
         assert sentence.parse == parse_links(joined[:, 1::2], settings.parsing)
@@ -200,6 +201,17 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     status, told, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
     assert status == 0 and "random" in told and "sent. F1" in told
     assert list(read_json(out / "scores.json")) == ["unsupervised_parse.test"]
+    treebank = tmp_path / "gold.mrg"
+    treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (X gu) (X da)) )\n")
+    status, told, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    assert status == 0, error
+    scores = read_json(out / "scores.json")["unsupervised_parse.gold"]
+    assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")
+    assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and set(scores["recall_by_label"]) == {"NP", "VP"}
+    assert (out / "parses.gold.txt").read_text().splitlines()[1] == "(X (<unk> gu) (<unk> da))"
+    treebank.write_text("(S (X ba)\n")
+    status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    assert status == 2 and "gold.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
     status, _, error = run("unsupervised_parse.py", "--out", out)
     assert status == 2 and error.count("\n") == 1 and "min_layer 2" in error
     status, _, error = run("train_wmt.py", "--config", config, "--out", tmp_path / "other")

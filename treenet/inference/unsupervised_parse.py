@@ -5,7 +5,7 @@ Shapes: E encoder layers, L leaves, W words.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from treenet.data import ExampleSource
+from treenet.batch import TreeBatch
 from treenet.inference.brackets import (
     CUTS,
     SIGNATURE,
@@ -27,8 +27,7 @@ from treenet.inference.brackets import (
 )
 from treenet.inference.results import SCORES, read_scores
 from treenet.inference.run import AVERAGED, load_model, load_processor
-from treenet.inference.translate import read_split
-from treenet.plan import plan_in_order
+from treenet.inference.translate import WINDOW, in_order, read_split
 from treeproc.files import atomic_write, json_bytes
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
@@ -38,6 +37,7 @@ _BATCH_TOKENS = 8192
 # Labels of nodes that binarisation added begin with it: no constituents of the treebank.
 _BINARISED = "@"
 _SHOWN_LABELS = 6
+_NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
 
 class ParsingConfig(Settings):
@@ -62,6 +62,9 @@ class ParseSettings(Settings):
     data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    treebank: tuple[Path, ...] = Field(
+        (), description="in place of a split: files, folders or archives of Penn Treebank trees, parsed in the run's vocabulary"
     )
     parsing: ParsingConfig = ParsingConfig()
     punctuation: tuple[str, ...] = Field(
@@ -117,11 +120,14 @@ def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
     return spans
 
 
-def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
+def parse_run(
+    folder: Path, settings: ParseSettings, read_treebank: Callable[[AnyPath], list[dict]] | None = None
+) -> tuple[str, dict]:
     """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
 
-    Returns NAME and the entry. Raises UserError when the folder is no run, its model has no constituents, or run and data
-    do not fit.
+    `read_treebank` gives the examples of `settings.treebank` in the vocabulary of the data set in a folder, which treenet has
+    no reader for. Returns NAME and the entry. Raises UserError when the folder is no run, its model has no constituents, or
+    run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -132,18 +138,24 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
             f"{folder} is a run of model.name = {run.config.model.name}, which finds no constituents; give a run of "
             "constituent_transformer, for example of workflows/train_lm.py"
         )
-    check_hashes(run.data / "encoded", settings.split)
     read_scores(folder)  # before the work, not after
-    sentences = list(parse_split(run.model, run.data, settings))
     index = read_index(run.data / "encoded")
-    name = ".".join([settings.split, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
+    if settings.treebank:
+        text, trees = settings.treebank[0].name.partition(".")[0], "treebank"
+        examples = read_treebank(run.data)
+    else:
+        text, trees = settings.split, index.get("tree_source")
+        check_hashes(run.data / "encoded", text)
+        examples = list(read_split(run.data, "encoded", text))
+    sentences = list(parse_examples(run.model, run.data, examples, settings))
+    name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
     name += "" if run.own_data else f".{run.data.resolve().name}"
     scores = {
         **score_sentences(sentences, settings),
-        "split": settings.split,
+        "split": text,
         "checkpoint": run.checkpoint,
         "parsing": settings.parsing.model_dump(),
-        "trees": index.get("tree_source"),
+        "trees": trees,
         "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
@@ -151,12 +163,11 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     return name, scores
 
 
-def parse_split(model: nn.Module, data: AnyPath, settings: ParseSettings) -> Iterator[Sentence]:
-    """The sentences of a split in example order."""
-    links = dict(find_links(model, ExampleSource(data / "encoded", settings.split, model.reads)))
+def parse_examples(model: nn.Module, data: AnyPath, examples: Sequence[dict], settings: ParseSettings) -> Iterator[Sentence]:
+    """The sentences of `examples`, rows as of `Shard.row` in the vocabulary of `data`, in their order."""
     labels, tags = (_read_names(data, name) for name in ("labels", "pos_tags"))
     processor = load_processor(data)
-    for example in read_split(data, "encoded", settings.split):
+    for example, links in zip(examples, find_links(model, examples), strict=True):
         pieces, word = example["leaves"]["piece"], example["leaves"]["word_index"]
         begins = np.diff(word, prepend=-1) != 0
         first, place = np.flatnonzero(begins), np.cumsum(begins) - 1  # leaf of a word, word of a leaf
@@ -170,20 +181,28 @@ def parse_split(model: nn.Module, data: AnyPath, settings: ParseSettings) -> Ite
             [tags[tag] for tag in example["leaves"]["pos_tag"][first].tolist()],
             [(span, name) for span, name in zip(spans, names, strict=True) if not name.startswith(_BINARISED)],
             # Links inside a word are left out: no bracket begins or ends there.
-            parse_links(links[example["example_id"]][:, first[1:] - 1], settings.parsing),
+            parse_links(links[:, first[1:] - 1], settings.parsing),
         )
 
 
-@torch.no_grad()
-def find_links(model: nn.Module, source: ExampleSource) -> Iterator[tuple[int, np.ndarray]]:
-    """(example_id, link probabilities [E, L - 1]) of every example of a split, by a model in evaluation mode."""
-    device = next(model.parameters()).device
-    for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
-        batch = source.batch(rows).to(device)
+def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
+    """Link probabilities [E, L - 1] of every example, by a model that is put into evaluation mode."""
+
+    @torch.no_grad()
+    def find(batch: TreeBatch) -> list[np.ndarray]:
         found = model.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()
-        for example, joined, length in zip(batch.example_ids.tolist(), found, lengths, strict=True):
-            yield example, joined[:, : max(0, length - 1)]
+        return [joined[:, : length - 1] for joined, length in zip(found, lengths, strict=True)]
+
+    model.eval()
+    none = np.zeros((len(model.encoder_layers), 0), dtype=np.float32)
+    with_targets = ({"tgt_pieces": _NO_TARGETS, **example} for example in examples)
+    device = next(model.parameters()).device
+    return in_order(find, model.reads, with_targets, none, _num_leaves, _BATCH_TOKENS, device, WINDOW)
+
+
+def _num_leaves(example: dict) -> int:
+    return len(example["leaves"]["piece"])
 
 
 def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> dict:
