@@ -23,6 +23,7 @@ from treenet.training.loop import train
 from treenet.training.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
 from treenet.training.run import load_trained, run_training
 from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.schema import PAD_ID
 from treeproc.settings import UserError, load_settings
 from treeproc.stages.encode import TreeConfig
@@ -116,8 +117,8 @@ def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     data = write_toy_data(folder / "data", train=40, valid=8, test=10)
     index = data / "encoded" / "index.json"
-    made_with = {"parser_settings": {"name": "given"}, "tree_settings": TreeConfig().model_dump()}
-    atomic_write(index, json_bytes(read_json(index) | made_with))
+    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
+    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
     run_training(make_config(data, "max_steps=30", "validate_every=15"), folder / "run")
     return folder / "run"
 
