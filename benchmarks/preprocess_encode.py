@@ -80,8 +80,8 @@ def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:
 
 
 def measure_read(encoded: Path, seconds: float) -> None:
-    for case, trees in (("read", False), ("read_with_tree_maps", True)):
-        source = ExampleSource(encoded, "train", trees)
+    for case, reads in (("read", "leaves"), ("read_with_tree_maps", "trees")):
+        source = ExampleSource(encoded, "train", reads)
         batches = batches_of(source.lengths["leaves"])
         total = int(source.lengths["leaves"].sum())
 

@@ -26,11 +26,10 @@ import pyarrow as pa
 import torch
 import torch.nn.functional as F
 from measure import Times, emit, time_once
-from torch import Tensor, nn
 
 from treenet.batch import RowLists, TreeBatch, collate_rows
-from treenet.config import ModelConfig, OptimizerConfig
-from treenet.models import VocabSizes, build_model
+from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
+from treenet.models import CLASSIFIERS, Classifier, VocabSizes, build_classifier
 from treenet.training.optimizer import build_optimizer
 from treeproc.forest import binarise, normal_form, read_forest
 from treeproc.parsers import Parser, ParserConfig, build_parser
@@ -40,40 +39,11 @@ from treeproc.schema import EOS_ID
 
 LENGTHS = (10, 20, 30, 40, 50, 60, 80, 100, 120)
 NUM_CLASSES = 5
-CONFIG = ModelConfig(d_model=64, d_ff=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=1, dropout=0.2)
+CONFIG = ModelConfig(d_model=64, d_ff=128, num_heads=4, num_encoder_layers=2, dropout=0.2)
 
 
-class EncoderClassifier(nn.Module):
-    """The encoder of a translation model and a linear head: on the root of trees, on the mean of leaves without."""
-
-    def __init__(self, name: str, vocab: VocabSizes):
-        super().__init__()
-        self.model = build_model(CONFIG.model_copy(update={"name": name}), vocab)
-        self.model.decoder_layers = nn.ModuleList()
-        self.head = nn.Linear(CONFIG.d_model, NUM_CLASSES)
-
-    def forward(self, batch: TreeBatch) -> Tensor:
-        """Logits [B, NUM_CLASSES]."""
-        states = self.model.encode(batch).states
-        if self.model.reads == "trees":
-            return self.head(states[:, batch.structure.num_leaves])  # nodes follow the leaves, the root is the first
-        real = ~batch.leaf_pad_mask[..., None]
-        return self.head((states * real).sum(1) / real.sum(1))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model of the figure: VocabSizes -> module that maps a TreeBatch to logits [B, NUM_CLASSES]."""
-
-    title: str
-    build: Callable[[VocabSizes], nn.Module]
-    reads_trees: bool
-
-
-MODELS = {
-    "tree_transformer": Entry("Tree Transformer", partial(EncoderClassifier, "tree_transformer"), True),
-    "transformer": Entry("Transformer", partial(EncoderClassifier, "transformer"), False),
-}
+# The classifiers of the figure, by name: what the plot calls them.
+MODELS = {"tree_transformer": "Tree Transformer", "tree_lstm": "Tree-LSTM", "transformer": "Transformer"}
 BASE = "transformer"
 
 
@@ -133,18 +103,24 @@ def seconds_of_blocks(steps: dict[str, Callable[[], None]], device: torch.device
     return times
 
 
-def collated(entry: Entry, row: RowLists, device: torch.device) -> TreeBatch:
-    """A batch of one; models without trees are spared the maps, as in training."""
-    batch = collate_rows(row, "trees" if entry.reads_trees else "leaves")
+def build(name: str, vocab: VocabSizes) -> Classifier:
+    """A classifier of examples: from the root of a tree, or from the mean of the leaves. The Tree-LSTM has one layer."""
+    config = CONFIG.model_copy(update={"name": name})
+    return build_classifier(config, vocab, ClassifierConfig(supervision="root"), NUM_CLASSES)
+
+
+def collated(model: Classifier, row: RowLists, device: torch.device) -> TreeBatch:
+    """A batch of one, with what the model reads and no more, as in training."""
+    batch = collate_rows(row, model.reads)
     return batch if device.type == "cpu" else batch.to(device)
 
 
-def train_step(entry: Entry, model: nn.Module, rows: list[RowLists], device: torch.device) -> Callable[[], None]:
+def train_step(model: Classifier, rows: list[RowLists], device: torch.device) -> Callable[[], None]:
     optimizer, examples = build_optimizer(model, OptimizerConfig()), cycle(enumerate(rows))
 
     def step() -> None:
         number, row = next(examples)
-        loss = F.cross_entropy(model(collated(entry, row, device)), torch.tensor([number % NUM_CLASSES], device=device))
+        loss = F.cross_entropy(model(collated(model, row, device)).examples, torch.tensor([number % NUM_CLASSES], device=device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -152,12 +128,12 @@ def train_step(entry: Entry, model: nn.Module, rows: list[RowLists], device: tor
     return step
 
 
-def inference_step(entry: Entry, model: nn.Module, rows: list[RowLists], device: torch.device) -> Callable[[], None]:
+def inference_step(model: Classifier, rows: list[RowLists], device: torch.device) -> Callable[[], None]:
     examples = cycle(rows)
 
     @torch.inference_mode()
     def step() -> None:
-        model(collated(entry, next(examples), device)).argmax(1).item()
+        model(collated(model, next(examples), device)).examples.argmax(1).item()
 
     return step
 
@@ -180,17 +156,17 @@ def measure_length(reader: Reader, length: int, options: argparse.Namespace) -> 
     note("parser_bulk_ms", 1e3 * time_once(lambda: reader.read(lines), device) / len(lines))
 
     vocab = VocabSizes(EOS_ID + 1 + len(reader.pieces), 1 + len(reader.labels))
-    models = {name: entry.build(vocab).to(device) for name, entry in MODELS.items()}
+    models = {name: build(name, vocab).to(device) for name in MODELS}
     per_round = options.updates // options.rounds
-    steps = {name: train_step(MODELS[name], model.train(), rows, device) for name, model in models.items()}
+    steps = {name: train_step(model.train(), rows, device) for name, model in models.items()}
     training = seconds_of_blocks(steps, device, options.rounds, per_round)
-    steps = {name: inference_step(MODELS[name], model.eval(), rows, device) for name, model in models.items()}
+    steps = {name: inference_step(model.eval(), rows, device) for name, model in models.items()}
     inference = seconds_of_blocks(steps, device, options.rounds, per_round)
-    for name, entry in MODELS.items():
+    for name in MODELS:
         note(f"{name}_train_s", sum(training.seconds[name]) * 1000 / (options.rounds * per_round), updates=1000)
         milliseconds = 1e3 * sum(inference.seconds[name]) / (options.rounds * per_round)
         note(f"{name}_infer_ms", milliseconds)
-        if entry.reads_trees:
+        if models[name].reads != "leaves":
             note(f"{name}_infer_with_parser_ms", milliseconds + found["parser_ms"])
         if name != BASE:
             for metric, times in (("train", training), ("infer", inference)):
@@ -211,12 +187,12 @@ def plot(results: dict[int, dict[str, float]], path: Path) -> None:
     def draw(axes, metric: str, label: str, **style: object) -> None:
         axes.plot(lengths, [found[metric] for found in results.values()], label=label, marker="o", markersize=4, **style)
 
-    for number, (name, entry) in enumerate(MODELS.items()):
+    for number, (name, title) in enumerate(MODELS.items()):
         color = f"C{number}"
-        draw(left, f"{name}_train_s", entry.title, color=color)
-        draw(right, f"{name}_infer_ms", entry.title, color=color)
-        if entry.reads_trees:
-            draw(right, f"{name}_infer_with_parser_ms", f"{entry.title} and parser", color=color, linestyle="--")
+        draw(left, f"{name}_train_s", title, color=color)
+        draw(right, f"{name}_infer_ms", title, color=color)
+        if CLASSIFIERS[name].reads != "leaves":
+            draw(right, f"{name}_infer_with_parser_ms", f"{title} and parser", color=color, linestyle="--")
     draw(right, "parser_bulk_ms", "parser, many lines at once", color="gray", linestyle=":")
     left.set(xlabel="words", ylabel="seconds of 1,000 updates, batch size 1", ylim=(0, None), title="Training")
     right.set(xlabel="words", ylabel="milliseconds a line", yscale="log", title="Inference")

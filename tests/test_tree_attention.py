@@ -273,3 +273,15 @@ def test_deep_trees_in_half_precision_stay_close_to_float32(dtype, rounding):
     with torch.autocast("cpu", dtype=dtype):
         out = module(x, structure_masks(structure, True), structure)
     assert (out.float() - expected).norm() / expected.norm() < rounding
+
+
+def test_queries_keys_and_values_begin_as_in_torch():
+    """Whether fused or not, each map has the spread of torch.nn.MultiheadAttention's."""
+    torch.manual_seed(0)
+    spread = torch.nn.MultiheadAttention(256, 4).in_proj_weight.std()
+    for layer in (SelfAttention(256, 4, 0.0), CausalSelfAttention(256, 4, 0.0)):
+        for block in layer.queries_keys_values.weight.chunk(3):
+            assert block.std().item() == pytest.approx(spread.item(), rel=0.02)
+    cross = CrossAttention(256, 4, 0.0)
+    for block in (cross.queries.weight, *cross.keys_values.weight.chunk(2)):
+        assert block.std().item() == pytest.approx(spread.item(), rel=0.02)

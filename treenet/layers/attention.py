@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.layers.accumulation import HierarchicalAccumulation
-from treenet.layers.linear import build_linear
+from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, split_heads
 from treenet.structure import TreeStructure
 
@@ -98,7 +98,7 @@ class SelfAttention(_Attention):
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
         super().__init__(d_model, num_heads, dropout)
-        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3)
+        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def forward(
@@ -127,7 +127,7 @@ class CausalSelfAttention(_Attention):
 
     def __init__(self, d_model: int, num_heads: int, dropout: float):
         super().__init__(d_model, num_heads, dropout)
-        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3)
+        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
 
     def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
         """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
@@ -143,8 +143,8 @@ class CrossAttention(_Attention):
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
         super().__init__(d_model, num_heads, dropout)
-        self.queries = build_linear(d_model, d_model)
-        self.keys_values = build_linear(d_model, d_model, num_blocks=2)
+        self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
+        self.keys_values = build_linear(d_model, d_model, num_blocks=2, gain=ATTENTION_GAIN)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def project_memory(self, memory: Tensor, structure: TreeStructure | None = None) -> KeysValues:
