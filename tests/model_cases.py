@@ -25,6 +25,11 @@ CASES: dict[str, dict] = {
     "dynamicconv": {},
     "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "bilstm": {},
+    "constituent_transformer": {},
+    "constituent_transformer_released": {
+        "name": "constituent_transformer",
+        "constituents": {"neighbour_scale": 4.0, "diagonal": "official"},
+    },
     "transformer": {},
     "tree2seq": {},
     "tree2seq_pieces_alone": {

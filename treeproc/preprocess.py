@@ -67,7 +67,8 @@ class PreprocessConfig(Settings):
             raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
         if form.has_pairs and (self.filters.drop_duplicates or self.filters.drop_overlap != "none"):
             raise ValueError(
-                f"filters: drop_duplicates must be false and drop_overlap none for format {self.format}: its pairs share sentences"
+                f"filters: drop_duplicates must be false and drop_overlap none for format {self.format}, whose pairs share "
+                "sentences"
             )
         if self.labels is not None and "label" not in form.columns:
             raise ValueError(f"labels: format {self.format} has no labels")

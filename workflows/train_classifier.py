@@ -6,8 +6,9 @@ score it on valid and test.
     python workflows/train_classifier.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
 The same command continues an interrupted run. The trained model, by default the checkpoint of the best validation
-accuracy (of pairs, Pearson's correlation), and the last checkpoint are both scored: RUN/scores.json, RUN/predictions.*.tsv. workers=0 trains in this
-process, without Ray. Many seeds, models and control trees: workflows/compare_seeds.py.
+accuracy (of pairs, Pearson's correlation), and the last checkpoint are both scored: RUN/scores.json,
+RUN/predictions.*.tsv. workers=0 trains in this process, without Ray. Many seeds, models and control trees:
+workflows/compare_seeds.py.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from treenet.inference.run import AVERAGED
 from treenet.training.dry_run import dry_run
 from treenet.training.remote_run import read_run
 from treenet.training.run import run_to_end
+from treenet.training.tasks import check_task
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
@@ -32,10 +34,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, args.config, args.overrides)
-    if config.task not in ("classification", "relatedness"):
-        raise UserError(
-            f"{args.config}: task must be classification or relatedness, but is {config.task}; workflows/train_wmt.py trains that"
-        )
+    check_task(config, "classification", "relatedness")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

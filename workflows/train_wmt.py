@@ -13,6 +13,7 @@ from pathlib import Path
 from treenet.config import TrainConfig
 from treenet.training.dry_run import dry_run
 from treenet.training.run import run_to_end
+from treenet.training.tasks import check_task
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "sample.yaml"
@@ -27,8 +28,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
-    if config.task != "translation":
-        raise UserError(f"task must be translation, but is {config.task}; workflows/train_classifier.py trains that")
+    check_task(config, "translation")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

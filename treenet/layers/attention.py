@@ -80,9 +80,17 @@ class _Attention(nn.Module):
         """[B, S, D] -> [B, H, S, K]."""
         return split_heads(x, self.num_heads)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None = None, causal: bool = False):
+    def attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        attend_mask: Tensor | None = None,
+        causal: bool = False,
+        prior: Tensor | None = None,
+    ):
         """softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
-        return self.output(merge_heads(attend(queries, keys, values, attend_mask, self.dropout_p, causal)))
+        return self.output(merge_heads(attend(queries, keys, values, attend_mask, self.dropout_p, causal, prior)))
 
 
 class SelfAttention(_Attention):
@@ -93,18 +101,25 @@ class SelfAttention(_Attention):
         self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: TreeStructure | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        attend_mask: Tensor | None = None,
+        structure: TreeStructure | None = None,
+        prior: Tensor | None = None,
+    ) -> Tensor:
         """x [B, S, D] -> [B, S, D].
 
         `structure` is required when the attention is over trees; without an `attend_mask`, positions then attend by the
-        trees (equation 11). Without trees, None attends to all positions.
+        trees (equation 11). Without trees, None attends to all positions. A `prior` [B, S, S] multiplies the weights of every
+        head, and needs an `attend_mask`.
         """
         queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
         if self.accumulation is not None:
             keys, values = self.accumulation(x, keys, values, structure)
             if attend_mask is None:
                 return self.output(attend_subtrees(queries, keys, values, structure, self.num_heads, self.dropout_p))
-        return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask)
+        return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask, prior=prior)
 
 
 class CausalSelfAttention(_Attention):

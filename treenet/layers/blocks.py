@@ -43,10 +43,10 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None) -> Tensor:
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None, prior: Tensor | None = None) -> Tensor:
         """x [B, S, D] -> [B, S, D]; `structure` is what the self-attention reads beside the states, see `SelfAttention`."""
         num_leaves = structure.num_leaves if isinstance(structure, TreeStructure) else None
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure), num_leaves))
+        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure, prior), num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 
 

@@ -24,10 +24,19 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None, dropout_p: float, causal: bool = False):
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    attend_mask: Tensor | None,
+    dropout_p: float,
+    causal: bool = False,
+    prior: Tensor | None = None,
+):
     """softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
 
-    On CPUs it runs in float32 at least, autocast or not, as `fused_attention` does.
+    A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
+    least, autocast or not, as `fused_attention` does.
     """
     given, on_cpu = queries.dtype, queries.device.type == "cpu"
     if on_cpu:
@@ -35,8 +44,20 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | 
     if attend_mask is not None and attend_mask.is_floating_point():
         attend_mask = attend_mask.to(queries.dtype)
     with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
-        attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+        if prior is None:
+            attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+        else:
+            attended = _attend_with_prior(queries, keys, values, attend_mask, dropout_p, prior)
     return attended.to(given)
+
+
+def _attend_with_prior(
+    queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor, dropout_p: float, prior: Tensor
+) -> Tensor:
+    """No bias of `scaled_dot_product_attention` can stand for the prior, since weights would be normalised after it."""
+    scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)
+    weights = scores.masked_fill(~attend_mask, -torch.inf).softmax(-1) * prior[:, None]
+    return F.dropout(weights, dropout_p).to(values.dtype) @ values
 
 
 def attend_subtrees(

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.batch import Reads, TreeBatch
@@ -91,6 +92,12 @@ class EncodesTrees:
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         """The state of the first root [B, D]."""
         return memory.states[:, memory.structure.num_leaves]
+
+
+def tied_logits(x: Tensor, embedding: nn.Embedding) -> Tensor:
+    """[..., D] -> [..., V] with the table of pieces; half precision becomes float32."""
+    logits = F.linear(x, embedding.weight)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def build_embedding(rows: int, d_model: int) -> nn.Embedding:

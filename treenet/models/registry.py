@@ -1,4 +1,4 @@
-"""Model names, of translation models and of classifiers."""
+"""Model names: of translation models, of classifiers, and of masked language models."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -7,14 +7,16 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.pair_head import NUM_SCORES, PairHead
 from treenet.models.bilstm import BiLSTMClassifier, BiLSTMSeq2Seq
 from treenet.models.classifier import Classifier
+from treenet.models.constituent_transformer import ConstituentMaskedLM, ConstituentTransformer
 from treenet.models.convolution import DynamicConv, LightConv
 from treenet.models.convs2s import ConvS2S
 from treenet.models.encoders import VocabSizes
+from treenet.models.masked_lm import MaskedLM
 from treenet.models.multi_granularity import MultiGranularityTransformer
 from treenet.models.on_lstm_hybrid import OnLSTMHybrid
 from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
 from treenet.models.seq2seq import EncoderDecoder
-from treenet.models.transformer import Transformer, TransformerClassifier
+from treenet.models.transformer import Transformer, TransformerClassifier, TransformerMaskedLM
 from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
 from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
 from treeproc.settings import UserError
@@ -22,13 +24,14 @@ from treeproc.settings import UserError
 Model = TypeVar("Model")
 
 MODELS: dict[str, type[EncoderDecoder]] = {
-    "multi_granularity": MultiGranularityTransformer,
-    "on_lstm_hybrid": OnLSTMHybrid,
+    "bilstm": BiLSTMSeq2Seq,
+    "constituent_transformer": ConstituentTransformer,
     "convs2s": ConvS2S,
     "dynamicconv": DynamicConv,
     "lightconv": LightConv,
+    "multi_granularity": MultiGranularityTransformer,
+    "on_lstm_hybrid": OnLSTMHybrid,
     "relation_transformer": RelationTransformer,
-    "bilstm": BiLSTMSeq2Seq,
     "transformer": Transformer,
     "tree2seq": Tree2Seq,
     "tree_transformer": TreeTransformer,
@@ -40,6 +43,10 @@ CLASSIFIERS: dict[str, type[Classifier]] = {
     "transformer": TransformerClassifier,
     "tree_lstm": TreeLSTMClassifier,
     "tree_transformer": TreeTransformerClassifier,
+}
+MASKED_LMS: dict[str, type[MaskedLM]] = {
+    "constituent_transformer": ConstituentMaskedLM,
+    "transformer": TransformerMaskedLM,
 }
 
 
@@ -68,6 +75,16 @@ def build_relatedness(config: ModelConfig, vocab: VocabSizes, classifier: Classi
     model = build_classifier(config, vocab, classifier.model_copy(update={"supervision": "root"}), NUM_SCORES)
     model.head = PairHead(config.d_model, classifier.pair_hidden)
     return model
+
+
+def masked_lm_class(config: ModelConfig) -> type[MaskedLM]:
+    """The class of a masked language model. Raises UserError for an unknown name."""
+    return _find(MASKED_LMS, config.name)
+
+
+def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
+    """A freshly initialised masked language model. Raises UserError for an unknown name."""
+    return masked_lm_class(config)(config, vocab)
 
 
 def _find(models: Mapping[str, type[Model]], name: str) -> type[Model]:

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer
-from treenet.models.encoders import Encoder, Memory, VocabSizes
+from treenet.models.encoders import Encoder, Memory, VocabSizes, tied_logits
 
 
 @dataclass
@@ -89,8 +88,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
-        logits = F.linear(x, self.piece_embedding.weight)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return tied_logits(x, self.piece_embedding)
 
 
 class Seq2Seq(Encoder, EncoderDecoder):

@@ -3,6 +3,7 @@
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import Encoder, VocabSizes
+from treenet.models.masked_lm import MaskedLM
 from treenet.models.seq2seq import Seq2Seq
 
 
@@ -19,3 +20,7 @@ class TransformerClassifier(Encoder, Classifier):
     def __init__(self, config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int):
         Encoder.__init__(self, config, vocab)
         self.add_head(config, classifier, num_classes)
+
+
+class TransformerMaskedLM(MaskedLM):
+    """Its encoder as a masked language model."""

@@ -10,9 +10,19 @@ from treenet.batch import Reads
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.labelled import LabelledSource, PhraseSource
-from treenet.models import VocabSizes, build_classifier, build_model, build_relatedness, classifier_class, model_class
+from treenet.models import (
+    VocabSizes,
+    build_classifier,
+    build_masked_lm,
+    build_model,
+    build_relatedness,
+    classifier_class,
+    masked_lm_class,
+    model_class,
+)
 from treenet.pairs import PairSource
 from treenet.training.classification import ClassifierStepper, summarize_counts
+from treenet.training.masked_lm import MaskedLMStepper, MaskedSource
 from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
@@ -23,11 +33,18 @@ class Task(ABC):
     """One kind of training. `num_sums` is the length of what a validation adds up, loss and nll first."""
 
     num_sums = 2
+    score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
     auxiliary_loss = ""  # what metrics call a loss of the model's own; empty for none
     examples, targets = "examples", "targets"  # what reports call them
+    workflow = "train_wmt.py"  # what trains it
 
     def __init__(self, config: TrainConfig):
         self.config = config
+
+    @property
+    @abstractmethod
+    def reads(self) -> Reads:
+        """What the model reads. Raises UserError for an unknown name."""
 
     @abstractmethod
     def check(self, index: Mapping) -> None:
@@ -59,11 +76,11 @@ class Task(ABC):
 
     def criterion(self, line: Mapping[str, float]) -> float:
         """What a validation is judged by, the lower the better."""
-        return line["nll"]
+        return 1.0 - line[self.score] if self.score else line["nll"]
 
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
         """What meta.json has of the validation beside valid_nll."""
-        return {}
+        return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
 
     def describe(self, line: Mapping[str, float]) -> str:
         """A validation as a person reads it."""
@@ -83,6 +100,10 @@ class Translation(Task):
         super().__init__(config)
         self.auxiliary_loss = model_class(config.model).auxiliary_loss
         self.num_sums = 3 if self.auxiliary_loss else 2
+
+    @property
+    def reads(self) -> Reads:
+        return model_class(self.config.model).reads_with(self.config.model)
 
     def check(self, index: Mapping) -> None:
         data = self.config.data
@@ -113,7 +134,9 @@ class Classification(Task):
     """Classifiers of examples, which may learn the classes of phrases too."""
 
     num_sums = 8
+    score = "accuracy"
     targets = "classes"
+    workflow = "train_classifier.py"
 
     @property
     def reads(self) -> Reads:
@@ -157,12 +180,6 @@ class Classification(Task):
         loss, nll = (sums[:2] / targets).tolist()
         return {"loss": loss, "nll": nll, **summarize_counts(sums[2:])}
 
-    def criterion(self, line: Mapping[str, float]) -> float:
-        return 1.0 - line["accuracy"]
-
-    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
-        return {"valid_criterion": self.criterion(valid)} if valid else {}
-
     def describe(self, line: Mapping[str, float]) -> str:
         return f"accuracy {line['accuracy']:.2%}, nll {line['nll']:.3f}"
 
@@ -170,16 +187,17 @@ class Classification(Task):
         return f"{line['accuracy']:.2%}"
 
 
-def vocab_sizes(sizes: Mapping) -> VocabSizes:
-    """Sizes as meta.json keeps them; checkpoints of earlier times know of pieces and labels alone."""
-    return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
-
-
 class Relatedness(Task):
     """Scores of pairs of sentences, from a classifier's encoder that reads each of them."""
 
     num_sums = 8
+    score = "pearson"
     examples, targets = "pairs", "pairs"
+    workflow = "train_classifier.py"
+
+    @property
+    def reads(self) -> Reads:
+        return classifier_class(self.config.model).reads_with(self.config.model)
 
     def check(self, index: Mapping) -> None:
         data, options = self.config.data, self.config.optimizer
@@ -205,17 +223,40 @@ class Relatedness(Task):
         loss, nll = (sums[:2] / targets).tolist()
         return {"loss": loss, "nll": nll, **summarize_moments(sums[2:])}
 
-    def criterion(self, line: Mapping[str, float]) -> float:
-        return 1.0 - line["pearson"]
-
-    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
-        return {"valid_criterion": self.criterion(valid)} if valid else {}
-
     def describe(self, line: Mapping[str, float]) -> str:
         return f"Pearson {line['pearson']:.4f}, squared error {line['mse']:.3f}"
 
     def describe_best(self, line: Mapping[str, float]) -> str:
         return f"{line['pearson']:.4f}"
+
+
+class MaskedLanguageModel(Task):
+    """Encoders that predict masked pieces of the leaves, of data sets with targets or without."""
+
+    targets = "masked pieces"
+    workflow = "train_lm.py"
+
+    @property
+    def reads(self) -> Reads:
+        return masked_lm_class(self.config.model).reads
+
+    def check(self, index: Mapping) -> None:
+        """Any data set has leaves; what may be wrong is the name of the model."""
+        masked_lm_class(self.config.model)
+
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        return MaskedSource(self.config.data / "encoded", split, self.reads, self.config.masked_lm.rate)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_masked_lm(self.config.model, vocab_sizes(sizes))
+
+    def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
+        return MaskedLMStepper(model, self.config, ranks)
+
+
+def vocab_sizes(sizes: Mapping) -> VocabSizes:
+    """Sizes as meta.json keeps them; checkpoints of earlier times know of pieces and labels alone."""
+    return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
 
 
 def _check_binary(config: TrainConfig, index: Mapping, reads: Reads) -> None:
@@ -227,9 +268,22 @@ def _check_binary(config: TrainConfig, index: Mapping, reads: Reads) -> None:
         )
 
 
-TASKS: dict[str, type[Task]] = {"translation": Translation, "classification": Classification, "relatedness": Relatedness}
+TASKS: dict[str, type[Task]] = {
+    "translation": Translation,
+    "classification": Classification,
+    "relatedness": Relatedness,
+    "masked_lm": MaskedLanguageModel,
+}
 
 
 def build_task(config: TrainConfig) -> Task:
     """The task of a configuration."""
     return TASKS[config.task](config)
+
+
+def check_task(config: TrainConfig, *names: str) -> None:
+    """Raises UserError when the configuration is one of other tasks than those of a workflow."""
+    if config.task not in names:
+        raise UserError(
+            f"task must be {' or '.join(names)}, but is {config.task}; workflows/{TASKS[config.task].workflow} trains that"
+        )

@@ -1,11 +1,10 @@
-"""Settings of models and training runs. An ablation is a value here, never a class."""
+"""Settings of models. An ablation is a value here, never a class."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.settings import Settings
-from treeproc.storage import DataPath
 
 
 class TreeAttentionConfig(Settings):
@@ -181,6 +180,18 @@ class RecurrentConfig(Settings):
     )
 
 
+class ConstituentConfig(Settings):
+    """Constituent attention (Wang et al., 2019). The defaults are the paper's rules."""
+
+    neighbour_scale: float | None = Field(
+        None, gt=0, description="divisor of the scores of neighbours; null is d_model, the paper's d; the released code's is 256"
+    )
+    diagonal: Literal["one", "official"] = Field(
+        "one",
+        description="prior of a leaf's attention to itself: the formula's empty product, or the released code's, close to 0",
+    )
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
@@ -202,148 +213,10 @@ class ModelConfig(Settings):
     convs2s: ConvS2SConfig = ConvS2SConfig()
     relations: RelationsConfig = RelationsConfig()
     recurrent: RecurrentConfig = RecurrentConfig()
+    constituents: ConstituentConfig = ConstituentConfig()
 
     @model_validator(mode="after")
     def _check_heads(self):
         if self.d_model % (2 * self.num_heads):
             raise ValueError(f"d_model must be a multiple of 2 * num_heads = {2 * self.num_heads}, but is {self.d_model}")
-        return self
-
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerConfig(Settings):
-    """Adam with decoupled weight decay and the inverse square root schedule."""
-
-    learning_rate: float = Field(7e-4, gt=0, description="peak learning rate, reached after warm-up")
-    warmup_steps: PositiveInt = Field(4000, description="updates of linear warm-up from 1e-7")
-    adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
-    adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
-    weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
-    label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
-    r_drop: float = Field(
-        0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"
-    )
-
-
-class BatchConfig(Settings):
-    """The global batch. It depends on the data and these values, never on workers or model."""
-
-    max_tokens: PositiveInt = Field(
-        4096, description="padded leaves or target pieces of one update over all workers, the larger of both"
-    )
-    budget_counts: Literal["leaves", "leaves_and_nodes"] = Field(
-        "leaves", description="'leaves_and_nodes' is the released code's; batches differ by tree"
-    )
-    max_leaves: PositiveInt = Field(256, description="training examples with more leaves are left out")
-    max_target_pieces: PositiveInt = Field(256, description="training examples with more target pieces are left out")
-    fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
-    )
-    tokens_per_device: PositiveInt | None = Field(
-        None,
-        description="a worker's part of max_tokens is computed in micro-batches of at most so many, and their gradients are "
-        "added up; null takes the part at once. An update has max_tokens either way",
-    )
-
-
-class DecodingConfig(Settings):
-    """Beam search."""
-
-    beam_size: PositiveInt = Field(5, description="hypotheses kept a sentence")
-    length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
-    length_penalty_form: Literal["length", "gnmt"] = Field(
-        "length", description="score / length^a (the paper's), or score / ((5 + length) / 6)^a; length counts EOS"
-    )
-    max_length_factor: float = Field(1.5, gt=0, description="a hypothesis has at most factor * leaves + max_length_offset pieces")
-    max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
-    min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
-    max_tokens: PositiveInt = Field(4096, description="padded source leaves of one search batch")
-
-
-class ClassifierConfig(Settings):
-    """What a classifier learns from and how it is read. The number of classes is that of the data set."""
-
-    supervision: Literal["all_phrases", "root"] = Field(
-        "all_phrases",
-        description="the classes that are learned: of all phrases that have one (tree models predict them at the leaves and "
-        "nodes of the tree, transformer and bilstm from the phrase as an example of its own), or of whole examples alone",
-    )
-    pooling: Literal["own", "mean", "first"] = Field(
-        "own",
-        description="what an example's class is read from: 'own' is the root, or dummy root, of tree models, the mean of the "
-        "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
-    )
-    word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability with which a piece is read as an unknown one in training (Iyyer et al., 2015)"
-    )
-    neutral_class: int | None = Field(
-        None,
-        ge=0,
-        description="classes below and above this one are also scored as two, by their summed probabilities, over the examples "
-        "of other classes: 2 reads SST-5 as SST-2",
-    )
-    pair_hidden: PositiveInt = Field(50, description="relatedness: width of the layer that compares two sentences")
-
-
-class TrainConfig(Settings):
-    """A training run, as written to RUN/config.yaml."""
-
-    data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
-    task: Literal["translation", "classification", "relatedness"] = Field(
-        "translation",
-        description="what is trained; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
-        "sentences with scores, whose encoder is a classifier's",
-    )
-    model: ModelConfig = ModelConfig()
-    classifier: ClassifierConfig = ClassifierConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    batch: BatchConfig = BatchConfig()
-    decoding: DecodingConfig = DecodingConfig()
-    seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
-    max_steps: PositiveInt = Field(100_000, description="updates")
-    validate_every: PositiveInt = Field(1000, description="updates between validations")
-    checkpoint_every: PositiveInt = Field(1000, description="updates between checkpoints")
-    keep_checkpoints: PositiveInt = Field(5, description="checkpoints kept on disk")
-    average: Literal["last", "best", "ema"] = Field(
-        "last",
-        description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation, "
-        "nll or a classifier's accuracy (which are then the ones that are kept, beside the latest), or the moving average of "
-        "ema_decay",
-    )
-    average_checkpoints: PositiveInt = Field(5, description="checkpoints averaged at the end")
-    ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="decay of a moving average of the weights, which is then what is validated; 0 keeps none"
-    )
-    patience: int = Field(
-        0,
-        ge=0,
-        description="validations in a row that are not better after which training is finished; 0 goes to max_steps",
-    )
-    max_skipped_updates: PositiveInt = Field(
-        20, description="updates in a row that are not finite, and so skipped, after which training gives up"
-    )
-    log_every: PositiveInt = Field(100, description="updates between metric lines")
-    workers: int = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
-    min_workers: int = Field(
-        0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
-    )
-    use_gpu: bool = Field(False, description="one GPU a worker")
-    precision: Literal["float32", "bf16"] = Field(
-        "float32", description="'bf16' computes products in bfloat16, under autocast: on GPUs, and on CPUs that have it"
-    )
-    compile: bool = Field(False, description="compile the model with torch.compile; the first steps take minutes")
-
-    @model_validator(mode="after")
-    def _check_checkpoints(self):
-        if self.average_checkpoints > self.keep_checkpoints:
-            raise ValueError(
-                f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, "
-                f"but is {self.average_checkpoints}"
-            )
-        if self.min_workers > self.workers:
-            raise ValueError(f"min_workers must be at most workers = {self.workers}, but is {self.min_workers}")
-        if self.average == "ema" and not self.ema_decay:
-            raise ValueError("average = 'ema' needs ema_decay, for example 0.999, but it is 0")
         return self

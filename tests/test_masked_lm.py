@@ -1,0 +1,228 @@
+"""Masked language models: what is hidden, that it does not depend on the batch, training, resume and the parse at the end."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toydata import write_toy_data
+from toylabels import make_rows, write_labelled
+from toyruns import TINY, final_weights, losses, same
+
+from treenet.batch import RowLists, collate_rows
+from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
+from treenet.inference.run import load_processor
+from treenet.inference.translate import read_split
+from treenet.inference.unsupervised_parse import ParseSettings, find_links, parse_examples, parse_links, parse_run
+from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
+from treenet.training.logs import read_metrics
+from treenet.training.loop import train
+from treenet.training.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
+from treenet.training.run import load_trained, run_training
+from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.schema import PAD_ID
+from treeproc.settings import UserError, load_settings
+from treeproc.stages.encode import TreeConfig
+
+VOCAB = VocabSizes(pieces=23, labels=7)
+
+
+def make_batch(lengths: list[int], first_id: int = 0) -> MaskedBatch:
+    """Random pieces that follow from the number of an example."""
+    rows, none = RowLists(), np.zeros(0, dtype=np.int64)
+    for number, length in enumerate(lengths, start=first_id):
+        rows.example_ids.append(number)
+        rows.pieces.append(np.random.default_rng(number).integers(4, VOCAB.pieces, length))
+        for column in (rows.labels, rows.starts, rows.ends, rows.subtree_ends, rows.targets):
+            column.append(none)
+    return MaskedBatch(**vars(collate_rows(rows, "leaves")))
+
+
+def test_the_number_of_masked_pieces_is_berts():
+    assert count_masked(np.array([0, 1, 3, 9, 10, 11, 100]), 0.15).tolist() == [0, 1, 1, 1, 2, 2, 15]
+
+
+def test_masks_follow_from_seed_example_and_position_alone():
+    config = MaskedLMConfig(rate=0.4)
+    lengths = [5, 1, 17, 9]
+    together = mask_pieces(make_batch(lengths), config, VOCAB.pieces, seed=3)
+    for row, length in enumerate(lengths):
+        alone = mask_pieces(make_batch([length], first_id=row), config, VOCAB.pieces, seed=3)
+        for name in ("leaf_pieces", "tgt_out"):
+            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[row, :length])
+            assert (getattr(together, name)[row, length:] == PAD_ID).all()
+    others = [mask_pieces(make_batch(lengths), config, VOCAB.pieces, seed=seed).tgt_out for seed in range(4, 8)]
+    assert all(not torch.equal(other, together.tgt_out) for other in others)
+
+
+def test_shares_of_masks_and_of_other_pieces():
+    batch = make_batch([50] * 400)
+    masked = mask_pieces(batch, MaskedLMConfig(), VOCAB.pieces, seed=1)
+    chosen = masked.tgt_out != PAD_ID
+    assert (chosen.sum(1) == 8).all() and masked.num_target_tokens == 8 * 400
+    assert torch.equal(masked.tgt_out[chosen], batch.leaf_pieces[chosen])
+    assert torch.equal(masked.leaf_pieces[~chosen], batch.leaf_pieces[~chosen])
+    seen, truth = masked.leaf_pieces[chosen], masked.tgt_out[chosen]
+    assert (seen == VOCAB.pieces).double().mean().item() == pytest.approx(0.8, abs=0.03)
+    kept = 0.1 + 0.1 / (VOCAB.pieces - 4)  # some random pieces are the right ones
+    assert (seen == truth).double().mean().item() == pytest.approx(kept, abs=0.02)
+    others = seen[(seen != VOCAB.pieces) & (seen != truth)]
+    assert others.unique().tolist() == list(range(4, VOCAB.pieces))  # no special piece, and every other one
+    assert chosen.double().mean(0).std() < 0.05  # every position as often
+
+
+@pytest.mark.parametrize("name", MASKED_LMS)
+def test_a_text_does_not_see_its_batch(name):
+    torch.manual_seed(0)
+    sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2)
+    model = build_masked_lm(ModelConfig(name=name, **sizes), VOCAB).double().eval()
+    config = MaskedLMConfig(rate=0.3, mask=1.0, random=0.0)
+    batch = mask_pieces(make_batch([4, 1, 9]), config, VOCAB.pieces, seed=1)
+    states = model(batch)
+    assert (batch.leaf_pieces == model.mask_id).any(dim=1).all()
+    for row, length in enumerate((4, 1, 9)):
+        alone = mask_pieces(make_batch([length], first_id=row), config, VOCAB.pieces, seed=1)
+        torch.testing.assert_close(states[row, :length], model(alone)[0], rtol=1e-12, atol=1e-12)
+    assert model.compute_logits(states).shape == (3, 9, VOCAB.pieces)
+    assert torch.autograd.grad(states.square().sum(), model.mask_embedding)[0].abs().min() > 0
+
+
+def test_shares_must_fit():
+    with pytest.raises(UserError, match="mask \\+ random must be at most 1, but is 1.1"):
+        load_settings(MaskedLMConfig, None, ["mask=0.9", "random=0.2"])
+
+
+# Training, on data with targets and without.
+
+
+def make_config(data: Path, *overrides: str) -> TrainConfig:
+    values = json.loads(json.dumps(TINY)) | {"task": "masked_lm"}
+    values["model"] |= {"name": "constituent_transformer", "num_encoder_layers": 2, "dropout": 0.2}
+    return load_settings(TrainConfig, None, overrides, **values, data=data)
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory) -> Path:
+    """A data set without a target side."""
+    folder = tmp_path_factory.mktemp("labelled")
+    return write_labelled(folder / "data", {"train": make_rows(40), "valid": make_rows(8, seed=1)})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    data = write_toy_data(folder / "data", train=40, valid=8, test=10)
+    index = data / "encoded" / "index.json"
+    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
+    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
+    run_training(make_config(data, "max_steps=30", "validate_every=15"), folder / "run")
+    return folder / "run"
+
+
+def test_stopped_and_resumed_equals_uninterrupted(labelled, tmp_path):
+    config = make_config(labelled, "max_steps=8", "validate_every=4")
+    for run in ("whole", "halves"):
+        (tmp_path / run).mkdir()
+    train(config, tmp_path / "whole")
+    asked = iter(range(1, 100))
+    outcome = train(config, tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
+    assert (outcome.step, outcome.finished) == (5, False)
+    assert train(config, tmp_path / "halves").finished
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+
+
+def test_micro_batches_mask_the_same(labelled, tmp_path):
+    """Batches cut into other parts, as they are on several workers, have the losses of whole ones."""
+    found = []
+    for cut in ("null", "12"):
+        (tmp_path / cut).mkdir()
+        train(make_config(labelled, "max_steps=4", f"batch.tokens_per_device={cut}"), tmp_path / cut)
+        found.append([loss for _, loss in losses(tmp_path / cut)])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+def test_targets_are_counted_without_reading_shards(labelled):
+    source = MaskedSource(labelled / "encoded", "train", "leaves", 0.15)
+    rows = np.arange(7, 30)
+    batch = mask_pieces(source.batch(rows), MaskedLMConfig(), 24, seed=5)
+    assert batch.num_target_tokens == source.target_tokens(rows)
+    assert [mask.shape for mask in batch.pad_masks()] == [batch.leaf_pieces.shape]
+
+
+def test_it_learns_and_its_parse_is_scored(finished):
+    lines = [line for line in read_metrics(finished) if line["event"] == "valid"]
+    assert lines[-1]["nll"] < lines[0]["nll"]
+    name, scores = parse_run(finished, ParseSettings(parsing={"min_layer": 0}))
+    assert name == "test" and read_json(finished / "scores.json")["unsupervised_parse.test"] == scores
+    assert scores["num_sentences"] + scores["left_out"] == 10 and "random" in scores["baselines"]
+    assert scores["trees"] == "random" and scores["checkpoint"] == "averaged" and 0 <= scores["sentence_f1"] <= 1
+    lines = (finished / "parses.test.txt").read_text().splitlines()
+    assert len(lines) == 10 and all(line.startswith("(X ") and line.count("(") == line.count(")") for line in lines)
+    name, _ = parse_run(finished, ParseSettings(split="valid", checkpoint="30", parsing={"min_layer": 0}))
+    assert name == "valid.step_00000030"
+
+
+def test_a_word_of_several_pieces_is_one_word(finished):
+    """The same leaves as half as many words: links inside a word are not asked, gold spans are of words."""
+    config, model = load_trained(finished)
+    rows = list(read_split(config.data, "encoded", "test"))
+    for row in rows:
+        row["leaves"] = {**row["leaves"], "word_index": np.arange(len(row["leaves"]["piece"])) // 2}
+    settings = ParseSettings(parsing={"min_layer": 0})
+    sentences = parse_examples(model, config.data, rows, settings)
+    for row, joined, sentence in zip(rows, find_links(model, rows), sentences, strict=True):
+        pieces, spans = row["leaves"]["piece"], row["spans"]
+        assert joined.shape == (2, len(pieces) - 1) and (joined[1] >= joined[0]).all()
+        assert len(sentence.words) == len(sentence.tags) == (len(pieces) + 1) // 2
+        assert sentence.parse == parse_links(joined[:, 1::2], settings.parsing)
+        expected = [(start // 2, (end + 1) // 2) for start, end in zip(spans["start"], spans["end"], strict=True)]
+        assert [span for span, _ in sentence.gold] == expected
+        assert "".join(sentence.words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")
+
+
+def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):
+    def run(workflow: str, *arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [workflow, *map(str, arguments)])
+        status = 0
+        try:
+            runpy.run_path(str(repository / "workflows" / workflow), run_name="__main__")
+        except SystemExit as left:
+            status = left.code or 0
+        return status, *capsys.readouterr()
+
+    config = finished / "config.yaml"
+    out = tmp_path / "run"
+    status, told, _ = run("train_lm.py", "--config", config, "--out", out, "max_steps=6")
+    assert status == 0 and "masked pieces/s" in told and "unsupervised_parse.py --out" in told
+    status, told, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
+    assert status == 0 and "random" in told and "sent. F1" in told
+    assert list(read_json(out / "scores.json")) == ["unsupervised_parse.test"]
+    treebank = tmp_path / "gold.mrg"
+    treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (X gu) (X da)) )\n")
+    status, told, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    assert status == 0, error
+    scores = read_json(out / "scores.json")["unsupervised_parse.gold"]
+    assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")
+    assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and len(scores["recall_by_label"]) == 2
+    assert (out / "parses.gold.txt").read_text().splitlines()[1] == "(X (<unk> gu) (<unk> da))"
+    treebank.write_text("(S (X ba)\n")
+    status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    assert status == 2 and "gold.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
+    status, _, error = run("unsupervised_parse.py", "--out", out)
+    assert status == 2 and error.count("\n") == 1 and "min_layer 2" in error
+    status, _, error = run("train_wmt.py", "--config", config, "--out", tmp_path / "other")
+    assert status == 2 and "task must be translation, but is masked_lm; workflows/train_lm.py trains that" in error
+    status, _, error = run("train_lm.py", "--config", config, "--out", tmp_path / "other", "task=classification")
+    assert status == 2 and "workflows/train_classifier.py trains that" in error
+    plain = tmp_path / "plain"
+    status, *_ = run("train_lm.py", "--config", config, "--out", plain, "max_steps=2", "model.name=transformer")
+    assert status == 0
+    status, _, error = run("unsupervised_parse.py", "--out", plain)
+    assert status == 2 and "model.name = transformer, which finds no constituents" in error
+    status, _, error = run("evaluate.py", "--out", plain)
+    assert status == 2 and "is a run of masked_lm, and translates nothing" in error

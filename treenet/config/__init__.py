@@ -1,0 +1,43 @@
+"""Settings of models and of training runs."""
+
+from treenet.config.models import (
+    PHRASE_LEVELS,
+    ConstituentConfig,
+    ConvolutionConfig,
+    ConvS2SConfig,
+    HybridConfig,
+    ModelConfig,
+    PhraseConfig,
+    RecurrentCell,
+    RecurrentConfig,
+    RelationsConfig,
+    TreeAttentionConfig,
+)
+from treenet.config.training import (
+    BatchConfig,
+    ClassifierConfig,
+    DecodingConfig,
+    MaskedLMConfig,
+    OptimizerConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "PHRASE_LEVELS",
+    "BatchConfig",
+    "ClassifierConfig",
+    "ConstituentConfig",
+    "ConvS2SConfig",
+    "ConvolutionConfig",
+    "DecodingConfig",
+    "HybridConfig",
+    "MaskedLMConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PhraseConfig",
+    "RecurrentCell",
+    "RecurrentConfig",
+    "RelationsConfig",
+    "TrainConfig",
+    "TreeAttentionConfig",
+]

@@ -1,0 +1,273 @@
+"""The parse that a model with constituent attention finds without trees (Wang et al., 2019), scored against the trees of a
+data set.
+
+Shapes: E encoder layers, L leaves, W words.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from treenet.batch import TreeBatch
+from treenet.inference.brackets import (
+    CUTS,
+    SIGNATURE,
+    Bracket,
+    binary_tree,
+    counted,
+    over_kept_words,
+    recall_by_label,
+    score_brackets,
+)
+from treenet.inference.results import SCORES, read_scores
+from treenet.inference.run import AVERAGED, load_model, load_processor
+from treenet.inference.translate import WINDOW, in_order, read_split
+from treeproc.files import atomic_write, json_bytes
+from treeproc.settings import Settings, UserError
+from treeproc.shards import check_hashes, read_index
+from treeproc.storage import AnyPath, DataPath
+
+_BATCH_TOKENS = 8192
+# Labels of nodes that binarisation added begin with it: no constituents of the treebank.
+_BINARISED = "@"
+_SHOWN_LABELS = 6
+_NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
+
+
+class ParsingConfig(Settings):
+    """How a tree is read from the link probabilities of the layers. The defaults are the released code's."""
+
+    start_layer: int | None = Field(
+        None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null is the last one"
+    )
+    min_layer: int = Field(2, ge=0, description="lowest layer that is asked")
+    split_threshold: float = Field(
+        0.8, ge=0, le=1, description="a span whose weakest link is stronger is not cut, but looked at in the layer below"
+    )
+    descend_threshold: float = Field(
+        0.7, ge=0, le=1, description="parts whose weakest link is stronger are looked at in the layer below; 0: all parts are"
+    )
+
+
+class ParseSettings(Settings):
+    """What to parse, by which model, and what counts."""
+
+    split: str = Field("test", description="split of the data set to parse")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    checkpoint: str = Field(
+        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    treebank: tuple[Path, ...] = Field(
+        (), description="in place of a split: files, folders or archives of Penn Treebank trees, parsed in the run's vocabulary"
+    )
+    parsing: ParsingConfig = ParsingConfig()
+    punctuation: tuple[str, ...] = Field(
+        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
+        description="tags of words that are taken out of both trees before they are compared",
+    )
+    max_words: PositiveInt | None = Field(
+        None, description="score sentences of at most so many words without punctuation; 10 is what WSJ10 means"
+    )
+    seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
+    use_gpu: bool = Field(False, description="parse on the GPU")
+
+
+class Sentence(NamedTuple):
+    """An example over its words, and what the model makes of it."""
+
+    example_id: int
+    words: list[str]
+    tags: list[str]
+    gold: list[tuple[Bracket, str]]  # with labels
+    parse: list[Bracket]
+
+
+def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
+    """Spans of two words or more of the tree over W words, from the probabilities [E, W - 1] of the links between them.
+
+    Top-down: a span is cut at its weakest link in its layer. Where even that is stronger than `split_threshold`, the layer
+    below is asked, and in `min_layer` the span stays flat; parts begin in the layer of their span, or in the one below where
+    all their links are stronger than `descend_threshold`. Raises UserError for layers that are not there.
+    """
+    layers = len(joined)
+    first = layers - 1 if config.start_layer is None else config.start_layer
+    if not config.min_layer <= first < layers:
+        raise UserError(
+            f"parsing must go down from start_layer to min_layer, of {layers} layers counted from 0, but start_layer is {first} "
+            f"and min_layer {config.min_layer}; set parsing.start_layer and parsing.min_layer"
+        )
+    spans, open_spans = [], [(0, joined.shape[1] + 1, first)]
+    while open_spans:
+        start, end, layer = open_spans.pop()
+        if end - start < 2:
+            continue
+        spans.append((start, end))
+        while layer > config.min_layer and joined[layer, start : end - 1].min() > config.split_threshold:
+            layer -= 1
+        links = joined[layer, start : end - 1]
+        if end - start == 2 or links.min() > config.split_threshold:
+            continue
+        middle = start + 1 + int(links.argmin())
+        for part in ((middle, end), (start, middle)):
+            strong = joined[layer, part[0] : part[1] - 1].min(initial=1.0) > config.descend_threshold
+            open_spans.append((*part, max(layer - 1, config.min_layer) if strong else layer))
+    return spans
+
+
+def parse_run(
+    folder: Path, settings: ParseSettings, read_treebank: Callable[[AnyPath], list[dict]] | None = None
+) -> tuple[str, dict]:
+    """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
+
+    `read_treebank` gives the examples of `settings.treebank` in the vocabulary of the data set in a folder, which treenet has
+    no reader for. Returns NAME and the entry. Raises UserError when the folder is no run, its model has no constituents, or
+    run and data do not fit.
+    """
+    if settings.use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    device = "cuda" if settings.use_gpu else "cpu"
+    run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
+    if not hasattr(run.model, "link_probabilities"):
+        raise UserError(
+            f"{folder} is a run of model.name = {run.config.model.name}, which finds no constituents; give a run of "
+            "constituent_transformer, for example of workflows/train_lm.py"
+        )
+    read_scores(folder)  # before the work, not after
+    index = read_index(run.data / "encoded")
+    if settings.treebank:
+        text, trees = settings.treebank[0].name.partition(".")[0], "treebank"
+        examples = read_treebank(run.data)
+    else:
+        text, trees = settings.split, index.get("tree_source")
+        check_hashes(run.data / "encoded", text)
+        examples = list(read_split(run.data, "encoded", text))
+    sentences = list(parse_examples(run.model, run.data, examples, settings))
+    name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
+    name += "" if run.own_data else f".{run.data.resolve().name}"
+    scores = {
+        **score_sentences(sentences, settings),
+        "split": text,
+        "checkpoint": run.checkpoint,
+        "parsing": settings.parsing.model_dump(),
+        "trees": trees,
+        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
+    }
+    atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"unsupervised_parse.{name}": scores}))
+    return name, scores
+
+
+def parse_examples(model: nn.Module, data: AnyPath, examples: Sequence[dict], settings: ParseSettings) -> Iterator[Sentence]:
+    """The sentences of `examples`, rows as of `Shard.row` in the vocabulary of `data`, in their order."""
+    labels, tags = (_read_names(data, name) for name in ("labels", "pos_tags"))
+    processor = load_processor(data)
+    for example, links in zip(examples, find_links(model, examples), strict=True):
+        pieces, word = example["leaves"]["piece"], example["leaves"]["word_index"]
+        begins = np.diff(word, prepend=-1) != 0
+        first, place = np.flatnonzero(begins), np.cumsum(begins) - 1  # leaf of a word, word of a leaf
+        words = [processor.decode(part.tolist()).strip() for part in np.split(pieces, first[1:])] if len(first) else []
+        starts, ends = example["spans"]["start"], example["spans"]["end"]
+        spans = zip(place[starts].tolist(), (place[ends - 1] + 1).tolist(), strict=True)
+        names = (labels[label] for label in example["nodes"]["label"].tolist())
+        yield Sentence(
+            example["example_id"],
+            words,
+            [tags[tag] for tag in example["leaves"]["pos_tag"][first].tolist()],
+            [(span, name) for span, name in zip(spans, names, strict=True) if not name.startswith(_BINARISED)],
+            # Links inside a word are left out: no bracket begins or ends there.
+            parse_links(links[:, first[1:] - 1], settings.parsing),
+        )
+
+
+def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
+    """Link probabilities [E, L - 1] of every example, by a model that is put into evaluation mode."""
+
+    @torch.no_grad()
+    def find(batch: TreeBatch) -> list[np.ndarray]:
+        found = model.link_probabilities(batch).float().cpu().numpy()
+        lengths = (~batch.leaf_pad_mask).sum(1).tolist()
+        return [joined[:, : length - 1] for joined, length in zip(found, lengths, strict=True)]
+
+    model.eval()
+    none = np.zeros((len(model.encoder_layers), 0), dtype=np.float32)
+    with_targets = ({"tgt_pieces": _NO_TARGETS, **example} for example in examples)
+    device = next(model.parameters()).device
+    return in_order(find, model.reads, with_targets, none, _num_leaves, _BATCH_TOKENS, device, WINDOW)
+
+
+def _num_leaves(example: dict) -> int:
+    return len(example["leaves"]["piece"])
+
+
+def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> dict:
+    """Scores of the parses and, as `baselines`, of trees that need no model; as in scores.json.
+
+    Sentences of fewer than two words without punctuation, or of more than `max_words`, are left out.
+    """
+    gold, found, labelled = [], [], []
+    others: dict[str, list[set[Bracket]]] = {kind: [] for kind in CUTS}
+    for sentence in sentences:
+        kept = [tag not in settings.punctuation for tag in sentence.tags]
+        length = sum(kept)
+        if length < 2 or length > (settings.max_words or length):
+            continue
+        spans = over_kept_words([span for span, _ in sentence.gold], kept)
+        gold.append(counted(spans, length))
+        found.append(counted(over_kept_words(sentence.parse, kept), length))
+        names = defaultdict(set)
+        for span, (_, label) in zip(spans, sentence.gold, strict=True):
+            if span in gold[-1]:
+                names[span].add(label)
+        labelled.append(names)
+        for kind, trees in others.items():
+            random = np.random.default_rng([settings.seed, sentence.example_id])
+            trees.append(counted(binary_tree(length, kind, random), length))
+    return {
+        **score_brackets(gold, found),
+        "signature": SIGNATURE,
+        "baselines": {kind: score_brackets(gold, trees) for kind, trees in others.items()},
+        "recall_by_label": recall_by_label(labelled, found),
+        "num_sentences": len(gold),
+        "num_brackets": sum(map(len, gold)),
+        "left_out": len(sentences) - len(gold),
+        "max_words": settings.max_words,
+    }
+
+
+def write_tree(sentence: Sentence) -> str:
+    """The parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
+    opened = defaultdict(int)
+    closed = defaultdict(int)
+    for start, end in sentence.parse or [(0, len(sentence.words))]:
+        opened[start] += 1
+        closed[end] += 1
+    parts = []
+    for place, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True)):
+        word = word.replace("(", "-LRB-").replace(")", "-RRB-").replace(" ", "_") or "_"
+        parts.append("(X " * opened[place] + f"({tag} {word})" + ")" * closed[place + 1])
+    return " ".join(parts)
+
+
+def _read_names(data: AnyPath, name: str) -> list[str]:
+    """Names of a vocabulary by id: labels or pos_tags."""
+    return (data / "encoded" / "vocab" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def format_parse(name: str, scores: Mapping) -> str:
+    """A small table: the model and the baselines, and the labels that are most frequent."""
+    columns = {"sentence_f1": "sent. F1", "f1": "F1", "precision": "precision", "recall": "recall"}
+    rows = [f"{name:24}" + "".join(f"{title:>11}" for title in columns.values())]
+    for kind, one in {"model": scores, **scores["baselines"]}.items():
+        rows.append(f"{kind:24}" + "".join(f"{100 * one[key]:11.2f}" for key in columns))
+    labels = list(scores["recall_by_label"].items())[:_SHOWN_LABELS]
+    recalls = (f"{label} {100 * one['recall']:.1f} of {one['count']:,}" for label, one in labels)
+    rows.append(f"recall by label: {', '.join(recalls)}")
+    left_out = f", {scores['left_out']:,} left out" if scores["left_out"] else ""
+    rows.append(f"{scores['num_sentences']:,} sentences, {scores['num_brackets']:,} brackets{left_out}; {scores['signature']}")
+    return "\n".join(rows)

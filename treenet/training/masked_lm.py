@@ -1,0 +1,96 @@
+"""Masked language models: what is hidden from them, and their updates.
+
+A text of n pieces has max(1, round(rate * n)) of them predicted: a function of its length, so that the targets of a batch
+are counted without reading it. Which, and what the model sees in their place, follows from (seed, step, example, position)
+alone, not from batch-mates, workers or resume. Shapes: B batch, L leaves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.batch import Reads, TreeBatch
+from treenet.config import MaskedLMConfig
+from treenet.data import ExampleSource
+from treenet.plan import hash_ids
+from treenet.training.losses import LossSums
+from treenet.training.step import Stepper
+from treeproc.schema import EOS_ID, PAD_ID
+from treeproc.storage import AnyPath
+
+# Validations of all runs and all steps ask for the same pieces.
+_VALIDATION_SEED = 0
+
+
+@dataclass
+class MaskedBatch(TreeBatch):
+    """A padded batch whose targets [B, L] are pieces of its leaves, PAD_ID where none is asked for."""
+
+    def pad_masks(self) -> list[Tensor]:
+        """Masks, True = padding, of all positions that a model computes."""
+        return super().pad_masks()[:-1]
+
+
+class MaskedSource(ExampleSource):
+    """One split of a data set of any kind, of which nothing but the leaves, and what models read beside them, is used."""
+
+    def __init__(self, folder: AnyPath, split: str, reads: Reads, rate: float):
+        super().__init__(folder, split, reads)
+        # Batches are planned and cut by the leaves alone.
+        self.lengths = {**self.lengths, "tgt_pieces": np.zeros_like(self.lengths["tgt_pieces"])}
+        self._targets = count_masked(self.lengths["leaves"], rate)
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> MaskedBatch:
+        """The rows as one padded batch, without targets: `mask_pieces` chooses them."""
+        batch = super().batch(rows)
+        none = torch.full_like(batch.leaf_pieces, PAD_ID)
+        return MaskedBatch(**{**vars(batch), "tgt_in": none, "tgt_out": none})
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Pieces to be predicted, which the loss of a batch is divided by."""
+        return int(self._targets[rows].sum())
+
+
+def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:
+    """How many pieces are predicted of texts of these lengths [n]."""
+    return np.where(lengths > 0, np.maximum(1, np.floor(rate * lengths + 0.5)), 0).astype(np.int64)
+
+
+def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: int) -> MaskedBatch:
+    """The batch, on a CPU, with targets and with leaves as the model sees them; `mask_id` is one past the last piece.
+
+    Of the predicted pieces, `config.mask` are masked, `config.random` any piece that is no special one, the rest as they are.
+    """
+    pieces, padding = batch.leaf_pieces.numpy(), batch.leaf_pad_mask.numpy()
+    examples = hash_ids(batch.example_ids.numpy() + (seed << 31))[:, None]
+    drawn = hash_ids(examples + np.arange(pieces.shape[1], dtype=np.uint64))
+    # The predicted ones are those with the lowest hashes; padding has the highest.
+    rank = np.where(padding, np.iinfo(np.uint64).max, drawn).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    chosen = rank < count_masked((~padding).sum(axis=1), config.rate)[:, None]
+    high, low = np.divmod(hash_ids(drawn), np.uint64(2**32))
+    share, specials = high / 2**32, EOS_ID + 1
+    other = specials + (low * np.uint64(mask_id - specials) >> np.uint64(32)).astype(np.int64)
+    seen = np.where(share < config.mask, mask_id, np.where(share < config.mask + config.random, other, pieces))
+    return replace(
+        batch,
+        leaf_pieces=torch.from_numpy(np.where(chosen, seen, pieces)),
+        tgt_out=torch.from_numpy(np.where(chosen, pieces, PAD_ID)),
+    )
+
+
+class MaskedLMStepper(Stepper):
+    """Updates of a masked language model: the loss is that of the pieces that are asked for, through the tied table."""
+
+    output = "forward"
+
+    def validate(self, batch: MaskedBatch) -> Tensor:
+        return super().validate(self._mask(batch, _VALIDATION_SEED))
+
+    def _objective(self, batch: MaskedBatch, seeds: list[int]) -> LossSums:
+        return super()._objective(self._mask(batch, seeds[0]), seeds)
+
+    def _mask(self, batch: MaskedBatch, seed: int) -> MaskedBatch:
+        return mask_pieces(batch, self.config.masked_lm, self.model.mask_id, seed)

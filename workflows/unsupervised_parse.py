@@ -1,0 +1,49 @@
+"""Read the trees that a model with constituent attention found without any, and score their brackets against a treebank.
+
+    python workflows/unsupervised_parse.py --out RUN
+    python workflows/unsupervised_parse.py --out RUN split=valid max_words=10
+    python workflows/unsupervised_parse.py --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
+
+RUN is the folder of a training run of model.name = constituent_transformer, of workflows/train_lm.py or train_wmt.py. The
+trees that it is scored against are those of its data set, or of a treebank. Left-branching, right-branching, balanced and
+random trees are scored beside it. Writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the
+scores to RUN/scores.json.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from treenet.inference.run import checkpoint_names
+from treenet.inference.unsupervised_parse import ParseSettings, format_parse, parse_run
+from treenet.training.remote_run import read_run
+from treeproc.line_encoder import LineEncoder
+from treeproc.parsers import Given
+from treeproc.readers import read_rows
+from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.storage import AnyPath
+
+
+def read_treebank(files: Sequence[Path], data: AnyPath) -> list[dict]:
+    """Treebank trees as examples in the vocabulary of a data set. Raises UserError with file and line on bad input."""
+    rows = list(read_rows("brackets", files, ()))
+    lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
+    encoder = LineEncoder(data, given_trees=True)
+    return encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, ParseSettings, remote_out=True).parse_intermixed_args(argv)
+    settings = load_settings(ParseSettings, args.config, args.overrides)
+    if args.sample:
+        raise UserError("there is no sample of its own; run workflows/train_lm.py --sample and give its folder as --out")
+    if args.out is None:
+        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+        name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
+    print(format_parse(name, scores))
+    print(args.out / f"parses.{name}.txt")
+
+
+if __name__ == "__main__":
+    run_cli(main)
