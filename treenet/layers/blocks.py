@@ -43,10 +43,11 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None, prior: Tensor | None = None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; `structure` is what the self-attention reads beside the states, see `SelfAttention`."""
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None, **inputs: Tensor) -> Tensor:
+        """x [B, S, D] -> [B, S, D]; `structure` and `inputs` are what the self-attention reads beside the states."""
         num_leaves = structure.num_leaves if isinstance(structure, TreeStructure) else None
-        x = self.self_attention_norm(x + self.dropout(self.self_attention(x, attend_mask, structure, prior), num_leaves))
+        attended = self.self_attention(x, attend_mask, structure, **inputs)
+        x = self.self_attention_norm(x + self.dropout(attended, num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 
 
