@@ -20,6 +20,7 @@ class Task(ABC):
     """One kind of training. `num_sums` is the length of what a validation adds up, loss and nll first."""
 
     num_sums = 2
+    score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
     examples, targets = "examples", "targets"  # what reports call them
 
     def __init__(self, config: TrainConfig):
@@ -52,11 +53,11 @@ class Task(ABC):
 
     def criterion(self, line: Mapping[str, float]) -> float:
         """What a validation is judged by, the lower the better."""
-        return line["nll"]
+        return 1.0 - line[self.score] if self.score else line["nll"]
 
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
         """What meta.json has of the validation beside valid_nll."""
-        return {}
+        return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
 
     def describe(self, line: Mapping[str, float]) -> str:
         """A validation as a person reads it."""
@@ -96,6 +97,7 @@ class Classification(Task):
     """Classifiers of examples, which may learn the classes of phrases too."""
 
     num_sums = 8
+    score = "accuracy"
     targets = "classes"
 
     @property
@@ -139,12 +141,6 @@ class Classification(Task):
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         loss, nll = (sums[:2] / targets).tolist()
         return {"loss": loss, "nll": nll, **summarize_counts(sums[2:])}
-
-    def criterion(self, line: Mapping[str, float]) -> float:
-        return 1.0 - line["accuracy"]
-
-    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
-        return {"valid_criterion": self.criterion(valid)} if valid else {}
 
     def describe(self, line: Mapping[str, float]) -> str:
         return f"accuracy {line['accuracy']:.2%}, nll {line['nll']:.3f}"
