@@ -48,6 +48,17 @@ def test_runs_side_by_side_have_names_and_colors():
     assert colors["tree"] != colors["plain"]
 
 
+def test_scores_of_validations_stand_below():
+    lines = [
+        train_line(5, 3.0),
+        {**valid_line(10, 2.0), "accuracy": 0.25},
+        train_line(15, 2.0),
+        {**valid_line(20, 1.5), "accuracy": 0.5},
+    ]
+    _, scores = draw_curves({"run": lines}, "", "accuracy", "validation\naccuracy").axes
+    assert drawn(scores).popitem()[1] == [(10, 0.25), (20, 0.5)] and scores.get_ylabel() == "validation\naccuracy"
+
+
 @pytest.mark.parametrize("lines", [[], LINES[:1], [train_line(1, None)], LINES[-2:]])
 def test_a_picture_of_little_is_a_picture(tmp_path, lines):
     path = plot_curves({"run": lines}, tmp_path / "curves.png", "short")

@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib import image
 from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.experiments.seeds import SeedsConfig, seed_cells
-from treenet.experiments.seeds_report import paired_test, t_probability, welch_test
+from treenet.experiments.seeds_report import draw, paired_test, t_probability, welch_test
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.run import load_run
 from treenet.labelled import LabelledSource, PhraseSource
@@ -238,6 +239,10 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     assert trees["test.accuracy"]["mean"] == pytest.approx((accuracies["trees-seed1"] + accuracies["trees-seed2"]) / 2)
     assert (trees["seeds"], words["seeds"]) == ([1, 2], [1]) and words["tests"]["test.accuracy"]["welch"] is None
     assert "trees " in done.stdout and " ± " in done.stdout
+    assert image.imread(out / "comparison.png").shape[2] == 4
+    axes = draw(report).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["trees", "words"]
+    assert axes.lines[0].get_xdata() == pytest.approx([100 * value for value in trees["test.accuracy"]["values"]])
 
 
 def test_cells_are_compared_on_the_same_examples(data, tmp_path):

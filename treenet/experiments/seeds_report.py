@@ -1,14 +1,16 @@
-"""What a comparison over seeds says: OUT/comparison.json and a table.
+"""What a comparison over seeds says: OUT/comparison.json, a table and a picture.
 
 Means and deviations are over seeds. Differences from the baseline are tested by Student's t over seeds: paired where
 both systems ran with the same seeds, which share the batch order, and by Welch's t without that assumption. p-values are
 of single comparisons, not corrected for their number.
 """
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev, variance
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from treenet.experiments.seeds import SeedsConfig
 from treenet.training.ledger import DONE, Ledger
 from treenet.training.logs import read_metrics
 from treeproc.files import atomic_write, json_bytes, read_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What is reported: (entry of scores.json, score), and its head in the table.
 MEASURES = {
@@ -147,8 +152,36 @@ def _p(test: dict | None) -> str:
     return f"{test['p_value']:.4f}{'*' if test['p_value'] < 0.05 else ''}" if test else "-"
 
 
+def draw(report: dict) -> "Figure":
+    """Test accuracy of every seed of every system, and the 95 % intervals of the means; the baseline's mean as a line."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in report["systems"] if "test.accuracy" in row]
+    figure = Figure(figsize=(6.8, 0.9 + 0.32 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, row in enumerate(rows):
+        accuracy, is_baseline = row["test.accuracy"], row["system"] == report["baseline"]
+        color = "C0" if is_baseline else "C7"
+        seeds = [100 * value for value in accuracy["values"]]
+        axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.35, ms=5, mec="none")
+        half = 100 * (accuracy["half_interval"] or 0.0)
+        axes.errorbar(100 * accuracy["mean"], place, xerr=half, fmt="|", color=color, ms=14, mew=2, capsize=3)
+        if is_baseline:
+            axes.axvline(100 * accuracy["mean"], color=color, lw=0.8, ls=":")
+    axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
+    axes.set_xlabel("test accuracy, %: seeds, mean and its 95 % interval")
+    axes.grid(axis="x", alpha=0.25)
+    return figure
+
+
 def write_report(config: SeedsConfig, ledger: Ledger, out: Path) -> str:
-    """Write comparison.json; returns the table and where the file is."""
+    """Write comparison.json and comparison.png; returns the table and where the files are."""
     report = build_report(config, ledger, out)
     atomic_write(out / "comparison.json", json_bytes(report))
-    return f"{format_table(report)}\n\n{out / 'comparison.json'}"
+    if not report["systems"]:
+        return format_table(report)
+    content = io.BytesIO()
+    draw(report).savefig(content, format="png", dpi=150)
+    atomic_write(out / "comparison.png", content.getvalue())
+    return f"{format_table(report)}\n\n{out / 'comparison.json'}\n{out / 'comparison.png'}"

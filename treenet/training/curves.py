@@ -19,10 +19,11 @@ CURVES = "curves.png"
 _SHOWN = 0.98
 
 
-def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str) -> AnyPath:
-    """Write `draw_curves` as a PNG, and return `path`."""
+def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str, score: str = "") -> AnyPath:
+    """Write `draw_curves` as a PNG, with the `score` of validations where they have one, and return `path`."""
     content = io.BytesIO()
-    draw_curves(runs, title).savefig(content, format="png", dpi=150)
+    below = (score, f"validation\n{score}") if score else ()
+    draw_curves(runs, title, *below).savefig(content, format="png", dpi=150)
     atomic_write(path, content.getvalue())
     return path
 
@@ -33,7 +34,7 @@ def draw_curves(
     """A picture of the metric lines (logs.read_metrics) of each run, by its name.
 
     Above the negative log-likelihood by update, on training batches and on the validation split, with the best validation
-    marked; below the metric `below` of training lines.
+    marked; below the metric `below`, of the lines that have it.
     """
     from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
 
@@ -49,12 +50,14 @@ def draw_curves(
         if best := best_validation(lines):
             note = f"{label}best validation {best['nll']:.3f} at {best['step']:,}"
             losses.plot(best["step"], best["nll"], "*", color=color, ms=13, mec="white", label=note)
-        rates.plot(*_columns(train, "step", below), color=color, lw=1.5)
+        rates.plot(
+            *_columns([line for line in lines if below in line and line["nll"] is not None], "step", below), color=color, lw=1.5
+        )
         top += [float(np.quantile([line["nll"] for line in train], _SHOWN))] if train else []
         top += [line["nll"] for line in valid if math.isfinite(line["nll"])]
     if top:
         losses.set_ylim(top=1.05 * max(top))
-    losses.set(ylabel="negative log-likelihood\nnats a target piece", title=title)
+    losses.set(ylabel="negative log-likelihood\nnats a target", title=title)
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False)
     losses.grid(alpha=0.25)

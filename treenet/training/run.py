@@ -80,7 +80,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         averaged = curves = None
         if outcome.finished:
             averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints).name
-            curves = out / plot_curves({out.name: lines}, run_dir / CURVES, f"{config.model.name}, {out.name}").name
+            title = f"{config.model.name}, {out.name}"
+            curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
     return RunSummary(out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None)
 
