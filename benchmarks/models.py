@@ -123,7 +123,8 @@ def trainer(model: EncoderDecoder, config: TrainConfig, captions: Captions, devi
 
     def update() -> None:
         model.train()
-        assert stepper.update(micro_batches.share(rows), micro_batches, next(steps)).updated
+        result = stepper.update(micro_batches.share(rows), micro_batches, next(steps))
+        assert result.updated
 
     return update
 

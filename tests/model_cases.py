@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from strategies import Tree, right_branching
+from strategies import Tree, binarised
 
 from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import ModelConfig
@@ -70,7 +70,7 @@ def tiny_model(case: str, **config) -> EncoderDecoder:
 def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, reads: Reads = "trees") -> dict:
     """An encoded row with random pieces, labels, tags and arcs; words have one or two pieces."""
     if reads == "binary_trees":
-        tree = right_branching(tree.num_leaves)
+        tree = binarised(tree)
     rng = np.random.default_rng([seed, tree.num_leaves, len(tree.spans)])
     spans = tree.span_array
     example = {
@@ -81,8 +81,9 @@ def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, read
         "tgt_pieces": rng.integers(4, VOCAB.pieces, rng.integers(1, 6) if target_length is None else target_length),
     }
     words = np.arange(tree.num_leaves) * 2 // 3
-    example["leaves"] |= {"word_index": words, "pos_tag": rng.integers(0, POS_TAGS, words[-1] + 1)[words]}
-    order = rng.permutation(words[-1] + 1)  # a random tree: the governor of a word is any before it in a random order
+    num_words = words.max(initial=-1) + 1
+    example["leaves"] |= {"word_index": words, "pos_tag": rng.integers(0, POS_TAGS, num_words)[words]}
+    order = rng.permutation(num_words)  # a random tree: the governor of a word is any before it in a random order
     governors = np.full(len(order), -1)
     for place in range(1, len(order)):
         governors[order[place]] = order[rng.integers(place)]

@@ -50,6 +50,25 @@ def tree_from_spans(num_leaves: int, spans: list[tuple[int, int]], parents: list
     return tree, order
 
 
+def binarised(tree: Tree) -> Tree:
+    """The tree with a node more over all but the first child wherever there are more than two."""
+    spans, parents = [(start, end) for start, end, _ in tree.spans], list(tree.parents)
+    for node in range(len(tree.spans)):
+        while True:
+            below = {spans[child]: child for child, parent in enumerate(parents) if parent == node}
+            inside = {leaf for start, end in below for leaf in range(start, end)}
+            children = sorted([*below, *((leaf, leaf + 1) for leaf in set(range(*spans[node])) - inside)])
+            if len(children) <= 2:
+                break
+            spans.append((children[1][0], spans[node][1]))
+            parents.append(node)
+            for child in children[1:]:
+                if child in below:
+                    parents[below[child]] = len(spans) - 1
+            node = len(spans) - 1
+    return tree_from_spans(tree.num_leaves, spans, parents)[0]
+
+
 def right_branching(num_leaves: int) -> Tree:
     """A chain: node i covers leaves i to the end."""
     depth = max(1, num_leaves - 1)

@@ -16,7 +16,7 @@ from treenet.batch import RowLists, collate_rows
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.inference.run import load_processor
 from treenet.inference.translate import read_split
-from treenet.inference.unsupervised_parse import ParseSettings, find_links, parse_examples, parse_links, parse_run
+from treenet.inference.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
 from treenet.training.logs import read_metrics
 from treenet.training.loop import train
@@ -174,15 +174,16 @@ def test_a_word_of_several_pieces_is_one_word(finished):
     for row in rows:
         row["leaves"] = {**row["leaves"], "word_index": np.arange(len(row["leaves"]["piece"])) // 2}
     settings = ParseSettings(parsing={"min_layer": 0})
-    sentences = parse_examples(model, config.data, rows, settings)
+    sentences = parse_examples(model, rows, list(gold_trees(config.data, rows)), settings)
     for row, joined, sentence in zip(rows, find_links(model, rows), sentences, strict=True):
         pieces, spans = row["leaves"]["piece"], row["spans"]
         assert joined.shape == (2, len(pieces) - 1) and (joined[1] >= joined[0]).all()
-        assert len(sentence.words) == len(sentence.tags) == (len(pieces) + 1) // 2
+        words, tags, gold = sentence.gold
+        assert len(words) == len(tags) == (len(pieces) + 1) // 2
         assert sentence.parse == parse_links(joined[:, 1::2], settings.parsing)
         expected = [(start // 2, (end + 1) // 2) for start, end in zip(spans["start"], spans["end"], strict=True)]
-        assert [span for span, _ in sentence.gold] == expected
-        assert "".join(sentence.words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")
+        assert [span for span, _ in gold] == expected
+        assert "".join(words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")
 
 
 def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):
@@ -203,13 +204,14 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     assert status == 0 and "random" in told and "sent. F1" in told
     assert list(read_json(out / "scores.json")) == ["unsupervised_parse.test"]
     treebank = tmp_path / "gold.mrg"
-    treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (X gu) (X da)) )\n")
+    treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (NP (X gu) (X da)) (. .)) )\n")
     status, told, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 0, error
-    scores = read_json(out / "scores.json")["unsupervised_parse.gold"]
+    scores = read_json(out / "scores.json")["unsupervised_parse.treebank.gold"]
     assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")
     assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and len(scores["recall_by_label"]) == 2
-    assert (out / "parses.gold.txt").read_text().splitlines()[1] == "(X (<unk> gu) (<unk> da))"
+    # The trees and tags are the treebank's, in a run on random trees whose vocabulary has none of these tags.
+    assert (out / "parses.treebank.gold.txt").read_text().splitlines()[0].count("(X ba)") == 2
     treebank.write_text("(S (X ba)\n")
     status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 2 and "gold.mrg, line 1: 1 bracket(s) of this tree are not closed" in error

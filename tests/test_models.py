@@ -177,6 +177,7 @@ def test_unknown_model_name():
 DEGENERATE = {
     "one word": Tree(1, [[0, 1, 1]], [-1]),
     "one word without nodes": Tree(1),
+    "no leaves": Tree(0),
     "no nodes": Tree(4),
     "unary chain": Tree(2, [[0, 2, 3], [0, 2, 3], [0, 2, 3]], [-1, 0, 1]),
     "unary chain of one word": Tree(1, [[0, 1, 4], [0, 1, 4], [0, 1, 4], [0, 1, 4]], [-1, 0, 1, 2]),

@@ -259,10 +259,10 @@ def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
     model = tiny_model(case)
     batch = batch_of([right_branching(5), right_branching(3)], model.reads)
     layers = list(range(num_layers(model) + 1))
-    states, memory = encode_layers(model, batch, layers)
-    words = torch.zeros_like(batch.leaf_pieces)
+    states, memory = encode_layers(model, batch, layers), model.encode(batch)
+    num_leaves, words = batch.leaf_pieces.shape[1], torch.zeros_like(batch.leaf_pieces)
     for layer in layers[1:]:
-        assert leaf_states(states[layer], memory, batch, words).shape[:2] == batch.leaf_pieces.shape
+        assert leaf_states(states[layer], model.reads, num_leaves, words).shape[:2] == batch.leaf_pieces.shape
     assert torch.equal(states[layers[-1]], memory.states) and states[0].shape[:2] == batch.leaf_pieces.shape
 
 
@@ -275,7 +275,7 @@ def test_models_without_a_state_for_each_leaf_are_refused(folder):
         return replace(memory, states=memory.states[:, :1], pad_mask=memory.pad_mask[:, :1])
 
     loaded.model.encode = shorter
-    with pytest.raises(UserError, match="neither leaves nor words"):
+    with pytest.raises(UserError, match="has no state for each leaf"):
         collect_states(loaded.model, inputs_of(folder, sentences=5), [2], "first", lambda count: None)
 
 

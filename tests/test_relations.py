@@ -16,14 +16,13 @@ from reference_relations import reference_attention, reference_distances, refere
 from strategies import governors, right_branching
 from toydata import write_toy_data
 from toylabels import COLUMNS, make_rows, write_labelled
-from toyruns import final_weights, make_config, same
+from toyruns import make_config
 
 from treenet.batch import collate
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
 from treenet.data import ExampleSource
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
 from treenet.inference.run import load_run
-from treenet.inference.translate import read_split, translate_examples
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
     Related,
@@ -35,10 +34,8 @@ from treenet.layers.relations import (
 from treenet.models import VocabSizes, build_classifier, build_model
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
-from treenet.training.loop import train
 from treenet.training.run import run_training
-from treenet.training.tasks import build_task, vocab_sizes
-from treeproc.files import read_json
+from treenet.training.tasks import build_task, check_structure, vocab_sizes
 from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
 from treeproc.raw_lines import RawLine, RawLineEncoder
@@ -76,7 +73,7 @@ def test_ways_and_depths_are_those_of_the_trees(texts):
     assert arcs.up.dtype == arcs.down.dtype == torch.int16 and arcs.side.dtype == torch.int8
     for row, text in enumerate(texts):
         distance, n = reference_distances(text), len(text)
-        assert arcs.governor[row, :n].tolist() == list(text) and arcs.deprel[row, :n].tolist() == list(range(n))
+        assert arcs.deprel[row, :n].tolist() == list(range(n))
         assert arcs.depth[row, :n].tolist() == [way[n] - 1 for way in distance[:n]]
         assert (arcs.up + arcs.down)[row, :n, :n].tolist() == [way[:n] for way in distance[:n]]
         for i, j in itertools.product(range(n), repeat=2):
@@ -85,7 +82,7 @@ def test_ways_and_depths_are_those_of_the_trees(texts):
             assert side == {"L": -1, "R": 1}.get(path[:1], 0)
             if not side:
                 assert path == "U" * arcs.up[row, i, j] + "D" * arcs.down[row, i, j]
-        assert (arcs.governor[row, n:] == -1).all() and not arcs.depth[row, n:].any()
+        assert not arcs.depth[row, n:].any()
 
 
 def test_arcs_in_a_circle_are_refused():
@@ -322,7 +319,7 @@ def test_batches_of_a_data_set(tmp_path):
             assert found.arcs is None
         else:
             expected = arcs_of(texts)
-            assert all(torch.equal(getattr(found.arcs, name), getattr(expected, name)) for name in ("governor", "up", "side"))
+            assert all(torch.equal(getattr(found.arcs, name), getattr(expected, name)) for name in ("depth", "up", "side"))
     bare = write_labelled(tmp_path / "bare", {"train": rows}, columns=[name for name in COLUMNS if name != "arcs"])
     ExampleSource(bare / "encoded", "train", "words")
     with pytest.raises(UserError, match=r"bare/encoded has no arcs, which this model reads; .* parser.dependencies=true"):
@@ -338,26 +335,19 @@ def test_vocabulary_sizes_are_those_of_the_files(tmp_path):
     assert vocab_sizes({"num_pieces": 300, "num_labels": 5}) == VocabSizes(300, 5)  # checkpoints of earlier times
 
 
-def test_a_run_trains_resumes_and_translates(tmp_path):
-    relations = ["positions=both", "tree_traversal.clip=3", "structural.clip=3", "label_head=deprel"]
-    changes = ["model.name=relation_transformer", *(f"model.relations.{change}" for change in relations)]
-    data = write_toy_data(tmp_path / "data", arcs=True)
-    config = make_config(data, *changes)
-    summary = run_training(config, tmp_path / "whole")
-    stop = iter([False] * 7 + [True])
-    (tmp_path / "parts").mkdir()
-    train(config, tmp_path / "parts", should_stop=lambda: next(stop))
-    train(config, tmp_path / "parts")
-    assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
-    assert read_json(summary.averaged / "meta.json")["num_deprels"] == 3
-    run = load_run(tmp_path / "whole")
-    found = list(translate_examples(run.model, read_split(data, "encoded", "test"), run.config.decoding))
-    assert len(found) == 8 and any(best.ids for best, *_ in found)  # after so few updates some may be empty
-    bare = write_toy_data(tmp_path / "bare")
+def test_data_that_a_model_cannot_read_is_refused(tmp_path):
+    changes = ["model.name=relation_transformer", "model.relations.tree_traversal.clip=3"]
+    data, bare = write_toy_data(tmp_path / "data", arcs=True), write_toy_data(tmp_path / "bare")
     with pytest.raises(UserError, match="has no arcs, which this model reads"):
         run_training(make_config(bare, *changes), tmp_path / "refused")
+    run_training(make_config(data, *changes, "max_steps=2"), tmp_path / "run")
     with pytest.raises(UserError, match="has no arcs, which this model reads"):
-        load_run(tmp_path / "whole", data=bare)
+        load_run(tmp_path / "run", data=bare)
+    with pytest.raises(UserError, match=r"bare has no part-of-speech tags, which model\.relations\.label_head = pos_tag reads"):
+        run_training(make_config(bare, changes[0], "model.relations.label_head=pos_tag"), tmp_path / "refused")
+    index = read_index(data / "encoded") | {"tree_settings": {"tree_source": "random", "binarize": "none"}}
+    with pytest.raises(UserError, match="has random trees, but the parser's arcs, .* it would be no control"):
+        check_structure(make_config(data, *changes), index, "dependencies")
 
 
 def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
@@ -374,7 +364,9 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     assert [names[i] for i in rows[0]["arcs"]["deprel"]] == [n if n in names else "<unk>" for n in parsed[0].arcs["deprel"]]
     translated = translator(raw, 0)
     assert translated.num_lines == 3 and not translated.problems and translated.text.split("\n")[1] == ""
-    with pytest.raises(UserError, match="reads arcs, which given trees have not got; leave trees=.*trees.txt out"):
+    with pytest.raises(
+        UserError, match="arcs between words are read, which bracketed trees have not got; leave trees=.*trees.txt out"
+    ):
         LineTranslator(TranslateSettings(trees=tmp_path / "trees.txt"), [run], RawLineEncoder)
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from treenet.inference.brackets import CUTS, binary_tree, counted, over_kept_words, score_brackets
 from treenet.inference.unsupervised_parse import (
+    GoldTree,
     ParseSettings,
     ParsingConfig,
     Sentence,
@@ -93,7 +94,7 @@ def test_trees_without_a_model_are_binary(kind, words):
 
 
 def sentence(example_id: int, words: str, tags: str, gold: list, parse: list) -> Sentence:
-    return Sentence(example_id, words.split(), tags.split(), gold, parse)
+    return Sentence(example_id, GoldTree(words.split(), tags.split(), gold), parse)
 
 
 SENTENCES = [
@@ -124,6 +125,6 @@ def test_written_trees_are_trees_of_the_treebank_format():
     for one, line in zip(SENTENCES, lines, strict=True):
         words, tags, tree = read_brackets(line)
         check_tree(tree, len(words))
-        assert (words, tags) == (one.words, one.tags)
+        assert (words, tags) == (one.gold.words, one.gold.tags)
         assert set(zip(tree.starts, tree.ends, strict=True)) == set(one.parse)
     assert write_tree(sentence(3, "", "", [], [])) == "" and write_tree(sentence(4, "No", "UH", [], [])) == "(X (UH No))"

@@ -43,7 +43,8 @@ class PairSource:
         if len(ids) % 2 or (first % 2).any() or (second != first + 1).any():
             raise UserError(
                 f"{folder}: a pair of split {split} has lost one of its sentences to a filter; preprocess again with "
-                "filters.max_words and filters.max_word_chars that are large enough, and filters.drop_damaged=false"
+                "filters.max_words and filters.max_word_chars that are large enough, filters.drop_damaged=false and no "
+                "filters.source_script"
             )
         self.lengths = {name: column[::2] for name, column in lengths.items()}
         # Both sentences of a pair are padded to the longest of the batch.

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from treenet.inference.run import checkpoint_names
-from treenet.inference.unsupervised_parse import ParseSettings, format_parse, parse_run
+from treenet.inference.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
 from treenet.training.remote_run import read_run
 from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import Given
@@ -24,12 +24,13 @@ from treeproc.settings import UserError, build_arg_parser, load_settings, run_cl
 from treeproc.storage import AnyPath
 
 
-def read_treebank(files: Sequence[Path], data: AnyPath) -> list[dict]:
-    """Treebank trees as examples in the vocabulary of a data set. Raises UserError with file and line on bad input."""
-    rows = list(read_rows("brackets", files, ()))
+def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
+    """Trees, and each as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
+    rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True)
-    return encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
+    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
+    return list(zip(examples, (GoldTree.read(row["trees"][0]) for row in rows), strict=True))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from treenet.config.models import (
     PHRASE_LEVELS,
+    WMT_KERNELS,
     ConstituentConfig,
     ConvolutionConfig,
     ConvS2SConfig,
@@ -24,6 +25,7 @@ from treenet.config.training import (
 
 __all__ = [
     "PHRASE_LEVELS",
+    "WMT_KERNELS",
     "BatchConfig",
     "ClassifierConfig",
     "ConstituentConfig",

@@ -35,7 +35,7 @@ class HybridConfig(Settings):
     """Recurrent layers below the self-attention layers of the encoder (Hao et al., 2019, arXiv 1909.01562)."""
 
     num_recurrent_layers: PositiveInt | None = Field(
-        None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them"
+        None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them, rounded up"
     )
     cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
@@ -50,16 +50,26 @@ class PhraseConfig(Settings):
         (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 is what the root consists of"
     )
     num_layers: PositiveInt | None = Field(
-        None, description="how many of num_encoder_layers have such heads, the lowest ones; null is half of them"
+        None, description="how many of num_encoder_layers have such heads, the lowest ones; null is half of them, rounded up"
     )
     composition: Literal["max_pool", "convolution", "lstm", "attention"] = Field(
-        "max_pool", description="what makes a vector of the words of a phrase"
+        "max_pool", description="what makes a vector of the leaves of a phrase"
     )
     interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="what runs over the phrases of a sentence")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
 
+    @model_validator(mode="after")
+    def _check_heads(self):
+        for name in ("ngrams", "levels"):
+            if len(set(getattr(self, name))) < len(getattr(self, name)):
+                raise ValueError(f"{name} must be different, but are {list(getattr(self, name))}")
+        if self.tag_loss and not self.levels:
+            raise ValueError(f"tag_loss must be 0 without levels, whose labels it is about, but is {self.tag_loss:g}")
+        return self
 
+
+WMT_KERNELS = (3, 7, 15, 31)
 KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -67,9 +77,9 @@ class ConvolutionConfig(Settings):
     """Lightweight and dynamic convolution (Wu et al., 2019). The defaults are the paper's for WMT."""
 
     encoder_kernels: KernelSizes = Field(
-        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
+        WMT_KERNELS, description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
     )
-    decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
+    decoder_kernels: KernelSizes = Field(WMT_KERNELS, description="kernel size of each decoder layer, in the same way")
     gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
     weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
 
@@ -159,6 +169,8 @@ class RelationsConfig(Settings):
     def _check_decoder(self):
         if self.decoder and not self.sequence.clip:
             raise ValueError("decoder needs sequence.clip, for example 16, but it is 0; set decoder=false")
+        if self.positions == "none" and not self.kinds:
+            raise ValueError("positions must be sequence, depth or both where no relation is on, but is none: words had no order")
         return self
 
 

@@ -123,7 +123,7 @@ class TrainConfig(Settings):
     average: Literal["last", "best", "ema"] = Field(
         "last",
         description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation, "
-        "nll or a classifier's accuracy (which are then the ones that are kept, beside the latest), or the moving average of "
+        "by nll, accuracy or correlation (which are then the ones that are kept, beside the latest), or the moving average of "
         "ema_decay",
     )
     average_checkpoints: PositiveInt = Field(5, description="checkpoints averaged at the end")

@@ -55,7 +55,8 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
     if config.task not in ("classification", "relatedness"):
-        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/evaluate.py")
+        scorer = "unsupervised_parse.py" if config.task == "masked_lm" else "evaluate.py"
+        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{scorer}")
     data = settings.data or config.data
     task = build_task(config.model_copy(update={"data": data}))
     index, facts = read_index(data / "encoded"), read_json(folder / "run.json")

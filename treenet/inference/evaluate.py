@@ -95,6 +95,8 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
             f"shuffle_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
             "data set of tree.tree_source=random and tree.binarize=right"
         )
+    if settings.shuffle_trees and run.model.reads not in ("trees", "phrases"):
+        raise UserError(f"shuffle_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
     check_hashes(run.data / "encoded", settings.split)
     # Before hours of search, not after.
     read_scores(folder)

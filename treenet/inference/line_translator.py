@@ -107,7 +107,10 @@ class LineTranslator:
             raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
         self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
         if self._run.model.reads in READS_ARCS and not self._encoder.gives_arcs:
-            raise UserError(f"{runs[0]} reads arcs, which given trees have not got; leave trees={settings.trees} out")
+            raise UserError(
+                f"arcs between words are read, which bracketed trees have not got; leave trees={settings.trees} out, or choose a "
+                "run on a data set that a parser made"
+            )
 
     def describe(self) -> str:
         """What is searched, and how, in one line."""

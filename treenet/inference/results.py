@@ -12,6 +12,7 @@ from treeproc.settings import UserError
 from treeproc.shards import fingerprint
 
 SCORES = "scores.json"
+PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 

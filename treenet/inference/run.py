@@ -88,10 +88,10 @@ def load_model(
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
-            raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of workflows/train_wmt.py")
+            raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
     config, facts = load_settings(TrainConfig, run / "config.yaml"), read_json(run / "run.json")
     if task not in (None, config.task):
-        raise UserError(f"{run} is a run of {config.task}, and translates nothing; its scores are in {run / 'scores.json'}")
+        raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
     folder = None if untrained else checkpoint_folder(run, checkpoint)
     data = data or config.data
     if not data.is_dir():
@@ -112,8 +112,7 @@ def load_model(
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
-        task = build_task(config.model_copy(update={"data": data}))
-        model = task.build_model(task.sizes(index)).eval()
+        model = build_task(config).build_model(facts).eval()
     check_columns(data / "encoded", model.reads)
     return LoadedModel(
         model=model.to(device),

@@ -41,7 +41,7 @@ def translate_examples(
         return beam_search(model, batch, decoding, num_best=num_best)
 
     model.eval()
-    return in_order(search, model.reads, examples, [Hypothesis((), 0.0, 0.0)], _leaves, decoding.max_tokens, device, window)
+    return in_order(search, model.reads, examples, [Hypothesis((), 0.0, 0.0)], count_leaves, decoding.max_tokens, device, window)
 
 
 def score_examples(
@@ -89,13 +89,14 @@ def in_order(
         yield from found
 
 
-def _leaves(example: dict) -> int:
+def count_leaves(example: dict) -> int:
+    """Leaves of an encoded row."""
     return len(example["leaves"]["piece"])
 
 
 def longer_side(example: dict) -> int:
     """Leaves, or target pieces with EOS where they are more."""
-    return max(_leaves(example), len(example["tgt_pieces"]) + 1)
+    return max(count_leaves(example), len(example["tgt_pieces"]) + 1)
 
 
 def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int) -> list[np.ndarray]:
@@ -103,7 +104,7 @@ def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int)
     sizes = np.array([size(example) for example in examples])
     nodes = np.array([len(example["nodes"]["label"]) for example in examples])
     order = np.lexsort((nodes, sizes))
-    order = order[[_leaves(examples[row]) > 0 for row in order]]
+    order = order[[count_leaves(examples[row]) > 0 for row in order]]
     return [order[start:end] for start, end in pairwise(cut_batches(sizes[order], max_tokens).tolist())][::-1]
 
 

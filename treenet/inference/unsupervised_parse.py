@@ -25,17 +25,17 @@ from treenet.inference.brackets import (
     recall_by_label,
     score_brackets,
 )
-from treenet.inference.results import SCORES, read_scores
+from treenet.inference.results import PARSE, SCORES, read_scores
 from treenet.inference.run import AVERAGED, load_model, load_processor
-from treenet.inference.translate import WINDOW, in_order, read_split
+from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
 from treeproc.files import atomic_write, json_bytes
+from treeproc.forest import BINARY_PREFIX
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import AnyPath, DataPath
+from treeproc.trees import normalise, read_brackets
 
 _BATCH_TOKENS = 8192
-# Labels of nodes that binarisation added begin with it: no constituents of the treebank.
-_BINARISED = "@"
 _SHOWN_LABELS = 6
 _NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
@@ -78,14 +78,38 @@ class ParseSettings(Settings):
     use_gpu: bool = Field(False, description="parse on the GPU")
 
 
+class GoldTree(NamedTuple):
+    """A sentence and its tree, with words, tags and labels as they are written."""
+
+    words: list[str]
+    tags: list[str]
+    spans: list[tuple[Bracket, str]]  # with labels
+
+    @classmethod
+    def read(cls, text: str) -> "GoldTree":
+        """Of a tree in Penn Treebank brackets."""
+        words, tags, tree = read_brackets(text)
+        tree = normalise(tree, collapse_unary=True)
+        return cls(words, tags, [((start, end), label) for label, start, end in zip(*vars(tree).values(), strict=True)])
+
+
 class Sentence(NamedTuple):
     """An example over its words, and what the model makes of it."""
 
     example_id: int
-    words: list[str]
-    tags: list[str]
-    gold: list[tuple[Bracket, str]]  # with labels
+    gold: GoldTree
     parse: list[Bracket]
+
+
+def check_layers(layers: int, config: ParsingConfig) -> int:
+    """The layer that cuts whole sentences, of so many. Raises UserError for layers that are not there."""
+    first = layers - 1 if config.start_layer is None else config.start_layer
+    if not config.min_layer <= first < layers:
+        raise UserError(
+            f"parsing must go down from start_layer to min_layer, of {layers} layers counted from 0, but start_layer is {first} "
+            f"and min_layer {config.min_layer}; set parsing.start_layer and parsing.min_layer"
+        )
+    return first
 
 
 def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
@@ -95,13 +119,7 @@ def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
     below is asked, and in `min_layer` the span stays flat; parts begin in the layer of their span, or in the one below where
     all their links are stronger than `descend_threshold`. Raises UserError for layers that are not there.
     """
-    layers = len(joined)
-    first = layers - 1 if config.start_layer is None else config.start_layer
-    if not config.min_layer <= first < layers:
-        raise UserError(
-            f"parsing must go down from start_layer to min_layer, of {layers} layers counted from 0, but start_layer is {first} "
-            f"and min_layer {config.min_layer}; set parsing.start_layer and parsing.min_layer"
-        )
+    first = check_layers(len(joined), config)
     spans, open_spans = [], [(0, joined.shape[1] + 1, first)]
     while open_spans:
         start, end, layer = open_spans.pop()
@@ -121,13 +139,13 @@ def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
 
 
 def parse_run(
-    folder: Path, settings: ParseSettings, read_treebank: Callable[[AnyPath], list[dict]] | None = None
+    folder: Path, settings: ParseSettings, read_treebank: Callable[[AnyPath], list[tuple[dict, GoldTree]]] | None = None
 ) -> tuple[str, dict]:
     """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
 
-    `read_treebank` gives the examples of `settings.treebank` in the vocabulary of the data set in a folder, which treenet has
-    no reader for. Returns NAME and the entry. Raises UserError when the folder is no run, its model has no constituents, or
-    run and data do not fit.
+    `read_treebank` gives the trees of `settings.treebank`, and each as an example in the vocabulary of the data set in a
+    folder: treenet has no reader for them. Returns NAME and the entry. Raises UserError when the folder is no run, its model
+    has no constituents, or run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -138,51 +156,70 @@ def parse_run(
             f"{folder} is a run of model.name = {run.config.model.name}, which finds no constituents; give a run of "
             "constituent_transformer, for example of workflows/train_lm.py"
         )
+    check_layers(len(run.model.encoder_layers), settings.parsing)
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     if settings.treebank:
-        text, trees = settings.treebank[0].name.partition(".")[0], "treebank"
-        examples = read_treebank(run.data)
+        text, trees = f"treebank.{settings.treebank[0].name.partition('.')[0]}", "treebank"
+        treebank = read_treebank(run.data)
+        examples, gold = ([pair[side] for pair in treebank] for side in (0, 1))
     else:
-        text, trees = settings.split, index.get("tree_source")
+        text, trees = settings.split, index.get("tree_source", "parsed")
+        if trees == "parsed":
+            trees = index["parser_settings"]["name"]
         check_hashes(run.data / "encoded", text)
         examples = list(read_split(run.data, "encoded", text))
-    sentences = list(parse_examples(run.model, run.data, examples, settings))
+        gold = list(gold_trees(run.data, examples))
+    sentences = list(parse_examples(run.model, examples, gold, settings))
     name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
     name += "" if run.own_data else f".{run.data.resolve().name}"
+    name += f".max_words_{settings.max_words}" if settings.max_words else ""
     scores = {
         **score_sentences(sentences, settings),
         "split": text,
         "checkpoint": run.checkpoint,
         "parsing": settings.parsing.model_dump(),
+        "punctuation": list(settings.punctuation),
         "trees": trees,
+        "treebank": list(map(str, settings.treebank)),
         "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"unsupervised_parse.{name}": scores}))
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{PARSE}{name}": scores}))
     return name, scores
 
 
-def parse_examples(model: nn.Module, data: AnyPath, examples: Sequence[dict], settings: ParseSettings) -> Iterator[Sentence]:
-    """The sentences of `examples`, rows as of `Shard.row` in the vocabulary of `data`, in their order."""
+def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
+    """The trees of rows as of `Shard.row`, over words, in the vocabulary of `data`."""
     labels, tags = (_read_names(data, name) for name in ("labels", "pos_tags"))
     processor = load_processor(data)
-    for example, links in zip(examples, find_links(model, examples), strict=True):
-        pieces, word = example["leaves"]["piece"], example["leaves"]["word_index"]
-        begins = np.diff(word, prepend=-1) != 0
-        first, place = np.flatnonzero(begins), np.cumsum(begins) - 1  # leaf of a word, word of a leaf
+    for example in examples:
+        pieces, first, place = example["leaves"]["piece"], *_word_places(example)
         words = [processor.decode(part.tolist()).strip() for part in np.split(pieces, first[1:])] if len(first) else []
         starts, ends = example["spans"]["start"], example["spans"]["end"]
         spans = zip(place[starts].tolist(), (place[ends - 1] + 1).tolist(), strict=True)
         names = (labels[label] for label in example["nodes"]["label"].tolist())
-        yield Sentence(
-            example["example_id"],
+        yield GoldTree(
             words,
             [tags[tag] for tag in example["leaves"]["pos_tag"][first].tolist()],
-            [(span, name) for span, name in zip(spans, names, strict=True) if not name.startswith(_BINARISED)],
-            # Links inside a word are left out: no bracket begins or ends there.
-            parse_links(links[:, first[1:] - 1], settings.parsing),
+            [(span, name) for span, name in zip(spans, names, strict=True) if not name.startswith(BINARY_PREFIX)],
         )
+
+
+def parse_examples(
+    model: nn.Module, examples: Sequence[dict], gold: Sequence[GoldTree], settings: ParseSettings
+) -> Iterator[Sentence]:
+    """The sentences of `examples`, rows as of `Shard.row`, and their trees, in their order."""
+    for example, tree, links in zip(examples, gold, find_links(model, examples), strict=True):
+        first, _ = _word_places(example)
+        # Links inside a word are left out: no bracket begins or ends there.
+        yield Sentence(example["example_id"], tree, parse_links(links[:, first[1:] - 1], settings.parsing))
+
+
+def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
+    """First leaf of every word, and the word of every leaf."""
+    begins = np.diff(example["leaves"]["word_index"], prepend=-1) != 0
+    return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
 def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
@@ -198,11 +235,7 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
     none = np.zeros((len(model.encoder_layers), 0), dtype=np.float32)
     with_targets = ({"tgt_pieces": _NO_TARGETS, **example} for example in examples)
     device = next(model.parameters()).device
-    return in_order(find, model.reads, with_targets, none, _num_leaves, _BATCH_TOKENS, device, WINDOW)
-
-
-def _num_leaves(example: dict) -> int:
-    return len(example["leaves"]["piece"])
+    return in_order(find, model.reads, with_targets, none, count_leaves, _BATCH_TOKENS, device, WINDOW)
 
 
 def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> dict:
@@ -213,15 +246,15 @@ def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> d
     gold, found, labelled = [], [], []
     others: dict[str, list[set[Bracket]]] = {kind: [] for kind in CUTS}
     for sentence in sentences:
-        kept = [tag not in settings.punctuation for tag in sentence.tags]
+        kept = [tag not in settings.punctuation for tag in sentence.gold.tags]
         length = sum(kept)
         if length < 2 or length > (settings.max_words or length):
             continue
-        spans = over_kept_words([span for span, _ in sentence.gold], kept)
+        spans = over_kept_words([span for span, _ in sentence.gold.spans], kept)
         gold.append(counted(spans, length))
         found.append(counted(over_kept_words(sentence.parse, kept), length))
         names = defaultdict(set)
-        for span, (_, label) in zip(spans, sentence.gold, strict=True):
+        for span, (_, label) in zip(spans, sentence.gold.spans, strict=True):
             if span in gold[-1]:
                 names[span].add(label)
         labelled.append(names)
@@ -244,11 +277,11 @@ def write_tree(sentence: Sentence) -> str:
     """The parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
     opened = defaultdict(int)
     closed = defaultdict(int)
-    for start, end in sentence.parse or [(0, len(sentence.words))]:
+    for start, end in sentence.parse or [(0, len(sentence.gold.words))]:
         opened[start] += 1
         closed[end] += 1
     parts = []
-    for place, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True)):
+    for place, (word, tag) in enumerate(zip(sentence.gold.words, sentence.gold.tags, strict=True)):
         word = word.replace("(", "-LRB-").replace(")", "-RRB-").replace(" ", "_") or "_"
         parts.append("(X " * opened[place] + f"({tag} {word})" + ")" * closed[place + 1])
     return " ".join(parts)

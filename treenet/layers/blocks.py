@@ -46,7 +46,10 @@ class EncoderLayer(nn.Module):
     def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None, **inputs: Tensor) -> Tensor:
         """x [B, S, D] -> [B, S, D]; `structure` and `inputs` are what the self-attention reads beside the states."""
         num_leaves = structure.num_leaves if isinstance(structure, TreeStructure) else None
-        attended = self.self_attention(x, attend_mask, structure, **inputs)
+        return self.finish(x, self.self_attention(x, attend_mask, structure, **inputs), num_leaves)
+
+    def finish(self, x: Tensor, attended: Tensor, num_leaves: int | None = None) -> Tensor:
+        """What comes after self-attention, both [B, S, D] -> [B, S, D]; with `num_leaves`, positions from there on are nodes."""
         x = self.self_attention_norm(x + self.dropout(attended, num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 

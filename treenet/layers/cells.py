@@ -95,9 +95,11 @@ def child_sum_tree_lstm(
 
     `projected` [M, 4H] is the inputs' share of the gates i, o, u and f, biases included; `weight` [H, 4H] the share of
     hidden states: of the sum of the children for i, o and u, of the single child for its f. Arc a goes from node
-    `governor[a]` down to node `child[a]`, which is in an earlier level; `arc_edges` are the first arcs of every level.
+    `governor[a]` down to node `child[a]`, which is in an earlier level; `arc_edges` are the first arcs of every level. All is
+    computed in the type of `weight`, autocast or not.
     """
-    return _ChildSumTreeLSTM.apply(projected, weight, child, governor, edges, arc_edges)
+    with torch.autocast(weight.device.type, enabled=False):
+        return _ChildSumTreeLSTM.apply(projected.to(weight.dtype), weight, child, governor, edges, arc_edges)
 
 
 class _ChildSumTreeLSTM(torch.autograd.Function):

@@ -63,6 +63,7 @@ class Recurrence(nn.Module):
         self.input = build_linear(d_model, d_head, num_blocks=4)  # i, f, o and the candidate
         self.recurrent = build_linear(d_head, d_head, num_blocks=4, bias=False)
 
+    @torch.compiler.disable  # tracing would unroll the loop, anew for every length
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
         phrase = partition.phrase
         projected = self.input(x).unbind(1)

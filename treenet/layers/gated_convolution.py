@@ -64,6 +64,19 @@ class GatedConvolution(nn.Module):
         return F.glu(F.linear(windows, weight, self.windows.bias), dim=2), x[:, num_positions:]
 
 
+class ConvolutionEncoderLayer(nn.Module):
+    """A gated convolution and its residual."""
+
+    def __init__(self, d_model: int, kernel_size: int, dropout: float):
+        super().__init__()
+        self.convolution = GatedConvolution(d_model, kernel_size, dropout)
+
+    def forward(self, x: Tensor, pad_mask: Tensor) -> Tensor:
+        """x [B, L, D] -> [B, L, D]; padding counts as 0."""
+        x = x.masked_fill(pad_mask[..., None], 0)
+        return HALF * (self.convolution(x)[0] + x)
+
+
 class MultiStepAttentionLayer(nn.Module):
     """A decoder layer: causal gated convolution, then attention of its own to the source (section 3.3)."""
 

@@ -25,7 +25,9 @@ class OnLSTM(nn.Module):
         """Raises UserError when the chunks do not fill the states."""
         super().__init__()
         if d_hidden % chunk_size:
-            raise UserError(f"chunk_size of an ON-LSTM must divide its width {d_hidden}, but is {chunk_size}")
+            raise UserError(
+                f"chunk_size of an ON-LSTM (model.hybrid, model.phrases) must divide its width {d_hidden}, but is {chunk_size}"
+            )
         num_gates = 2 * (d_hidden // chunk_size) + 4 * d_hidden
         self.input = nn.Linear(d_input, num_gates)
         self.recurrent = nn.Parameter(nn.Linear(d_hidden, num_gates, bias=False).weight.detach().t().contiguous())

@@ -98,5 +98,4 @@ class PhraseEncoderLayer(EncoderLayer):
     def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition]) -> tuple[Tensor, Tensor]:
         """As `PhraseAttention`."""
         attended, tag_loss = self.self_attention(x, attend_mask, partitions)
-        x = self.self_attention_norm(x + self.dropout(attended))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), tag_loss
+        return self.finish(x, attended), tag_loss

@@ -12,7 +12,7 @@ from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig
 from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
-from treenet.layers.gated_convolution import HALF, GatedConvolution, MultiStepAttentionLayer, build_normalised_linear
+from treenet.layers.gated_convolution import HALF, ConvolutionEncoderLayer, MultiStepAttentionLayer, build_normalised_linear
 from treenet.layers.positions import LearnedPositions
 from treenet.models.encoders import Memory, VocabSizes
 from treenet.models.seq2seq import DecoderState, EncoderDecoder
@@ -53,7 +53,7 @@ class ConvS2S(EncoderDecoder):
         self.source_positions = LearnedPositions(settings.position_rows, d_model, EMBEDDING_STD)
         self.encoder_input = build_normalised_linear(d_model, d_model, dropout)
         self.encoder_layers = nn.ModuleList(
-            [GatedConvolution(d_model, settings.encoder_kernel, dropout) for _ in range(config.num_encoder_layers)]
+            [ConvolutionEncoderLayer(d_model, settings.encoder_kernel, dropout) for _ in range(config.num_encoder_layers)]
         )
         self.encoder_output = build_normalised_linear(d_model, d_model, 0.0)
         self.target_positions = LearnedPositions(settings.position_rows, d_model, EMBEDDING_STD)
@@ -62,12 +62,10 @@ class ConvS2S(EncoderDecoder):
         self.decoder_output = build_normalised_linear(d_model, d_model, 0.0)
 
     def encode(self, batch: TreeBatch) -> ConvMemory:
-        padding = batch.leaf_pad_mask[..., None]
         embedded = self.dropout(self.source_positions(self.piece_embedding(batch.leaf_pieces)))
         x = self.encoder_input(embedded)
         for layer in self.encoder_layers:
-            x = x.masked_fill(padding, 0)
-            x = HALF * (layer(x)[0] + x)
+            x = layer(x, batch.leaf_pad_mask)
         # Every attention adds to the gradient of the encoder, which gets their mean (section 3.5).
         x = scale_gradient(self.encoder_output(x), (0.5 if self.released else 1.0) / len(self.decoder_layers))
         # The mean of S values has a variance S times lower than theirs: it counts sqrt(S) times (section 3.5).

@@ -34,7 +34,8 @@ class RecurrentDecoder(EncoderDecoder):
     """LSTM layers that all start from one state of the source; they may attend to its positions.
 
     Attention is above the layers, o = tanh(W [h; attended]) (Luong et al., 2015, equation 5, without input feeding, so that
-    teacher forcing needs no loop here), and is the multi-head attention of the other decoders: one head is Luong's "general".
+    teacher forcing needs no loop here), and is the multi-head attention of the other decoders, of which Luong's "general" is a
+    case with one head.
     Encoder leaves, decoder input and output softmax share one table.
     """
 
@@ -66,13 +67,14 @@ class RecurrentDecoder(EncoderDecoder):
 
         With `num_leaves`, positions from there on are nodes.
         """
+        ignored = pad_mask & ~pad_mask.all(1, keepdim=True)  # of padding alone: no NaN
         if self.start == "own":
             start = own
         elif self.start == "max":
-            start = tuple(x.masked_fill(pad_mask[..., None], -torch.inf).amax(1) for x in (hidden, cells))
+            start = tuple(x.masked_fill(ignored[..., None], -torch.inf).amax(1) for x in (hidden, cells))
         else:
             scores = self.pooling(hidden) if self.start == "attention" else torch.zeros_like(hidden[..., :1])
-            weights = scores.masked_fill(pad_mask[..., None], -torch.inf).softmax(1)
+            weights = scores.masked_fill(ignored[..., None], -torch.inf).softmax(1)
             start = tuple((weights * x).sum(1) for x in (hidden, cells))
         return RecurrentMemory(self.dropout(hidden, num_leaves), pad_mask, start=start)
 

@@ -75,9 +75,9 @@ class Tree2Seq(RecurrentDecoder):
             layers = self.forward_layers, self.backward_layers
             leaves = run_bilstm(x, batch.leaf_pad_mask, *layers, self.dropout, with_cells=True)
         hidden, cells = _run_tree_lstm(*leaves, self.composer, levels)
-        # Of several trees side by side, and of leaves outside all nodes, the mean.
+        # Of several trees side by side, and of leaves outside all nodes, the mean; zeros of a text without leaves.
         weights = levels.root[..., None].to(hidden.dtype)
-        weights = weights / weights.sum(1, keepdim=True)
+        weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
         own = (weights * hidden).sum(1), (weights * cells).sum(1)
         return self.remember(hidden, cells, levels.row == 0, own, levels.num_leaves)
 

@@ -35,13 +35,17 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
     """(task, layer, what of it, accuracies by column) for each layer and state that the trained model was probed at."""
     for name, told in entry["tasks"].items():
         found = {(one["states"], one["layer"], one["of"]): one["test"] for one in told["results"]}
-        alike = {states: test for (states, _, _), test in found.items() if states == "embeddings"} | {
-            "majority": told["majority"]
-        }
+        embeddings = {of: test for (states, _, of), test in found.items() if states == "embeddings"}
         for states, layer, of in found:
-            if states == "trained":
-                baseline = {"untrained": found[key]} if (key := ("untrained", layer, of)) in found else {}
-                yield name, layer, of, {**alike, **baseline, "trained": found[states, layer, of]}
+            if states != "trained":
+                continue
+            values = {"majority": told["majority"], "trained": found[states, layer, of]}
+            own = of if of in embeddings else "mean"  # pieces have no root
+            if own in embeddings:
+                values["embeddings"] = embeddings[own]
+            if ("untrained", layer, of) in found:
+                values["untrained"] = found["untrained", layer, of]
+            yield name, layer, of, values
         if not found:
             yield name, None, "", {"majority": told["majority"]}
 

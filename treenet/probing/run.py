@@ -13,7 +13,7 @@ from treenet.probing.inputs import ProbeInputs
 from treenet.probing.results import PROBES, draw_layers, figure_name, read_probes, save_figure
 from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
-from treenet.probing.states import EMBEDDINGS, States, collect_states, encode_layers, has_root, num_layers
+from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
 from treenet.probing.tasks import Task, build_task
 from treenet.training.checkpoint import WEIGHTS
 from treeproc.files import atomic_write, file_sha256, json_bytes
@@ -76,7 +76,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
 
     write()
     done = {Cell(t, r["states"], r["layer"], r["of"]) for t, told in entry["tasks"].items() for r in told["results"]}
-    rooted = _has_root(trained, inputs["test"])
+    rooted = trained.model.reads in ROOTED
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
     for states in (TRAINED, UNTRAINED):
         todo = [cell for cell in cells if cell.states == states or (states == TRAINED and cell.states == PIECES)]
@@ -144,7 +144,7 @@ def _start_entry(folder: Path, trained: LoadedModel, settings: ProbeSettings) ->
         "checkpoint": trained.checkpoint,
         "weights_sha256": file_sha256(checkpoint_folder(folder, settings.checkpoint) / WEIGHTS),
         "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
-        "settings": settings.marks(),
+        "settings": {**settings.marks(), "max_leaves": trained.config.batch.max_leaves},
         "layers": num_layers(trained.model),
         "tasks": {},
     }
@@ -167,12 +167,6 @@ def _cells(task: Task, layers: Sequence[int], rooted: bool, word_state: str) -> 
     kinds = [word_state] if task.of_words else ["mean", "root"] if rooted else ["mean"]
     of_layers = [Cell(task.name, states, layer, of) for states in (UNTRAINED, TRAINED) for layer in layers for of in kinds]
     return [Cell(task.name, PIECES, EMBEDDINGS, kinds[0]), *of_layers]
-
-
-def _has_root(trained: LoadedModel, inputs: ProbeInputs) -> bool:
-    batch, _ = inputs.batch(np.arange(1))
-    batch = batch.to(next(trained.model.parameters()).device)
-    return has_root(encode_layers(trained.model, batch, [])[1], batch)
 
 
 def _collect(

@@ -15,7 +15,7 @@ ARC_TASKS: tuple[TaskName, ...] = ("deprel", "arc_depth")
 TASKS = SENTENCE_TASKS + WORD_TASKS
 
 # Settings that say what is computed, not what comes out of it.
-_CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint", "use_gpu"}
+_CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint"}
 
 
 class ProbeSettings(Settings):

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
-from treenet.models import Memory
+from treenet.batch import Reads, TreeBatch
 from treenet.probing.inputs import ProbeInputs
 from treeproc.settings import UserError
 
+ROOTED: tuple[Reads, ...] = ("trees", "binary_trees")  # positions are leaves, then nodes, of which the first is the root
 EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions
 
 
@@ -28,8 +28,13 @@ class States:
 
 
 def num_layers(model: nn.Module) -> int:
-    """Layers whose states can be had; 1 of encoders that do not keep theirs in `encoder_layers`."""
-    return len(getattr(model, "encoder_layers", [None]))
+    """Layers whose states can be had; 1 of encoders that do not keep theirs in a list."""
+    return max(1, len(_layers(model)))
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Layers of the encoder, lowest first."""
+    return [*getattr(model, "recurrent_layers", []), *getattr(model, "encoder_layers", [])]
 
 
 @contextmanager
@@ -43,7 +48,7 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
         return record
 
-    hooks = [model.encoder_layers[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
+    hooks = [_layers(model)[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
     try:
         yield recorded
     finally:
@@ -52,8 +57,8 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
 
 @torch.no_grad()
-def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> tuple[dict[int, Tensor], Memory]:
-    """States [B, S, D] of the layers, and what the encoder leaves; EMBEDDINGS are [B, L, D]."""
+def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+    """States [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
     last = num_layers(model)
     with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states:
         memory = model.encode(batch)
@@ -61,25 +66,19 @@ def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> 
         if found.shape[:2] != memory.states.shape[:2]:
             raise UserError(f"layer: layer {layer} of this encoder has no state for each position; choose layer=last")
     states[EMBEDDINGS], states[last] = model.piece_embedding(batch.leaf_pieces), memory.states
-    return {layer: states[layer] for layer in layers}, memory
+    return {layer: states[layer] for layer in layers}
 
 
-def leaf_states(states: Tensor, memory: Memory, batch: TreeBatch, words: Tensor) -> Tensor:
-    """[B, L, D] of [B, S, D]: of encoders whose positions are words, a leaf has the state of its word, `words` [B, L].
+def leaf_states(states: Tensor, reads: Reads, num_leaves: int, words: Tensor) -> Tensor:
+    """[B, L, D] of [B, S, D]: where positions are words, which arcs join, a leaf has the state of its word, `words` [B, L].
 
-    Raises UserError when positions are neither.
+    Raises UserError when there are too few positions.
     """
-    num_leaves = batch.leaf_pieces.shape[1]
-    if memory.pad_mask.shape[1] >= num_leaves and torch.equal(memory.pad_mask[:, :num_leaves], batch.leaf_pad_mask):
+    if reads != "arcs":
+        if states.shape[1] < num_leaves:
+            raise UserError("this model cannot be probed: its encoder has no state for each leaf")
         return states[:, :num_leaves]
-    if words.max() >= memory.pad_mask.shape[1] or (memory.pad_mask.gather(1, words) & ~batch.leaf_pad_mask).any():
-        raise UserError("this model cannot be probed: the positions of its encoder are neither leaves nor words")
     return states.gather(1, words[..., None].expand(-1, -1, states.shape[2]))
-
-
-def has_root(memory: Memory, batch: TreeBatch) -> bool:
-    """Whether positions are leaves, then nodes: the first node is the root."""
-    return torch.equal(memory.pad_mask, torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1))
 
 
 def collect_states(
@@ -94,18 +93,18 @@ def collect_states(
     for rows in inputs.batches():
         batch, words = inputs.batch(rows)
         batch, words = batch.to(device), words.to(device)
-        states, memory = encode_layers(model, batch, layers)
+        states = encode_layers(model, batch, layers)
         real = ~batch.leaf_pad_mask
-        place, rooted = torch.from_numpy(rows), has_root(memory, batch)
+        place = torch.from_numpy(rows)
         word, leaf = map(torch.from_numpy, inputs.leaves_of_words(rows, real.shape[1], word_state))
         word, slot = word.unique(return_inverse=True)
         leaf, slot = leaf.to(device), slot.to(device)
         for layer, x in states.items():
-            out, leaves = found[layer], x if layer == EMBEDDINGS else leaf_states(x, memory, batch, words)
+            out, leaves = found[layer], x if layer == EMBEDDINGS else leaf_states(x, model.reads, real.shape[1], words)
             leaves = leaves.float()
             mean = (leaves * real[..., None]).sum(1) / real.sum(1, keepdim=True)
             out.sentences["mean"] = _stored(out.sentences.get("mean"), place, mean, inputs.num_rows)
-            if layer != EMBEDDINGS and rooted:
+            if layer != EMBEDDINGS and model.reads in ROOTED:
                 root = x[:, real.shape[1]].float()
                 out.sentences["root"] = _stored(out.sentences.get("root"), place, root, inputs.num_rows)
             flat = leaves.flatten(0, 1)

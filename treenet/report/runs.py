@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treenet.inference.results import read_scores, read_system
+from treenet.inference.results import PARSE, read_scores, read_system
 from treenet.inference.run import AVERAGED
 from treenet.probing.results import read_probes
 from treenet.training.checkpoint import is_whole
@@ -100,7 +100,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
     if (task := config.get("task", "translation")) != "translation":
         raise UserError(f"{given} is a run of {task}, which has a table of its own: {folder / 'scores.json'}")
-    scores = {result: record for result, record in read_scores(folder).items() if isinstance(record, dict)}
+    scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
     run = ReportRun(
         name=name,
         folder=folder,

@@ -19,7 +19,6 @@ from treeproc.schema import UNKNOWN_LABEL_ID
 class Dependencies:
     """Dependency trees. The shortest way from word i to word j goes `up` arcs, then `down` arcs."""
 
-    governor: Tensor  # [B, W] int64, -1 for roots and padding
     deprel: Tensor  # [B, W] int64, UNKNOWN_LABEL_ID where padded
     depth: Tensor  # [B, W] int64, arcs below the root, which has 0
     up: Tensor  # [B, W, W] int16
@@ -42,7 +41,7 @@ class Dependencies:
         tree, word, other = np.nonzero((up == 1) & (down > 0))
         sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the way to `other` turns down
         side[tree, word, other] = np.sign(sibling - word)
-        integers = (torch.from_numpy(x.astype(np.int64)) for x in (governor, deprel, np.maximum(depth, 0)))
+        integers = (torch.from_numpy(x.astype(np.int64)) for x in (deprel, np.maximum(depth, 0)))
         return cls(*integers, *(torch.from_numpy(x.astype(np.int16)) for x in (up, down)), torch.from_numpy(side))
 
     def to(self, device: torch.device | str) -> "Dependencies":

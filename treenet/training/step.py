@@ -145,7 +145,7 @@ class Stepper:
             sums = r_drop_loss(*map(self.model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
         if auxiliary[0] is None:
             return sums
-        return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach())
+        return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach() / len(auxiliary))
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""

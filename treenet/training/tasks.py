@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from treenet.batch import Reads
+from treenet.batch import READS_ARCS, Reads
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.labelled import LabelledSource, PhraseSource
@@ -26,7 +26,13 @@ from treenet.training.masked_lm import MaskedLMStepper, MaskedSource
 from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
+from treeproc.forest import BINARY_PREFIX
+from treeproc.schema import SPLIT_WORD_PREFIX, UNKNOWN_LABEL
 from treeproc.settings import UserError
+from treeproc.storage import AnyPath
+from treeproc.trees import UNANALYSED
+
+PARSED_TREES = "parsed"  # tree.tree_source of data sets whose trees are no control
 
 
 class Task(ABC):
@@ -117,7 +123,7 @@ class Translation(Task):
                 f"{data} has a vocabulary for each side, but models share one table of pieces between the sides; "
                 "preprocess again with subwords.joint=true and parsed set to its folder"
             )
-        _check_binary(self.config, index, self.reads)
+        check_structure(self.config, index, self.reads)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         return ExampleSource(self.config.data / "encoded", split, self.reads)
@@ -157,7 +163,7 @@ class Classification(Task):
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
                 f"{self.neutral_class}"
             )
-        _check_binary(self.config, index, self.reads)
+        check_structure(self.config, index, self.reads)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
@@ -203,12 +209,14 @@ class Relatedness(Task):
         data, options = self.config.data, self.config.optimizer
         if "score" not in index["columns"]:
             raise UserError(f"{data} has no scores (its columns: {', '.join(index['columns'])}); choose one of format sick")
+        if self.config.classifier.neutral_class is not None:
+            raise UserError("classifier.neutral_class must be null for task relatedness, which has scores and no classes")
         if options.label_smoothing or options.r_drop:
             raise UserError(
                 "optimizer.label_smoothing and optimizer.r_drop must be 0 for task relatedness, whose targets are "
                 f"distributions, but are {options.label_smoothing} and {options.r_drop}"
             )
-        _check_binary(self.config, index, self.reads)
+        check_structure(self.config, index, self.reads)
 
     def open(self, split: str, *, training: bool = False) -> PairSource:
         return PairSource(self.config.data / "encoded", split, self.reads)
@@ -259,13 +267,36 @@ def vocab_sizes(sizes: Mapping) -> VocabSizes:
     return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
 
 
-def _check_binary(config: TrainConfig, index: Mapping, reads: Reads) -> None:
-    """Raises UserError for trees that need not be binary where the model reads such."""
-    if reads == "binary_trees" and index.get("tree_settings", {}).get("binarize") == "none":
+def check_structure(config: TrainConfig, index: Mapping, reads: Reads) -> None:
+    """Raises UserError where trees, arcs, tags or labels of the data set are not those that the model is about."""
+    trees, model, data = index.get("tree_settings", {}), config.model, config.data
+    if reads == "binary_trees" and trees.get("binarize") == "none":
         raise UserError(
-            f"{config.data} has trees that need not be binary, and model.name = {config.model.name} reads binary ones; "
-            "preprocess again with tree.binarize=right and parsed set to its folder"
+            f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
+            "tree.binarize=right and parsed set to its folder"
         )
+    if reads in READS_ARCS and trees.get("tree_source", PARSED_TREES) != PARSED_TREES:
+        raise UserError(
+            f"{data} has {trees['tree_source']} trees, but the parser's arcs, which model.name = {model.name} reads: it would "
+            f"be no control; choose a data set of tree.tree_source={PARSED_TREES}"
+        )
+    if reads in ("words", "dependencies") and model.relations.label_head == "pos_tag" and not _says_anything(data, "pos_tags"):
+        raise UserError(
+            f"{data} has no part-of-speech tags, which model.relations.label_head = pos_tag reads; preprocess again with "
+            "parser.name=stanza, or of given trees with parser.given_labels=parsed"
+        )
+    if reads == "phrases" and model.phrases.tag_loss and not _says_anything(data, "labels"):
+        raise UserError(
+            f"{data} has one label for all phrases, which model.phrases.tag_loss has nothing to learn from; set it to 0, or "
+            "preprocess again with parser.name=stanza, or of given trees with parser.given_labels=parsed"
+        )
+
+
+def _says_anything(data: AnyPath, vocabulary: str) -> bool:
+    """Whether tags or labels tell apart: two of them at least, beside the unknown and those of split words and of binarising."""
+    names = (data / "encoded" / "vocab" / f"{vocabulary}.txt").read_text(encoding="utf-8").splitlines()
+    told = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
+    return len(told - {UNKNOWN_LABEL, UNANALYSED}) > 1
 
 
 TASKS: dict[str, type[Task]] = {
