@@ -259,7 +259,8 @@ def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
     model = tiny_model(case)
     batch = batch_of([right_branching(5), right_branching(3)], model.reads)
     layers = list(range(num_layers(model) + 1))
-    states, memory = encode_layers(model, batch, layers), model.encode(batch)
+    with torch.no_grad():
+        states, memory = encode_layers(model, batch, layers), model.encode(batch)
     num_leaves, words = batch.leaf_pieces.shape[1], torch.zeros_like(batch.leaf_pieces)
     for layer in layers[1:]:
         assert leaf_states(states[layer], model.reads, num_leaves, words).shape[:2] == batch.leaf_pieces.shape

@@ -5,23 +5,19 @@ from model_cases import CASES
 from toydata import write_toy_data
 from toyruns import final_weights, make_config, same
 
+from treenet.config import ModelConfig
 from treenet.inference.run import load_run
 from treenet.inference.translate import read_split, translate_examples
 from treenet.models import MODELS
 from treenet.training.loop import train
 from treenet.training.run import run_training
 
-# Settings beside those of the model's case: one case a model, of those that need most of the data.
-SETTINGS = {name: CASES.get(name, {}) for name in MODELS} | {
-    "relation_transformer": {
-        "relations": {
-            "positions": "both",
-            "structural": {"clip": 3},
-            "tree_traversal": {"clip": 3},
-            "label_head": "deprel",
-        }  # fmt: skip
-    },
+RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
+# Settings of models that need some, or that read more of the data with them.
+SETTINGS = {
     "multi_granularity": CASES["multi_granularity"] | {"phrases": CASES["multi_granularity"]["phrases"] | {"tag_loss": 0.1}},
+    "on_lstm_hybrid": CASES["on_lstm_hybrid"],
+    "relation_transformer": {"relations": RELATIONS},
 }
 
 
@@ -33,10 +29,9 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
-    config = make_config(data, f"model.name={name}")
-    config = config.model_copy(
-        update={"model": type(config.model)(**config.model.model_dump() | {"name": name} | SETTINGS[name])}
-    )
+    config = make_config(data)
+    model = ModelConfig(**config.model.model_dump() | {"name": name} | SETTINGS.get(name, {}))
+    config = config.model_copy(update={"model": model})
     summary = run_training(config, tmp_path / "whole")
     stop = iter([False] * 7 + [True])
     (tmp_path / "parts").mkdir()
