@@ -105,6 +105,18 @@ def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
     assert (pieces_read(list(range(30))) == given).all()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_learns(data, name):
+    model, batch = tiny_model(name, "root"), open_source(data, name, "root").batch(range(8))
+    expected = model(batch).examples
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(batch).examples
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output, expected, rtol=0.1, atol=0.1)
+    grads = torch.autograd.grad(output.sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+    assert all(grad is None or grad.isfinite().all() for grad in grads)
+
+
 # What is learned.
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from model_cases import batch_of, tiny_model
 from strategies import Tree, right_branching, trees
 from toydata import write_toy_data
-from toyruns import make_config
+from toyruns import make_config, train_ranks
 
-from treenet.config import PHRASE_LEVELS, ModelConfig, TrainConfig
+from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
 from treenet.layers.composition import COMPOSITIONS
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.models import VocabSizes, build_model
@@ -236,6 +236,31 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     assert np.mean(of["train"][-5:]) < np.mean(of["train"][:5]) and min(of["valid"]) > 0
 
 
+@pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
+def test_micro_batches_and_ranks_change_no_loss_of_tags(tmp_path, options):
+    data = write_toy_data(tmp_path / "data")
+    options = [
+        *options,
+        "model.name=multi_granularity",
+        "model.num_heads=4",
+        "model.phrases.ngrams=[2]",
+        "model.phrases.levels=[1]",
+    ]
+    options += ["model.phrases.chunk_size=2", "log_every=1", "max_steps=4"]
+
+    def tag_losses(name: str, *more: str, ranks: int = 1) -> list[float]:
+        (tmp_path / name).mkdir()
+        if ranks > 1:
+            assert train_ranks(ranks, make_config(data, *options), tmp_path / name) == [None] * ranks
+        else:
+            train(make_config(data, *options, *more), tmp_path / name)
+        return [line["tag_loss"] for line in read_metrics(tmp_path / name)]
+
+    whole = tag_losses("whole")
+    np.testing.assert_allclose(tag_losses("pieces", "batch.tokens_per_device=16"), whole, rtol=1e-5)
+    np.testing.assert_allclose(tag_losses("ranks", ranks=2), whole, rtol=1e-5)
+
+
 def test_without_tags_encoding_is_the_same():
     model = tiny_model("multi_granularity")
     batch = batch_of([right_branching(6), right_branching(3)], "phrases")
@@ -260,14 +285,26 @@ def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
     ("options", "message"),
     [
         ({"ngrams": [2, 3], "levels": [1, 2]}, "1 to 3 granularities in all, .* they name 4"),
-        ({"ngrams": [], "levels": []}, "they name 0"),
+        ({"ngrams": [], "levels": [], "tag_loss": 0}, "they name 0"),
         ({"num_layers": 3}, "model.phrases.num_layers must be at most model.num_encoder_layers = 2, but is 3"),
-        ({"chunk_size": 3}, "chunk_size of an ON-LSTM must divide its width 4, but is 3"),
+        ({"chunk_size": 3}, r"chunk_size of an ON-LSTM .* must divide its width 4, but is 3"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         tiny_model("multi_granularity", phrases={"ngrams": [2], "levels": [1], "chunk_size": 2} | options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ngrams": [2, 2]}, r"ngrams must be different, but are \[2, 2\]"),
+        ({"levels": []}, "tag_loss must be 0 without levels, whose labels it is about, but is 1"),
+    ],
+)
+def test_phrases_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        PhraseConfig(**options)
 
 
 @pytest.mark.parametrize("layers", [{"num_encoder_layers": 1}, {"hybrid": {"num_recurrent_layers": 2}}])

@@ -372,6 +372,19 @@ def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
     assert set(json.loads((run / "probes.json").read_text())) == {"averaged", name}
 
 
+def test_baselines_stand_beside_the_same_state():
+    results = [
+        {"states": states, "layer": layer, "of": of, "test": test}
+        for states, layer, of, test in (
+            ("embeddings", 0, "first", 0.1), ("embeddings", 0, "mean", 0.2), ("trained", 2, "first", 0.3), ("trained", 2, "mean", 0.4),
+            ("trained", 2, "root", 0.5), ("untrained", 2, "mean", 0.6),
+        )
+    ]  # fmt: skip
+    rows = {of: values for *_, of, values in table_rows({"tasks": {"phrase": {"majority": 0.0, "results": results}}})}
+    assert {of: values["embeddings"] for of, values in rows.items()} == {"first": 0.1, "mean": 0.2, "root": 0.2}
+    assert [values.get("untrained") for values in rows.values()] == [None, 0.6, None]
+
+
 def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
     data, splits = tmp_path / "flat", {}
     shutil.copytree(folder / "data" / "encoded", data / "encoded")

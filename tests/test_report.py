@@ -156,12 +156,14 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     more = {"other_score": 33.125, "other_score_signature": "tok:moses", "exact": True, "buckets": {"words": words}}
     record["test"] |= more
     record["test.untrained"] = {**record["test"], "bleu": 0.5}
+    record["unsupervised_parse.test"] = {"split": "test", "sentence_f1": 0.4}
     (tmp_path / "tree" / "scores.json").write_text(json.dumps(record))
     write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out", lambda line: None)
     page = Reader((tmp_path / "out" / "index.html").read_text())
     head = next(row for row in page.rows if "other score" in row)
     assert head[1:4] == ["BLEU", "difference", "p"] and "exact" not in head
     assert any(row[0] == "tree" and "33.12" in row for row in page.rows) and "tok:moses" in page.texts
+    assert not any("parse" in cell for row in page.rows for cell in row)
     assert any(row[0] == "tree (untrained)" and "0.50" in row for row in page.rows)
     assert "tree, test.untrained: no test, its translations are missing, or not those that were scored." in page.texts
     for bucket in (["0–10", "3", "7.25", "7.25"], ["11 and more", "5", "8.00", "8.00"]):

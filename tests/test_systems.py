@@ -6,11 +6,13 @@ from toydata import write_toy_data
 from toyruns import final_weights, make_config, same
 
 from treenet.config import ModelConfig
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.run import load_run
 from treenet.inference.translate import read_split, translate_examples
 from treenet.models import MODELS
 from treenet.training.loop import train
 from treenet.training.run import run_training
+from treeproc.settings import UserError
 
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
 # Settings of models that need some, or that read more of the data with them.
@@ -25,6 +27,12 @@ SETTINGS = {
 def data(tmp_path_factory):
     """Its trees are binary, so that all models can read it."""
     return write_toy_data(tmp_path_factory.mktemp("systems"), arcs=True)
+
+
+def test_other_trees_for_a_model_that_reads_none_are_refused(tmp_path, data):
+    run_training(make_config(data, "model.name=transformer", "max_steps=2"), tmp_path / "run")
+    with pytest.raises(UserError, match="shuffle_trees changes constituency trees, and transformer reads leaves alone"):
+        evaluate_run(tmp_path / "run", EvaluateSettings(shuffle_trees=True))
 
 
 @pytest.mark.parametrize("name", MODELS)
