@@ -373,13 +373,9 @@ def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
 
 
 def test_baselines_stand_beside_the_same_state():
-    results = [
-        {"states": states, "layer": layer, "of": of, "test": test}
-        for states, layer, of, test in (
-            ("embeddings", 0, "first", 0.1), ("embeddings", 0, "mean", 0.2), ("trained", 2, "first", 0.3), ("trained", 2, "mean", 0.4),
-            ("trained", 2, "root", 0.5), ("untrained", 2, "mean", 0.6),
-        )
-    ]  # fmt: skip
+    found = [("embeddings", 0, "first", 0.1), ("embeddings", 0, "mean", 0.2), ("untrained", 2, "mean", 0.6)]
+    found += [("trained", 2, of, test) for of, test in (("first", 0.3), ("mean", 0.4), ("root", 0.5))]
+    results = [dict(zip(("states", "layer", "of", "test"), one, strict=True)) for one in found]
     rows = {of: values for *_, of, values in table_rows({"tasks": {"phrase": {"majority": 0.0, "results": results}}})}
     assert {of: values["embeddings"] for of, values in rows.items()} == {"first": 0.1, "mean": 0.2, "root": 0.2}
     assert [values.get("untrained") for values in rows.values()] == [None, 0.6, None]
