@@ -52,6 +52,13 @@ class TreeBatch:
         return [self.leaf_pad_mask, *nodes, self.tgt_out == PAD_ID]
 
 
+class SourceBatch(TreeBatch):
+    """A batch of which models read the source side alone."""
+
+    def pad_masks(self) -> list[Tensor]:
+        return super().pad_masks()[:-1]
+
+
 @dataclass
 class RowLists:
     """The columns of a batch's examples that models read, one array per example; words and arcs for models that need them."""

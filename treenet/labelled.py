@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, RowLists, TreeBatch, collate_rows, pad
+from treenet.batch import Reads, RowLists, SourceBatch, collate_rows, pad
 from treenet.data import ExampleSource, list_items
 from treeproc.settings import UserError
 from treeproc.shards import read_index
@@ -23,15 +23,11 @@ _CHUNK = 1024
 
 
 @dataclass
-class LabelledBatch(TreeBatch):
+class LabelledBatch(SourceBatch):
     """A padded batch with classes."""
 
     labels: Tensor  # [B] int64, class of every example
     position_labels: Tensor  # [B, P] int64, NO_CLASS where there is none; leaves, then nodes, or words; P = 0 without any
-
-    def pad_masks(self) -> list[Tensor]:
-        """Masks, True = padding, of all positions that a model computes."""
-        return super().pad_masks()[:-1]
 
 
 class LabelledSource(ExampleSource):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, TreeBatch
+from treenet.batch import Reads, SourceBatch
 from treenet.data import ExampleSource
 from treenet.labelled import check_root
 from treeproc.settings import UserError
@@ -16,14 +16,10 @@ from treeproc.storage import AnyPath
 
 
 @dataclass
-class PairBatch(TreeBatch):
+class PairBatch(SourceBatch):
     """A padded batch of sentences, and the scores of their pairs."""
 
     scores: Tensor  # [P] float64
-
-    def pad_masks(self) -> list[Tensor]:
-        """Masks, True = padding, of all positions that a model computes."""
-        return super().pad_masks()[:-1]
 
 
 class PairSource:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, TreeBatch
+from treenet.batch import Reads, SourceBatch
 from treenet.config import MaskedLMConfig
 from treenet.data import ExampleSource
 from treenet.plan import hash_ids
@@ -21,17 +21,13 @@ from treenet.training.step import Stepper
 from treeproc.schema import EOS_ID, PAD_ID
 from treeproc.storage import AnyPath
 
-# Validations of all runs and all steps ask for the same pieces.
+# Validations of all steps, and of runs with the same settings and vocabulary, ask for the same pieces.
 _VALIDATION_SEED = 0
 
 
 @dataclass
-class MaskedBatch(TreeBatch):
+class MaskedBatch(SourceBatch):
     """A padded batch whose targets [B, L] are pieces of its leaves, PAD_ID where none is asked for."""
-
-    def pad_masks(self) -> list[Tensor]:
-        """Masks, True = padding, of all positions that a model computes."""
-        return super().pad_masks()[:-1]
 
 
 class MaskedSource(ExampleSource):

@@ -206,9 +206,7 @@ class Relatedness(Task):
         return classifier_class(self.config.model).reads_with(self.config.model)
 
     def check(self, index: Mapping) -> None:
-        data, options = self.config.data, self.config.optimizer
-        if "score" not in index["columns"]:
-            raise UserError(f"{data} has no scores (its columns: {', '.join(index['columns'])}); choose one of format sick")
+        options = self.config.optimizer
         if self.config.classifier.neutral_class is not None:
             raise UserError("classifier.neutral_class must be null for task relatedness, which has scores and no classes")
         if options.label_smoothing or options.r_drop:
