@@ -71,9 +71,6 @@ def test_every_translation_experiment_has_its_data_set():
 PAPER_CLASSIFIERS = {
     "sst5": (7e-4, 8000, 0.5),
     "sst2": (7e-4, 8000, 0.5),
-    "seeds_sst5": (7e-4, 8000, 0.5),
-    "seeds_sst2": (7e-4, 8000, 0.5),
-    "seeds_sst5_controls": (7e-4, 8000, 0.5),
     "imdb": (0.01, 20, 0.2),
     "agreement": (0.01, 20, 0.2),
 }
@@ -81,13 +78,26 @@ PAPER_CLASSIFIERS = {
 
 @pytest.mark.parametrize("name", PAPER_CLASSIFIERS)
 def test_classification_settings_are_those_of_the_paper(name):
-    cls = SeedsConfig if name.startswith("seeds_") else TrainConfig
-    config = load_settings(cls, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
+    config = load_settings(TrainConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
     model, optimizer = config.model, config.optimizer
     assert PAPER_CLASSIFIERS[name] == (optimizer.learning_rate, optimizer.warmup_steps, model.dropout)
     assert (model.d_model, model.d_ff, model.num_heads, model.num_encoder_layers) == (64, 128, 4, 2)
     assert (config.task, config.max_steps, config.batch.max_tokens) == ("classification", 15_000, 2048)
     assert (config.average, config.average_checkpoints) == ("best", 1)
-    assert config.classifier.neutral_class == (2 if "sst5" in name else None)
-    data = name.removeprefix("seeds_").removesuffix("_controls")
-    assert CONFIGS[0].with_name(f"{data}_data.yaml").exists()
+    assert config.classifier.neutral_class == (2 if name == "sst5" else None)
+    assert CONFIGS[0].with_name(f"{name}_data.yaml").exists()
+
+
+@pytest.mark.parametrize("name", ["seeds_sst5", "seeds_sst2", "seeds_sst5_controls"])
+def test_comparisons_have_one_budget_and_the_models_of_the_paper(name):
+    """Chosen on valid: rate, dropout, smoothing, updates; all else is sst5.yaml's."""
+    config = load_settings(SeedsConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
+    paper = load_settings(TrainConfig, CONFIGS[0].with_name("sst5.yaml"), ["data=somewhere"])
+    optimizer = config.optimizer
+    chosen = (optimizer.learning_rate, optimizer.warmup_steps, optimizer.label_smoothing, config.model.dropout, config.max_steps)
+    assert chosen == (1.4e-3, 2000, 0.1, 0.4, 3500)
+    assert config.model.model_copy(update={"dropout": 0.5}) == paper.model
+    assert config.batch == paper.batch
+    same = ("task", "validate_every", "checkpoint_every", "average", "average_checkpoints", "keep_checkpoints")
+    assert all(getattr(config, key) == getattr(paper, key) for key in same)
+    assert config.classifier.neutral_class == (None if name == "seeds_sst2" else 2)
