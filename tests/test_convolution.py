@@ -199,8 +199,8 @@ def reference_convs2s(model, source: Tensor, target: Tensor, released: bool) -> 
     embedded = torch.stack([model.piece_embedding.weight[p] + model.source_positions.table[i] for i, p in enumerate(source)])
     x = model.encoder_input(embedded)
     for layer in model.encoder_layers:
-        size = layer.before + layer.after + 1
-        x = half * (x + reference_gated(layer, x, (size - 1) // 2))
+        size = layer.convolution.before + layer.convolution.after + 1
+        x = half * (x + reference_gated(layer.convolution, x, (size - 1) // 2))
     z = model.encoder_output(x)
     z.register_hook(lambda grad: grad / layers / (2 if released else 1))
     values = (z + embedded) * (half if released else 1)

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.ragged import cut_strings, edges_of, string_bytes
-from treeproc.schema import SPLIT_WORD_PREFIX
-from treeproc.trees import EMPTY_TAG, ROOT_LABELS, UNANALYSED, plain_label, read_brackets
+from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
+from treeproc.trees import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
 
 DOCUMENT_LABEL = "DOC"
 BINARY_PREFIX = "@"

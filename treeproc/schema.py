@@ -28,6 +28,8 @@ UNKNOWN_LABEL = "<unk>"
 
 # The root of a word that subwords split carries the word's tag (paper, section 7.4 and figure 7).
 SPLIT_WORD_PREFIX = "POS="
+# Label and tag of whatever no parser has analysed; X is the Penn Treebank's "unknown, uncertain".
+UNANALYSED = "X"
 
 # Rows of one record batch. Fixed, so that the bytes of a shard depend on its rows alone.
 ROWS_PER_RECORD_BATCH = 1024

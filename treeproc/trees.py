@@ -10,13 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treeproc.schema import UNANALYSED
+
 # Blanks are those of ASCII: words of treebanks hold no-break spaces.
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
 _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
-
-# Label and tag of whatever no parser has analysed; X is the Penn Treebank's "unknown, uncertain".
-UNANALYSED = "X"
 
 # Tag of traces and other empty elements, which are no words.
 EMPTY_TAG = "-NONE-"

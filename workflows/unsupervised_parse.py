@@ -22,6 +22,7 @@ from treeproc.parsers import Given
 from treeproc.readers import read_rows
 from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
 from treeproc.storage import AnyPath
+from treeproc.trees import normalise, read_brackets
 
 
 def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
@@ -30,7 +31,15 @@ def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, Gold
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True)
     examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
-    return list(zip(examples, (GoldTree.read(row["trees"][0]) for row in rows), strict=True))
+    return list(zip(examples, (read_tree(row["trees"][0]) for row in rows), strict=True))
+
+
+def read_tree(text: str) -> GoldTree:
+    """A tree in Penn Treebank brackets, with words, tags and labels as they are written."""
+    words, tags, tree = read_brackets(text)
+    tree = normalise(tree, collapse_unary=True)
+    spans = zip(tree.starts, tree.ends, strict=True)
+    return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -2,7 +2,6 @@
 
 from treenet.config.models import (
     PHRASE_LEVELS,
-    WMT_KERNELS,
     ConstituentConfig,
     ConvolutionConfig,
     ConvS2SConfig,
@@ -25,7 +24,6 @@ from treenet.config.training import (
 
 __all__ = [
     "PHRASE_LEVELS",
-    "WMT_KERNELS",
     "BatchConfig",
     "ClassifierConfig",
     "ConstituentConfig",

@@ -69,7 +69,6 @@ class PhraseConfig(Settings):
         return self
 
 
-WMT_KERNELS = (3, 7, 15, 31)
 KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
@@ -77,9 +76,9 @@ class ConvolutionConfig(Settings):
     """Lightweight and dynamic convolution (Wu et al., 2019). The defaults are the paper's for WMT."""
 
     encoder_kernels: KernelSizes = Field(
-        WMT_KERNELS, description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
+        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
     )
-    decoder_kernels: KernelSizes = Field(WMT_KERNELS, description="kernel size of each decoder layer, in the same way")
+    decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
     gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
     weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
 

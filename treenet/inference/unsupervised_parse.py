@@ -33,7 +33,6 @@ from treeproc.forest import BINARY_PREFIX
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import AnyPath, DataPath
-from treeproc.trees import normalise, read_brackets
 
 _BATCH_TOKENS = 8192
 _SHOWN_LABELS = 6
@@ -84,13 +83,6 @@ class GoldTree(NamedTuple):
     words: list[str]
     tags: list[str]
     spans: list[tuple[Bracket, str]]  # with labels
-
-    @classmethod
-    def read(cls, text: str) -> "GoldTree":
-        """Of a tree in Penn Treebank brackets."""
-        words, tags, tree = read_brackets(text)
-        tree = normalise(tree, collapse_unary=True)
-        return cls(words, tags, [((start, end), label) for label, start, end in zip(*vars(tree).values(), strict=True)])
 
 
 class Sentence(NamedTuple):

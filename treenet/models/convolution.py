@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 from torch import nn
 
-from treenet.config import WMT_KERNELS, ModelConfig
+from treenet.config import ModelConfig
 from treenet.layers.convolution import CausalConvolution, CentredConvolution, DynamicKernels, LightweightKernels
 from treenet.models.encoders import VocabSizes
 from treenet.models.seq2seq import Seq2Seq
-from treeproc.errors import UserError
 
 
 class _ConvolutionModel(Seq2Seq):
@@ -22,11 +21,6 @@ class _ConvolutionModel(Seq2Seq):
             (self.encoder_layers, CentredConvolution, config.convolution.encoder_kernels),
             (self.decoder_layers, CausalConvolution, config.convolution.decoder_kernels),
         ):
-            if len(sizes) > len(layers) and sizes != WMT_KERNELS:
-                raise UserError(
-                    f"model.convolution: {len(sizes)} kernel sizes, {list(sizes)}, must be at most as many as the layers, "
-                    f"{len(layers)}"
-                )
             for index, layer in enumerate(layers):
                 layer.self_attention = convolution(config, self.kernels(config, sizes[min(index, len(sizes) - 1)]))
 

@@ -27,10 +27,9 @@ from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
 from treeproc.forest import BINARY_PREFIX
-from treeproc.schema import SPLIT_WORD_PREFIX, UNKNOWN_LABEL
+from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
 from treeproc.settings import UserError
 from treeproc.storage import AnyPath
-from treeproc.trees import UNANALYSED
 
 PARSED_TREES = "parsed"  # tree.tree_source of data sets whose trees are no control
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
+from treeproc.schema import UNANALYSED
 from treeproc.settings import Settings, UserError
-from treeproc.trees import UNANALYSED, SpanTree, flat_tree, read_brackets, write_brackets
+from treeproc.trees import SpanTree, flat_tree, read_brackets, write_brackets
 
 if TYPE_CHECKING:
     import torch

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback
+from treeproc.schema import UNANALYSED
 from treeproc.settings import UserError
-from treeproc.trees import UNANALYSED, SpanTree, read_brackets, write_brackets
+from treeproc.trees import SpanTree, read_brackets, write_brackets
 
 PHRASE = "PHRASE"
 

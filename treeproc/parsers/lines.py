@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback, flat_arcs
-from treeproc.trees import UNANALYSED, SpanTree, flat_tree, keep_leaves, write_brackets
+from treeproc.schema import UNANALYSED
+from treeproc.trees import SpanTree, flat_tree, keep_leaves, write_brackets
 
 logger = logging.getLogger(__name__)
 

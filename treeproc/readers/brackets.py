@@ -6,8 +6,9 @@ from pathlib import Path
 
 from treeproc.readers.files import read_texts
 from treeproc.readers.words import blank_words
+from treeproc.schema import UNANALYSED
 from treeproc.settings import UserError
-from treeproc.trees import EMPTY_TAG, UNANALYSED, SpanTree, keep_leaves, read_brackets, write_brackets
+from treeproc.trees import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
 _ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")

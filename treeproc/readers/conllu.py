@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeproc.readers.files import read_texts
+from treeproc.schema import UNANALYSED
 from treeproc.settings import UserError
-from treeproc.trees import UNANALYSED, flat_tree, write_brackets
+from treeproc.trees import flat_tree, write_brackets
 
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
 _ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?")

@@ -13,12 +13,12 @@ from treeproc.arrow import Batches, Lists, column_batch
 from treeproc.control_trees import ControlTree, control_spans
 from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
 from treeproc.ragged import edges_of
-from treeproc.schema import FULL_ENCODED_SCHEMA, select
+from treeproc.schema import FULL_ENCODED_SCHEMA, UNANALYSED, select
 from treeproc.settings import Settings, UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
 from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
-from treeproc.trees import UNANALYSED, SpanTree
+from treeproc.trees import SpanTree
 
 # Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
 Views = Mapping[str, Any]

@@ -10,11 +10,10 @@ import pyarrow.compute as pc
 
 from treeproc.files import atomic_write, file_sha256
 from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
-from treeproc.schema import SPLIT_WORD_PREFIX
+from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards import Shard, ShardRecord, fingerprint
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
-from treeproc.trees import UNANALYSED
 
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")

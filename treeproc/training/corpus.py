@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple
 from pydantic import Field, PositiveFloat, model_validator
 
 from treeproc.readers.files import read_texts
+from treeproc.schema import UNANALYSED
 from treeproc.settings import Settings, UserError
 from treeproc.training.treebank import Notation, Sentence, Texts, Tree, conllu_of, sentences_in, trees_in, trees_of
-from treeproc.trees import UNANALYSED
 
 SPLITS = ("train", "valid", "test")
 # Of the files of a treebank without splits, by name: every tenth is test, every tenth from the sixth on is valid.
