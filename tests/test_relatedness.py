@@ -233,7 +233,7 @@ def test_a_run_trains_resumes_and_is_scored(data, tmp_path, name):
     ("overrides", "facts", "message"),
     [
         (["optimizer.label_smoothing=0.1"], {}, "label_smoothing and optimizer.r_drop must be 0 for task relatedness"),
-        ([], {"columns": ["leaves", "label"]}, "has no scores .* choose one of format sick"),
+        (["classifier.neutral_class=2"], {}, "neutral_class must be null for task relatedness"),
         ([], {"tree_settings": {"binarize": "none"}}, "preprocess again with tree.binarize=right"),
     ],
 )
@@ -248,3 +248,6 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
         folder = write_labelled(tmp_path / name, {"train": kept}, columns=COLUMNS, num_classes=None)
         with pytest.raises(UserError, match="has lost one of its sentences to a filter"):
             PairSource(folder / "encoded", "train", "leaves")
+    folder = write_labelled(tmp_path / "classes", {"train": make_rows(4)})
+    with pytest.raises(UserError, match="has no scores .* choose one of format sick"):
+        PairSource(folder / "encoded", "train", "leaves")
