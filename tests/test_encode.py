@@ -213,7 +213,7 @@ def test_labels_and_arcs_follow_the_leaves_and_nodes(vocab):
     )
     encoder = Encoder(vocab, TreeConfig())
     batch = encoder.encode(text, parsed)
-    assert batch.schema.names == [name for name in FULL_ENCODED_SCHEMA.names if name != "tgt_pieces"]
+    assert batch.schema.names == [name for name in FULL_ENCODED_SCHEMA.names if name not in ("tgt_pieces", "score")]
     (row,) = rows_of(batch)
     assert row["leaves"]["word_index"] == [0, 1, 1, 1, 1]
     assert row["leaf_labels"] == [1, 2, 2, 2, 2] and row["label"] == 3
