@@ -32,6 +32,7 @@ def test_a_killed_actor_is_replaced(tmp_path):
     assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []
 
 
+@pytest.mark.cluster
 def test_the_pool_grows_from_no_core_to_two_nodes(tmp_path):
     result = run_job("growing", tmp_path)
     assert result == {"before": 0, "numbers": list(range(8)), "started": 2, "died": False, "left": []}

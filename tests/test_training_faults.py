@@ -119,6 +119,7 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     assert killed_at < step < 600 and losses(run_dir) == undisturbed[: step // 10]
 
 
+@pytest.mark.cluster
 def test_a_lost_node_is_replaced_by_another(data, undisturbed, tmp_path):
     result = run_job("lost_node", tmp_path, data)
     assert result["disturbed_at"] < 400 == result["step"] and "new workers continue" in result["said"], result
