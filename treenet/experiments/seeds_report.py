@@ -5,7 +5,6 @@ both systems ran with the same seeds, which share the batch order, and by Welch'
 of single comparisons, not corrected for their number.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 
 from treenet.experiments.scaling_report import summarize
 from treenet.experiments.seeds import SeedsConfig
+from treenet.training.curves import write_png
 from treenet.training.ledger import DONE, Ledger
 from treenet.training.logs import read_metrics
 from treeproc.files import atomic_write, json_bytes, read_json
@@ -181,7 +181,5 @@ def write_report(config: SeedsConfig, ledger: Ledger, out: Path) -> str:
     atomic_write(out / "comparison.json", json_bytes(report))
     if not report["systems"]:
         return format_table(report)
-    content = io.BytesIO()
-    draw(report).savefig(content, format="png", dpi=150)
-    atomic_write(out / "comparison.png", content.getvalue())
+    write_png(draw(report), out / "comparison.png")
     return f"{format_table(report)}\n\n{out / 'comparison.json'}\n{out / 'comparison.png'}"

@@ -5,12 +5,11 @@ Shapes: B batch, L leaves, S = L memory positions, T target positions, D model, 
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
 from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig
-from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
+from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.gated_convolution import HALF, ConvolutionEncoderLayer, MultiStepAttentionLayer, build_normalised_linear
 from treenet.layers.positions import LearnedPositions
@@ -81,17 +80,9 @@ class ConvS2S(EncoderDecoder):
         return self.dropout(self.decoder_output(x))
 
     def start_decoding(self, memory: ConvMemory) -> ConvDecoderState:
-        sources = torch.arange(len(memory.states), device=memory.states.device)
-        return ConvDecoderState(
-            sources=sources,
-            active=sources,
-            readers=Readers.build(sources, len(sources)),
-            memory=[memory.keys_values()],
-            memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
-            past=[(layer.convolution.start(memory.states),) for layer in self.decoder_layers],
-            step=0,
-            weights=[layer.weights() for layer in self.decoder_layers],
-        )
+        past = [(layer.convolution.start(memory.states),) for layer in self.decoder_layers]
+        weights = [layer.weights() for layer in self.decoder_layers]
+        return ConvDecoderState.begin(memory.pad_mask, [memory.keys_values()], past, weights=weights)
 
     def decode_step(self, tokens: Tensor, state: ConvDecoderState) -> tuple[Tensor, ConvDecoderState]:
         x, embedded = self._embed(tokens[:, None], first=state.step)

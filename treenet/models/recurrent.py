@@ -85,16 +85,7 @@ class RecurrentDecoder(EncoderDecoder):
 
     def start_decoding(self, memory: RecurrentMemory) -> DecoderState:
         """One empty hypothesis a sentence. The `past` is hidden state and cell of every layer."""
-        sources = torch.arange(len(memory.states), device=memory.states.device)
-        return DecoderState(
-            sources=sources,
-            active=sources,
-            readers=Readers.build(sources, len(sources)),
-            memory=self._project(memory),
-            memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
-            past=[memory.start] * len(self.decoder_layers),
-            step=0,
-        )
+        return DecoderState.begin(memory.pad_mask, self._project(memory), [memory.start] * len(self.decoder_layers))
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis [R] -> logits [R, V] of the next one, and the new state."""

@@ -6,7 +6,7 @@ A sentences that have some.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,13 @@ class DecoderState:
     memory_attend_mask: Tensor  # [A, 1, 1, S]
     past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
     step: int
+
+    @classmethod
+    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
+        """One empty hypothesis for each of the sentences whose memory has `pad_mask` [B, S], True = padding."""
+        sources = torch.arange(len(pad_mask), device=pad_mask.device)
+        readers = Readers.build(sources, len(sources))
+        return cls(sources, sources, readers, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
 
     def select(self, rows: Tensor) -> "DecoderState":
         """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all."""
@@ -116,16 +123,8 @@ class Seq2Seq(Encoder, EncoderDecoder):
     def start_decoding(self, memory: Memory) -> DecoderState:
         """One empty hypothesis a sentence. Keys and (accumulated) values of the memory are computed here, once."""
         projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.decoder_layers]
-        sources = torch.arange(len(memory.states), device=memory.states.device)
-        return DecoderState(
-            sources=sources,
-            active=sources,
-            readers=Readers.build(sources, len(sources)),
-            memory=[(keys.contiguous(), values.contiguous()) for keys, values in projected],
-            memory_attend_mask=padding_to_attend_mask(memory.pad_mask),
-            past=[layer.self_attention.start(keys) for layer, (keys, _) in zip(self.decoder_layers, projected, strict=True)],
-            step=0,
-        )
+        past = [layer.self_attention.start(keys) for layer, (keys, _) in zip(self.decoder_layers, projected, strict=True)]
+        return DecoderState.begin(memory.pad_mask, [(keys.contiguous(), values.contiguous()) for keys, values in projected], past)
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """The last token of each hypothesis [R] -> logits [R, V] of the next one, and the new state."""

@@ -1,11 +1,10 @@
 """Results of probes in a run folder, as a table and as a picture."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treeproc.files import atomic_write, read_json
+from treeproc.files import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,10 +97,3 @@ def draw_layers(entry: dict) -> "Figure | None":
         legend |= dict(zip(labels, lines, strict=True))
     figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend), frameon=False, fontsize=8)
     return figure
-
-
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a PNG."""
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=150)
-    atomic_write(path, content.getvalue())

@@ -10,12 +10,13 @@ import torch
 from treenet.inference.run import UNTRAINED, LoadedModel, checkpoint_folder, load_model
 from treenet.probing.classifier import Examples, ProbeScore, train_probe
 from treenet.probing.inputs import ProbeInputs
-from treenet.probing.results import PROBES, draw_layers, figure_name, read_probes, save_figure
+from treenet.probing.results import PROBES, draw_layers, figure_name, read_probes
 from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
 from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
 from treenet.probing.tasks import Task, build_task
 from treenet.training.checkpoint import WEIGHTS
+from treenet.training.curves import write_png
 from treeproc.files import atomic_write, file_sha256, json_bytes
 from treeproc.progress import Progress
 from treeproc.schema import SPLITS
@@ -91,7 +92,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
                 progress.update(1, f"{cell.task}, layer {cell.layer}")
     path = folder / figure_name(name)
     if figure := draw_layers(entry):
-        save_figure(figure, path)
+        write_png(figure, path)
     else:
         path.unlink(missing_ok=True)  # of results that are no more
     return name, entry

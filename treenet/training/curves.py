@@ -21,11 +21,16 @@ _SHOWN = 0.98
 
 def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str, score: str = "") -> AnyPath:
     """Write `draw_curves` as a PNG, with the `score` of validations where they have one, and return `path`."""
-    content = io.BytesIO()
     below = (score, f"validation\n{score}") if score else ()
-    draw_curves(runs, title, *below).savefig(content, format="png", dpi=150)
-    atomic_write(path, content.getvalue())
+    write_png(draw_curves(runs, title, *below), path)
     return path
+
+
+def write_png(figure: "Figure", path: AnyPath) -> None:
+    """The figure as a file, whole or not at all."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=150)
+    atomic_write(path, content.getvalue())
 
 
 def draw_curves(
