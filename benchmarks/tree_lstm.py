@@ -104,11 +104,11 @@ def compare_child_sum(batch: int, rounds: int, random: np.random.Generator) -> N
     def batched() -> Tensor:
         levels = ArcLevels.build([np.arange(length) for length in lengths], arcs)
         inputs = projected.flatten(0, 1).index_select(0, levels.place)
-        return child_sum_tree_lstm(inputs, weight, levels.child, levels.governor, levels.edges, levels.arc_edges)
+        return child_sum_tree_lstm(inputs, weight, levels.child, levels.governor, levels.edges, levels.arc_edges)[0]
 
     def recursive() -> Tensor:
         rows = zip(projected, lengths, arcs, strict=True)
-        return torch.stack([h for row, n, tree in rows for h in reference_child_sum(row[:n], weight, tree.tolist())])
+        return torch.stack([h for row, n, tree in rows for h, _ in reference_child_sum(row[:n], weight, tree.tolist())])
 
     report("child_sum", batch, batched, recursive, [projected, weight], rounds)
 

@@ -25,6 +25,8 @@ CASES: dict[str, dict] = {
     "dynamicconv": {},
     "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "bilstm": {},
+    "child_sum_tree2seq": {"d_model": 32},
+    "child_sum_tree2seq_pieces_alone": {"name": "child_sum_tree2seq", "recurrent": {"leaf_lstm": False, "start": "max"}},
     "constituent_transformer": {},
     "constituent_transformer_released": {
         "name": "constituent_transformer",

@@ -3,10 +3,10 @@
 Of treenet it uses the parameters alone, by their names in the model; tests run it in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from reference_tree_lstm import reference_binary_tree_lstm
+from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from strategies import Tree
 from torch import Tensor, nn
 
@@ -36,16 +36,30 @@ def reference_bilstm(forward: Sequence[nn.LSTM], backward: Sequence[nn.LSTM], in
     return states
 
 
-def reference_states(model: nn.Module, pieces: Sequence[int], tree: Tree) -> tuple[list[State], State]:
-    """States of all positions of one sentence, leaves and then nodes where the model has any, and where the decoder starts."""
+def reference_states(model: nn.Module, example: Mapping, tree: Tree) -> tuple[list[State], State]:
+    """States of all positions of one sentence and where the decoder starts.
+
+    Positions are words where the model reads arcs, else leaves, and then nodes where the model has any.
+    """
     size = model.piece_embedding.weight.shape[1]
-    inputs = [size**0.5 * model.piece_embedding.weight[piece] for piece in pieces]
+    inputs = [size**0.5 * model.piece_embedding.weight[piece] for piece in example["leaves"]["piece"]]
     if getattr(model, "leaf", None) is not None:
         projected = [model.leaf.weight @ x + model.leaf.bias for x in inputs]
         states = [(torch.sigmoid(p[size:]) * torch.tanh(p[:size]), p[:size]) for p in projected]
-    else:
+    elif hasattr(model, "forward_layers"):
         states = reference_bilstm(model.forward_layers, model.backward_layers, inputs)
-    if model.reads == "binary_trees":
+    if model.reads == "arcs":
+        if hasattr(model, "forward_layers"):
+            inputs = [hidden for hidden, _ in states]
+        governors = example["arcs"]["governor"].tolist()
+        pieces = [
+            [x for x, word in zip(inputs, example["leaves"]["word_index"], strict=True) if word == w]
+            for w in range(len(governors))
+        ]
+        words = torch.stack([sum(own) / len(own) for own in pieces])
+        states = reference_child_sum(words @ model.word.weight.t() + model.word.bias, model.states, governors)
+        own = states[governors.index(-1)]
+    elif model.reads == "binary_trees":
         leaves = [torch.stack(parts) for parts in zip(*states, strict=True)]
         nodes = reference_binary_tree_lstm(*leaves, model.composer.weight.t(), model.composer.bias, tree.spans, tree.parents)
         own, states = nodes[0], states + nodes

@@ -41,10 +41,10 @@ def reference_binary_tree_lstm(
     return states
 
 
-def reference_child_sum(projected: Tensor, weight: Tensor, governors: Sequence[int]) -> list[Tensor]:
-    """Hidden state [H] of every word; `projected` [n, 4H] and `weight` [H, 4H]: shares of inputs and states in i, o, u, f."""
+def reference_child_sum(projected: Tensor, weight: Tensor, governors: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """State of every word; `projected` [n, 4H] and `weight` [H, 4H] are the shares of inputs and states in i, o, u, f."""
     size = weight.shape[0]
-    hidden: list = [None] * len(governors)
+    states: list = [None] * len(governors)
     w_i, w_o, w_u, w_f = (weight[:, k * size : (k + 1) * size] for k in range(4))
 
     def visit(word: int) -> tuple[Tensor, Tensor]:
@@ -54,10 +54,10 @@ def reference_child_sum(projected: Tensor, weight: Tensor, governors: Sequence[i
         cell = torch.sigmoid(x_i + total @ w_i) * torch.tanh(x_u + total @ w_u)
         for h, c in children:
             cell = cell + torch.sigmoid(x_f + h @ w_f) * c
-        hidden[word] = torch.sigmoid(x_o + total @ w_o) * torch.tanh(cell)
-        return hidden[word], cell
+        states[word] = torch.sigmoid(x_o + total @ w_o) * torch.tanh(cell), cell
+        return states[word]
 
     for word, governor in enumerate(governors):
         if governor == -1:
             visit(word)
-    return hidden
+    return states

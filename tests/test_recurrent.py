@@ -26,6 +26,8 @@ SYSTEMS = [
     ("tree2seq", {}),
     ("tree2seq", {"leaf_lstm": False, "start": "max"}),
     ("tree2seq", {"start": "attention", "attend": False}),
+    ("child_sum_tree2seq", {}),
+    ("child_sum_tree2seq", {"leaf_lstm": False, "start": "attention"}),
     ("bilstm", {}),
     ("bilstm", {"start": "mean"}),
 ]
@@ -78,7 +80,7 @@ def test_a_model_is_its_loop(name, recurrent, trees):
     fast = torch.cat([found[row, batch.tgt_out[row] != PAD_ID] for row in range(len(trees))])
     slow = []
     for row, (tree, example) in enumerate(zip(trees, examples, strict=True)):
-        states, start = reference_states(model, example["leaves"]["piece"], tree)
+        states, start = reference_states(model, example, tree)
         targets = batch.tgt_in[row, : len(example["tgt_pieces"]) + 1].tolist()
         slow.append(reference_outputs(model, targets, states, start))
     assert_same_with_gradients(fast, torch.cat(slow), list(model.parameters()))

@@ -72,15 +72,16 @@ def test_the_child_sum_cell_agrees_with_recursion(batch):
     projected, weight = random(len(batch), width, 4 * WIDTH, seed=1), random(WIDTH, 4 * WIDTH, seed=2)
     levels = ArcLevels.build([np.arange(len(row)) for row in batch], [np.array(row) for row in batch])
     inputs = projected.flatten(0, 1).index_select(0, levels.place)
-    hidden = child_sum_tree_lstm(inputs, weight, levels.child, levels.governor, levels.edges, levels.arc_edges)
-    states = torch.cat([hidden.new_zeros(1, WIDTH), hidden])[levels.row]
+    tables = child_sum_tree_lstm(inputs, weight, levels.child, levels.governor, levels.edges, levels.arc_edges)
+    table = torch.cat(tables, dim=1)
+    states = torch.cat([table.new_zeros(1, 2 * WIDTH), table])[levels.row]
     fast, slow = [], []
     for b, row in enumerate(batch):
         joined, places = row, list(range(len(row)))
         if row.count(-1) > 1:  # one more place governs the roots
             joined, places = [len(row) if g == -1 else g for g in row] + [-1], [*places, width - 1]
         assert int(levels.root[b]) == places[joined.index(-1)]
-        slow += reference_child_sum(projected[b, places], weight, joined)
+        slow += [torch.cat(state) for state in reference_child_sum(projected[b, places], weight, joined)]
         fast.append(states[b, places])
         assert levels.pad_mask[b].tolist() == [place not in places for place in range(width)]
     assert_same_with_gradients(torch.cat(fast), torch.stack(slow), [projected, weight])
@@ -94,7 +95,7 @@ def test_a_chain_through_the_child_sum_cell_is_an_lstm():
     bias = torch.cat([(lstm.bias_ih_l0 + lstm.bias_hh_l0).chunk(4)[k] for k in order])
     levels = ArcLevels.build([np.arange(length)], [np.append(np.arange(1, length), -1)])  # each word governs the one before it
     inputs = (x[0] @ inner.t() + bias).index_select(0, levels.place)
-    hidden = child_sum_tree_lstm(inputs, recurrent.t(), levels.child, levels.governor, levels.edges, levels.arc_edges)
+    hidden, _ = child_sum_tree_lstm(inputs, recurrent.t(), levels.child, levels.governor, levels.edges, levels.arc_edges)
     states = torch.cat([hidden.new_zeros(1, WIDTH), hidden])[levels.row][0, :length]
     assert_same_with_gradients(states, lstm(x)[0][0], [x, *lstm.parameters()])
 

@@ -178,12 +178,12 @@ class RecurrentConfig(Settings):
 
     leaf_lstm: bool = Field(
         True,
-        description="tree2seq: a bidirectional LSTM of num_encoder_layers layers computes the leaves of the trees; false: each "
-        "from its own piece alone",
+        description="a bidirectional LSTM of num_encoder_layers layers computes the leaves of the trees, or what words are "
+        "made of; false: each from its own piece alone",
     )
     start: Literal["own", "mean", "max", "attention"] = Field(
         "own",
-        description="the state that the decoder starts from: 'own' is the root of tree2seq and the last states of both "
+        description="the state that the decoder starts from: 'own' is the root of trees and the last states of both "
         "directions of bilstm; the others pool the states of all positions",
     )
     attend: bool = Field(

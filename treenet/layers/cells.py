@@ -90,8 +90,8 @@ class _BinaryTreeLSTM(torch.autograd.Function):
 
 def child_sum_tree_lstm(
     projected: Tensor, weight: Tensor, child: Tensor, governor: Tensor, edges: Sequence[int], arc_edges: Sequence[int]
-) -> Tensor:
-    """Hidden states [M, H] of the child-sum cell, over any number of children.
+) -> tuple[Tensor, Tensor]:
+    """Hidden and cell states [M, H] of the child-sum cell, over any number of children.
 
     `projected` [M, 4H] is the inputs' share of the gates i, o, u and f, biases included; `weight` [H, 4H] the share of
     hidden states: of the sum of the children for i, o and u, of the single child for its f. Arc a goes from node
@@ -125,11 +125,11 @@ class _ChildSumTreeLSTM(torch.autograd.Function):
             torch.mul(now.tanh(), level[:, size : 2 * size], out=hidden[start:end])
         ctx.save_for_backward(hidden, cell, gates, forget, sums, weight, child, governor)
         ctx.edges, ctx.arc_edges = edges, arc_edges
-        return hidden
+        return hidden, cell
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, of_hidden, of_cells):
         hidden, cell, gates, forget, sums, weight, child, governor = ctx.saved_tensors
         size = weight.shape[0]
         enter, out, candidate = gates.chunk(3, 1)
@@ -139,14 +139,14 @@ class _ChildSumTreeLSTM(torch.autograd.Function):
         to_enter, to_out = candidate * enter * (1 - enter), tanh * out * (1 - out)
         to_candidate = enter * (1 - candidate * candidate)
         to_forget = cell.index_select(0, child) * forget * (1 - forget)
-        grad_hidden, grad_cell = grad.clone(), torch.zeros_like(cell)
+        grad_hidden, grad_cell = of_hidden.clone(), of_cells.clone()
         grad_gates, grad_forget = torch.empty_like(gates), torch.empty_like(forget)
         from_gates, from_forget = weight[:, : 3 * size].t(), weight[:, 3 * size :].t()
         for (start, end), (first, last) in reversed(list(zip(pairwise(ctx.edges), pairwise(ctx.arc_edges), strict=True))):
-            level, of_hidden = grad_gates[start:end], grad_hidden[start:end]
-            now = grad_cell[start:end].addcmul_(of_hidden, to_cell[start:end])
+            level, here = grad_gates[start:end], grad_hidden[start:end]
+            now = grad_cell[start:end].addcmul_(here, to_cell[start:end])
             torch.mul(now, to_enter[start:end], out=level[:, :size])
-            torch.mul(of_hidden, to_out[start:end], out=level[:, size : 2 * size])
+            torch.mul(here, to_out[start:end], out=level[:, size : 2 * size])
             torch.mul(now, to_candidate[start:end], out=level[:, 2 * size :])
             if last > first:
                 below, above = child[first:last], governor[first:last] - start

@@ -17,7 +17,7 @@ from treenet.models.on_lstm_hybrid import OnLSTMHybrid
 from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
 from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier, TransformerMaskedLM
-from treenet.models.tree_lstm import ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
+from treenet.models.tree_lstm import ChildSumTree2Seq, ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
 from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
 from treeproc.settings import UserError
 
@@ -25,6 +25,7 @@ Model = TypeVar("Model")
 
 MODELS: dict[str, type[EncoderDecoder]] = {
     "bilstm": BiLSTMSeq2Seq,
+    "child_sum_tree2seq": ChildSumTree2Seq,
     "constituent_transformer": ConstituentTransformer,
     "convs2s": ConvS2S,
     "dynamicconv": DynamicConv,

@@ -1,9 +1,11 @@
-"""Tree-LSTMs (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies; Tree2Seq (Shi et al., 2018).
+"""Tree-LSTMs (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies; Tree2Seq (Shi et al., 2018)
+with either.
 
 Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D model.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.batch import TreeBatch
@@ -16,7 +18,7 @@ from treenet.layers.linear import build_linear
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import Memory, VocabSizes, build_embedding
 from treenet.models.recurrent import RecurrentDecoder, RecurrentMemory
-from treenet.structure import TreeLevels
+from treenet.structure import ArcLevels, TreeLevels
 
 
 class TreeLSTMClassifier(Classifier):
@@ -95,26 +97,71 @@ class ChildSumTreeLSTMClassifier(Classifier):
         self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
         self.embedding_scale = config.d_model**0.5
         self.dropout = Dropout(config.dropout)
-        self.word = build_linear(config.d_model, config.d_model, num_blocks=4)  # i, o, u, f
-        self.states = nn.Parameter(build_linear(config.d_model, config.d_model, num_blocks=4).weight.detach().t().contiguous())
+        self.word, self.states = _build_child_sum(config.d_model)
         self.add_head(config, classifier, num_classes)
 
     def encode(self, batch: LabelledBatch) -> Memory:
         """States of words: S = W + 1."""
-        levels = batch.structure
-        leaves = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
-        leaves = leaves.masked_fill(batch.leaf_pad_mask[..., None], 0)
-        words = leaves.new_zeros(levels.row.numel(), leaves.shape[2]).index_add(0, levels.word.flatten(), leaves.flatten(0, 1))
-        words = words / levels.pieces.view(-1, 1)
-        arcs = levels.child, levels.governor, levels.edges, levels.arc_edges
-        hidden = child_sum_tree_lstm(self.word(words.index_select(0, levels.place)), self.states, *arcs)
-        table = torch.cat([hidden.new_zeros(1, hidden.shape[1]), hidden])
-        return Memory(self.dropout(table.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape)), levels.pad_mask)
+        x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
+        hidden, _ = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, batch.structure)
+        return Memory(self.dropout(hidden), batch.structure.pad_mask)
 
     def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
         """The root's state [B, D]."""
-        root = batch.structure.root
-        return memory.states[torch.arange(len(root), device=root.device), root]
+        return _at_root(memory.states, batch.structure)
+
+
+class ChildSumTree2Seq(RecurrentDecoder):
+    """The child-sum cell below the decoder of Tree2Seq; positions are those of the classifier.
+
+    With `recurrent.leaf_lstm`, a word's input is the mean of its pieces' states in a bidirectional LSTM, else of its pieces.
+    """
+
+    reads = "arcs"
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes):
+        super().__init__(config, vocab)
+        width = config.d_model
+        self.leaf_lstm = config.recurrent.leaf_lstm
+        if self.leaf_lstm:
+            self.forward_layers, self.backward_layers = build_bilstm(width, config.num_encoder_layers)
+        self.word, self.states = _build_child_sum(width)
+        with torch.no_grad():
+            self.word.bias[3 * width :] = 1.0  # as of Tree2Seq
+
+    def encode(self, batch: TreeBatch) -> RecurrentMemory:
+        """States of words: S = W + 1."""
+        levels, x = batch.structure, self.embed_pieces(batch.leaf_pieces)
+        if self.leaf_lstm:
+            x, _ = run_bilstm(x, batch.leaf_pad_mask, self.forward_layers, self.backward_layers, self.dropout)
+            x = self.dropout(x)
+        hidden, cells = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
+        return self.remember(hidden, cells, levels.pad_mask, (_at_root(hidden, levels), _at_root(cells, levels)))
+
+
+def _build_child_sum(width: int) -> tuple[nn.Linear, nn.Parameter]:
+    """The gates' shares of inputs, and of hidden states: i, o, u, f."""
+    inputs, states = (build_linear(width, width, num_blocks=4) for _ in range(2))
+    return inputs, nn.Parameter(states.weight.detach().t().contiguous())
+
+
+def _run_child_sum(x: Tensor, pad_mask: Tensor, word: nn.Linear, states: Tensor, levels: ArcLevels) -> tuple[Tensor, Tensor]:
+    """Vectors of leaves [B, L, D] -> hidden states and cells of words and of what governs several roots [B, W + 1, D].
+
+    They are 0 where padded.
+    """
+    leaves = x.masked_fill(pad_mask[..., None], 0)
+    words = leaves.new_zeros(levels.row.numel(), leaves.shape[2]).index_add(0, levels.word.flatten(), leaves.flatten(0, 1))
+    words = words / levels.pieces.view(-1, 1)
+    arcs = levels.child, levels.governor, levels.edges, levels.arc_edges
+    tables = child_sum_tree_lstm(word(words.index_select(0, levels.place)), states, *arcs)
+    hidden, cells = (F.pad(x, (0, 0, 1, 0)).index_select(0, levels.row.flatten()) for x in tables)
+    return hidden.unflatten(0, levels.row.shape), cells.unflatten(0, levels.row.shape)
+
+
+def _at_root(states: Tensor, levels: ArcLevels) -> Tensor:
+    """The root's of states [B, S, D]."""
+    return states[torch.arange(len(levels.root), device=states.device), levels.root]
 
 
 def _leaf_states(leaf: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
