@@ -1,7 +1,7 @@
 """A layer of the Tree Transformer beside a plain layer on the same positions: time and memory of forward + backward.
 
     python benchmarks/layer.py --quick                       # every case, under 50 seconds
-    python benchmarks/layer.py --rounds 15                   # as in docs/results/layer.md
+    python benchmarks/layer.py --rounds 11                   # as in docs/results/layer.md
     python benchmarks/layer.py --data DIR --split train      # trees of an encoded data set in place of random ones
     PYTHONPATH=. python benchmarks/layer.py --device cuda --dtype bf16 --compile   # nothing installed but torch and NumPy
 

@@ -302,12 +302,16 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds" / "ledger.json").write_text("{}")
+    (tmp_path / "seeds" / "config.yaml").write_text("task: classification\n")
     tree = str(folder / "tree")
     for arguments, expected in (
         ([tree], "--out is missing"),
         (["--out", str(tmp_path / "out")], "give the folders of runs or studies"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "empty")], "neither a run nor a study: .*config.yaml is missing"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),
+        (["--out", str(tmp_path / "out"), str(tmp_path / "seeds")], "is a comparison of classifiers, .*comparison.json"),
         (["--out", str(tmp_path / "out"), tree, tree], "is given twice"),
         (["--out", str(tmp_path / "out"), tree, "examples=[99]"], "has no example 99"),
         (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),

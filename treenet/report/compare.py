@@ -37,13 +37,13 @@ def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, o
 
 
 def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | None:
-    """The run of that name; unset, the first one that reads no trees, else the first. Raises UserError for an unknown name."""
+    """The run of that name; unset, the first Transformer, else the first. Raises UserError for an unknown name."""
     if name is not None:
         for run in runs:
             if run.name == name:
                 return run
         raise UserError(f"baseline must be one of {', '.join(run.name for run in runs) or 'no run'}, but is {name}")
-    return next((run for run in runs if not reads_trees(run)), runs[0] if runs else None)
+    return next((run for run in runs if run.config["model"].get("name") == "transformer"), runs[0] if runs else None)
 
 
 def reads_trees(run: ReportRun) -> bool:

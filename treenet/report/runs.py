@@ -72,10 +72,19 @@ def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list
         mirror.pull()
         folder = mirror.folder
         if (folder / LEDGER).is_file():
+            _refuse_comparison(text, folder)
             studies.append(Study(name, text, read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None))
         else:
             runs.append(_read_run(name, text, folder, split))
     return runs, studies
+
+
+def _refuse_comparison(given: str, folder: Path) -> None:
+    """Raises UserError for a folder of workflows/compare_seeds.py, whose runs are of classifiers."""
+    config = folder / "config.yaml"
+    task = read_yaml(config.read_text(encoding="utf-8"), str(config)).get("task") if config.is_file() else None
+    if task == "classification":
+        raise UserError(f"{given} is a comparison of classifiers, which has a table of its own: {folder / 'comparison.json'}")
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
