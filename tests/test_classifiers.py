@@ -218,12 +218,21 @@ def test_a_word_of_several_pieces_is_one_phrase(tmp_path):
 def test_a_text_of_several_roots_is_read_from_one_more_place(tmp_path):
     row = labelled_row(0, np.random.default_rng(5))
     row["arcs"]["governor"] = [-1] * len(row["arcs"]["governor"])
-    data = write_labelled(tmp_path, {"train": [row, labelled_row(1, np.random.default_rng(6))]}, shards=1)
+    others = (labelled_row(1, np.random.default_rng(seed)) for seed in range(6, 30))
+    longer = next(other for other in others if len(other["arcs"]["governor"]) > len(row["arcs"]["governor"]))
+    data = write_labelled(tmp_path, {"train": [row, longer]}, shards=1)
     source = open_source(data, "child_sum_tree_lstm")
     batch = source.batch([0, 1])
     assert batch.structure.root[0] == batch.position_labels.shape[1] - 1
     assert batch.position_labels[0, -1] == row["label"]
-    assert tiny_model("child_sum_tree_lstm")(batch).examples.isfinite().all()
+    model = tiny_model("child_sum_tree_lstm", dropout=0.3).train()
+    keys = share_dropout_keys(model)
+    keys.set(np.array([7, 8]))
+    beside = model(batch).examples[0]
+    keys.set(np.array([7]))
+    alone = source.batch([0])
+    assert alone.structure.root[0] < batch.structure.root[0]  # the place is where the longest text ends
+    torch.testing.assert_close(model(alone).examples[0], beside)
 
 
 # What is refused.

@@ -1,5 +1,6 @@
 """Whole models, each of tests/model_cases.py: independence of padding and batch, causality, decoding, sizes, degenerate trees."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from strategies import Tree, batches, right_branching
 
 from treenet.batch import TreeBatch, collate
 from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.layers.dropout import share_dropout_keys
 from treenet.models import DecoderState, VocabSizes, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall
@@ -39,6 +41,22 @@ def test_a_sentence_does_not_see_its_batch(name, config, sentences):
         alone = collate([example], model.reads)
         expected = real_logits(model(alone), alone, 0)
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dropout_is_the_same_in_every_batch(name):
+    """By key, for texts of several roots too: the same logits in training, alone or beside a longer text."""
+    model = tiny_model(name, dropout=0.3).train()
+    keys = share_dropout_keys(model)
+    examples = [example_of(tree, seed, reads=model.reads) for seed, tree in enumerate([right_branching(14), right_branching(5)])]
+    for example in examples:
+        example["arcs"]["governor"] = np.where(np.arange(len(example["arcs"]["governor"])) % 2, example["arcs"]["governor"], -1)
+    together, alone = collate(examples, model.reads), collate(examples[1:], model.reads)
+    logits = []
+    for batch, of_examples in ((together, [7, 8]), (alone, [8])):
+        keys.set(np.array(of_examples, dtype=np.uint64))
+        logits.append(real_logits(model(batch), batch, len(of_examples) - 1))
+    torch.testing.assert_close(*logits, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("path", ["two", "window"])

@@ -1,7 +1,9 @@
 """Relations between words: ways in dependency trees, attention over relations, and the models that are made of both."""
 
 import itertools
+import json
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from toyruns import make_config
 from treenet.batch import collate
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
 from treenet.data import ExampleSource
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
 from treenet.inference.run import load_run
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
@@ -348,6 +351,11 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path):
     index = read_index(data / "encoded") | {"tree_settings": {"tree_source": "random", "binarize": "none"}}
     with pytest.raises(UserError, match="has random trees, but the parser's arcs, .* it would be no control"):
         check_structure(make_config(data, *changes), index, "dependencies")
+    control = tmp_path / "control"
+    shutil.copytree(data, control)
+    (control / "encoded" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="control has random trees, but the parser's arcs"):
+        evaluate_run(tmp_path / "run", EvaluateSettings(data=control))
 
 
 def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):

@@ -15,6 +15,7 @@ from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treenet.training.tasks import check_no_control
 from treeproc.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.shards import check_hashes, read_index, stage_folder
 from treeproc.storage import AnyPath, DataPath
@@ -97,6 +98,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         )
     if settings.shuffle_trees and run.model.reads not in ("trees", "phrases"):
         raise UserError(f"shuffle_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
+    check_no_control(run.data, read_index(run.data / "encoded"), run.model.reads, run.config.model.name)
     check_hashes(run.data / "encoded", settings.split)
     # Before hours of search, not after.
     read_scores(folder)

@@ -87,7 +87,8 @@ class Tree2Seq(RecurrentDecoder):
 class ChildSumTreeLSTMClassifier(Classifier):
     """The child-sum cell over words, whose vectors are the means of their pieces'.
 
-    Positions are words, and one more that governs the roots where a text has several, without input. Dropout as above.
+    Positions are words, and one more, as a node, that governs the roots where a text has several, without input. Dropout
+    as above.
     """
 
     reads = "arcs"
@@ -104,7 +105,7 @@ class ChildSumTreeLSTMClassifier(Classifier):
         """States of words: S = W + 1."""
         x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
         hidden, _ = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, batch.structure)
-        return Memory(self.dropout(hidden), batch.structure.pad_mask)
+        return Memory(self.dropout(hidden, hidden.shape[1] - 1), batch.structure.pad_mask)
 
     def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
         """The root's state [B, D]."""
@@ -136,7 +137,8 @@ class ChildSumTree2Seq(RecurrentDecoder):
             x, _ = run_bilstm(x, batch.leaf_pad_mask, self.forward_layers, self.backward_layers, self.dropout)
             x = self.dropout(x)
         hidden, cells = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
-        return self.remember(hidden, cells, levels.pad_mask, (_at_root(hidden, levels), _at_root(cells, levels)))
+        own = _at_root(hidden, levels), _at_root(cells, levels)
+        return self.remember(hidden, cells, levels.pad_mask, own, hidden.shape[1] - 1)
 
 
 def _build_child_sum(width: int) -> tuple[nn.Linear, nn.Parameter]:

@@ -272,11 +272,7 @@ def check_structure(config: TrainConfig, index: Mapping, reads: Reads) -> None:
             f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
             "tree.binarize=right and parsed set to its folder"
         )
-    if reads in READS_ARCS and trees.get("tree_source", PARSED_TREES) != PARSED_TREES:
-        raise UserError(
-            f"{data} has {trees['tree_source']} trees, but the parser's arcs, which model.name = {model.name} reads: it would "
-            f"be no control; choose a data set of tree.tree_source={PARSED_TREES}"
-        )
+    check_no_control(data, index, reads, model.name)
     if reads in ("words", "dependencies") and model.relations.label_head == "pos_tag" and not _says_anything(data, "pos_tags"):
         raise UserError(
             f"{data} has no part-of-speech tags, which model.relations.label_head = pos_tag reads; preprocess again with "
@@ -286,6 +282,16 @@ def check_structure(config: TrainConfig, index: Mapping, reads: Reads) -> None:
         raise UserError(
             f"{data} has one label for all phrases, which model.phrases.tag_loss has nothing to learn from; set it to 0, or "
             "preprocess again with parser.name=stanza, or of given trees with parser.given_labels=parsed"
+        )
+
+
+def check_no_control(data: AnyPath, index: Mapping, reads: Reads, name: str) -> None:
+    """Raises UserError for control trees where the model reads arcs, which are the parser's whatever the trees."""
+    source = index.get("tree_settings", {}).get("tree_source", PARSED_TREES)
+    if reads in READS_ARCS and source != PARSED_TREES and "arcs" in index.get("columns", ["arcs"]):
+        raise UserError(
+            f"{data} has {source} trees, but the parser's arcs, which model.name = {name} reads: it would be no control; choose "
+            f"a data set of tree.tree_source={PARSED_TREES}"
         )
 
 
