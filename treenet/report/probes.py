@@ -21,8 +21,7 @@ def show_probes(page: Page) -> list[str]:
     out = [
         paragraph(
             "Linear classifiers on frozen states of the encoder (workflows/probe.py), trained on sentences of train and scored "
-            "on test. What a model has learned is what lies above its untrained self: a tree model reads the labels or the arcs of "
-            "its trees."
+            "on test. What a model has learned is what lies above its untrained self: models read the labels or arcs of trees."
         )
     ]
     found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
