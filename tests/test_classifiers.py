@@ -225,6 +225,7 @@ def test_a_text_of_several_roots_is_read_from_one_more_place(tmp_path):
     batch = source.batch([0, 1])
     assert batch.structure.root[0] == batch.position_labels.shape[1] - 1
     assert batch.position_labels[0, -1] == row["label"]
+    assert tiny_model("child_sum_tree_lstm")(batch).examples.isfinite().all()
     model = tiny_model("child_sum_tree_lstm", dropout=0.3).train()
     keys = share_dropout_keys(model)
     keys.set(np.array([7, 8]))

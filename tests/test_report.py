@@ -304,7 +304,7 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     (tmp_path / "file").write_text("")
     (tmp_path / "seeds").mkdir()
     (tmp_path / "seeds" / "ledger.json").write_text("{}")
-    (tmp_path / "seeds" / "config.yaml").write_text("task: classification\n")
+    (tmp_path / "seeds" / "config.yaml").write_text("task: classification\ndata: d\nmodel: {name: bilstm}\n")
     tree = str(folder / "tree")
     for arguments, expected in (
         ([tree], "--out is missing"),

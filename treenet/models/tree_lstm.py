@@ -43,7 +43,7 @@ class TreeLSTMClassifier(Classifier):
         levels = batch.structure
         x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
         hidden, _ = _run_tree_lstm(*_leaf_states(self.leaf, x), self.composer, levels)
-        return Memory(self.dropout(hidden, levels.num_leaves), levels.row == 0)
+        return Memory(self.dropout(_lay_out(hidden, levels.row), levels.num_leaves), levels.row == 0)
 
     def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
         """The root's state [B, D]."""
@@ -76,7 +76,7 @@ class Tree2Seq(RecurrentDecoder):
         else:
             layers = self.forward_layers, self.backward_layers
             leaves = run_bilstm(x, batch.leaf_pad_mask, *layers, self.dropout, with_cells=True)
-        hidden, cells = _run_tree_lstm(*leaves, self.composer, levels)
+        hidden, cells = (_lay_out(x, levels.row) for x in _run_tree_lstm(*leaves, self.composer, levels))
         # Of several trees side by side, and of leaves outside all nodes, the mean; zeros of a text without leaves.
         weights = levels.root[..., None].to(hidden.dtype)
         weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
@@ -104,8 +104,10 @@ class ChildSumTreeLSTMClassifier(Classifier):
     def encode(self, batch: LabelledBatch) -> Memory:
         """States of words: S = W + 1."""
         x = self.dropout(self.embedding_scale * self.piece_embedding(batch.leaf_pieces))
-        hidden, _ = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, batch.structure)
-        return Memory(self.dropout(hidden, hidden.shape[1] - 1), batch.structure.pad_mask)
+        levels = batch.structure
+        hidden, _ = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
+        hidden = _lay_out_words(hidden, levels)
+        return Memory(self.dropout(hidden, hidden.shape[1] - 1), levels.pad_mask)
 
     def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
         """The root's state [B, D]."""
@@ -136,7 +138,8 @@ class ChildSumTree2Seq(RecurrentDecoder):
         if self.leaf_lstm:
             x, _ = run_bilstm(x, batch.leaf_pad_mask, self.forward_layers, self.backward_layers, self.dropout)
             x = self.dropout(x)
-        hidden, cells = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
+        tables = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
+        hidden, cells = (_lay_out_words(table, levels) for table in tables)
         own = _at_root(hidden, levels), _at_root(cells, levels)
         return self.remember(hidden, cells, levels.pad_mask, own, hidden.shape[1] - 1)
 
@@ -148,17 +151,17 @@ def _build_child_sum(width: int) -> tuple[nn.Linear, nn.Parameter]:
 
 
 def _run_child_sum(x: Tensor, pad_mask: Tensor, word: nn.Linear, states: Tensor, levels: ArcLevels) -> tuple[Tensor, Tensor]:
-    """Vectors of leaves [B, L, D] -> hidden states and cells of words and of what governs several roots [B, W + 1, D].
-
-    They are 0 where padded.
-    """
+    """Vectors of leaves [B, L, D] -> hidden states and cells [M, D] of words and of what governs several roots, by level."""
     leaves = x.masked_fill(pad_mask[..., None], 0)
     words = leaves.new_zeros(levels.row.numel(), leaves.shape[2]).index_add(0, levels.word.flatten(), leaves.flatten(0, 1))
     words = words / levels.pieces.view(-1, 1)
     arcs = levels.child, levels.governor, levels.edges, levels.arc_edges
-    tables = child_sum_tree_lstm(word(words.index_select(0, levels.place)), states, *arcs)
-    hidden, cells = (F.pad(x, (0, 0, 1, 0)).index_select(0, levels.row.flatten()) for x in tables)
-    return hidden.unflatten(0, levels.row.shape), cells.unflatten(0, levels.row.shape)
+    return child_sum_tree_lstm(word(words.index_select(0, levels.place)), states, *arcs)
+
+
+def _lay_out_words(table: Tensor, levels: ArcLevels) -> Tensor:
+    """States [M, D] by level -> of every word, and of what governs several roots [B, W + 1, D], 0 where padded."""
+    return _lay_out(F.pad(table, (0, 0, 1, 0)), levels.row)
 
 
 def _at_root(states: Tensor, levels: ArcLevels) -> Tensor:
@@ -173,8 +176,11 @@ def _leaf_states(leaf: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _run_tree_lstm(hidden: Tensor, cell: Tensor, composer: nn.Linear, levels: TreeLevels) -> tuple[Tensor, Tensor]:
-    """Hidden states and cells of leaves [B, L, D] -> of leaves and nodes [B, S, D], 0 where padded."""
+    """Hidden states and cells of leaves [B, L, D] -> rows of zeros, of leaves and of nodes [1 + leaves + M, D]."""
     leaves = (x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell))
-    tables = binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, levels.children, levels.edges)
-    hidden, cell = (x.index_select(0, levels.row.flatten()).unflatten(0, levels.row.shape) for x in tables)
-    return hidden, cell
+    return binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, levels.children, levels.edges)
+
+
+def _lay_out(table: Tensor, row: Tensor) -> Tensor:
+    """Rows of a table whose first is zeros, at their positions: row [B, S] -> [B, S, D]."""
+    return table.index_select(0, row.flatten()).unflatten(0, row.shape)

@@ -82,8 +82,7 @@ def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list
 def _refuse_comparison(given: str, folder: Path) -> None:
     """Raises UserError for a folder of workflows/compare_seeds.py, whose runs are of classifiers."""
     config = folder / "config.yaml"
-    task = read_yaml(config.read_text(encoding="utf-8"), str(config)).get("task") if config.is_file() else None
-    if task == "classification":
+    if config.is_file() and _read_config(config).get("task") == "classification":
         raise UserError(f"{given} is a comparison of classifiers, which has a table of its own: {folder / 'comparison.json'}")
 
 
@@ -97,6 +96,13 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
+def _read_config(path: Path) -> dict:
+    config = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
+        raise UserError(f"{path} is not the configuration of a run: it must name data and model")
+    return config
+
+
 def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     for file in ("config.yaml", "run.json"):
         if not (folder / file).is_file():
@@ -104,9 +110,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
                 f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of workflows/train_wmt.py "
                 "or workflows/scaling.py"
             )
-    config = read_yaml((folder / "config.yaml").read_text(encoding="utf-8"), str(folder / "config.yaml"))
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
-        raise UserError(f"{folder / 'config.yaml'} is not the configuration of a run: it must name data and model")
+    config = _read_config(folder / "config.yaml")
     if (task := config.get("task", "translation")) != "translation":
         raise UserError(f"{given} is a run of {task}, which has a table of its own: {folder / 'scores.json'}")
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
