@@ -152,7 +152,7 @@ class Classification(Task):
         return self.config.classifier.neutral_class
 
     def check(self, index: Mapping) -> None:
-        data = self.config.data
+        data, reads = self.config.data, self.reads  # an unknown model is refused before what it would read is looked for
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
@@ -162,7 +162,7 @@ class Classification(Task):
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
                 f"{self.neutral_class}"
             )
-        check_structure(self.config, index, self.reads)
+        check_structure(self.config, index, reads)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
