@@ -26,7 +26,7 @@ from treenet.training.checkpoint import (
 )
 from treenet.training.checkpoint_writer import CheckpointWriter
 from treenet.training.logs import MetricLog, describe_metrics
-from treenet.training.memory import peak_memory
+from treenet.training.memory import keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
@@ -73,6 +73,7 @@ def train(
     checkpoint and returns. `report` gets the metrics of every log step, on every rank. Raises TrainingFailed on all ranks.
     """
     torch.set_flush_denormal(True)
+    keep_freed_memory()
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where NCCL and compiled kernels work

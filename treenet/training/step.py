@@ -57,6 +57,8 @@ class Stepper:
         forward = getattr(model, self.output)
         self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
         self._gradient = _flat_gradient(model)
+        if ranks.device.type == "cpu" and not config.compile:
+            _add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
 
     def update(
@@ -171,3 +173,11 @@ def _flat_gradient(model: nn.Module) -> Tensor:
     for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
         parameter.grad = part.view_as(parameter)
     return flat
+
+
+def _add_gradients_by_row(model: nn.Module) -> None:
+    """Embeddings add the rows that were read to the flat gradient, not a table of zeros beside them: on CPUs a tenth of a tiny
+    model's update. GPUs would sort the rows and wait for that."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.sparse = True
