@@ -53,6 +53,9 @@ def test_schedule_rises_linearly_and_falls_by_the_square_root():
     assert learning_rate(config, 50) == pytest.approx(0.5 * (1e-3 + 1e-7))
     assert learning_rate(config, 100) == pytest.approx(1e-3)
     assert learning_rate(config, 400) == pytest.approx(5e-4)
+    linear = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay_steps=500)
+    rates = [learning_rate(linear, update) for update in (50, 100, 200, 499, 500, 600)]
+    assert rates == pytest.approx([learning_rate(config, 50), 1e-3, 7.5e-4, 2.5e-6, 0, 0])
 
 
 def test_matrices_decay_and_vectors_do_not():

@@ -12,10 +12,13 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Settings):
-    """Adam with decoupled weight decay and the inverse square root schedule."""
+    """Adam with decoupled weight decay; after warm-up the inverse square root schedule, or a linear one."""
 
     learning_rate: float = Field(7e-4, gt=0, description="peak learning rate, reached after warm-up")
     warmup_steps: PositiveInt = Field(4000, description="updates of linear warm-up from 1e-7")
+    decay_steps: PositiveInt | None = Field(
+        None, description="update at which the rate has fallen to 0, linearly from its peak; null falls as 1 / sqrt(update)"
+    )
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
@@ -23,6 +26,12 @@ class OptimizerConfig(Settings):
     r_drop: float = Field(
         0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"
     )
+
+    @model_validator(mode="after")
+    def _check_decay(self):
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise ValueError(f"decay_steps must be more than warmup_steps = {self.warmup_steps}, but is {self.decay_steps}")
+        return self
 
 
 class BatchConfig(Settings):
