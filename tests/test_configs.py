@@ -101,3 +101,11 @@ def test_comparisons_have_one_budget_and_the_models_of_the_paper(name):
     same = ("task", "validate_every", "checkpoint_every", "average", "average_checkpoints", "keep_checkpoints")
     assert all(getattr(config, key) == getattr(paper, key) for key in same)
     assert config.classifier.neutral_class == (None if name == "seeds_sst2" else 2)
+
+
+@pytest.mark.parametrize("name", ["agreement", "imdb"])
+def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name):
+    comparison = load_settings(SeedsConfig, CONFIGS[0].with_name(f"seeds_{name}.yaml"), ["data=somewhere"])
+    single = load_settings(TrainConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
+    assert all(getattr(comparison, field) == getattr(single, field) for field in TrainConfig.model_fields)
+    assert {system["model"]["name"] for system in comparison.grid.systems.values()} >= {"tree_transformer", "transformer", "bilstm"}
