@@ -108,4 +108,5 @@ def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name
     comparison = load_settings(SeedsConfig, CONFIGS[0].with_name(f"seeds_{name}.yaml"), ["data=somewhere"])
     single = load_settings(TrainConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
     assert all(getattr(comparison, field) == getattr(single, field) for field in TrainConfig.model_fields)
-    assert {system["model"]["name"] for system in comparison.grid.systems.values()} >= {"tree_transformer", "transformer", "bilstm"}
+    names = {system["model"]["name"] for system in comparison.grid.systems.values()}
+    assert names >= {"tree_transformer", "transformer", "bilstm"}
