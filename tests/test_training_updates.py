@@ -1,6 +1,8 @@
 """One update: micro-batches, memory that runs out, ranks, R-Drop, the moving average, what is logged."""
 
 import itertools
+import platform
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from treenet.training.ema import MovingAverage
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.losses import projected_nll
+from treenet.training.memory import keep_freed_memory
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treeproc.schema import PAD_ID
@@ -98,7 +101,17 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
     assert 0 <= line["data_wait"] < 1 and line["elapsed"] > 0
 
 
-# Memory that runs out.
+# Memory that is kept, and memory that runs out.
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_memory_that_is_freed_is_not_cleared_by_the_system_again():
+    keep_freed_memory()
+    pages = torch.full((2**24,), 1.0).nbytes // resource.getpagesize()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for value in range(5):
+        torch.full((2**24,), float(value))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
 
 
 def out_of_memory_above(examples: int) -> None:
