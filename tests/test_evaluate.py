@@ -20,11 +20,12 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.inference.run import load_run
 from treenet.inference.search import Hypothesis, beam_search
-from treenet.inference.shuffle import random_spans, shuffle_tree, tree_arrays
+from treenet.inference.shuffle import random_spans, shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
 from treenet.models import VocabSizes, build_model
 from treenet.structure import TreeStructure
 from treenet.training.run import run_training
+from treeproc.forest import Forest
 from treeproc.settings import UserError, load_settings
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +144,8 @@ def test_shuffled_trees_change_a_tree_model_and_leave_a_plain_one(run):
 @settings(deadline=None, max_examples=60)
 def test_random_trees_are_trees(num_leaves, num_nodes, seed):
     spans = random_spans(num_leaves, num_nodes, np.random.default_rng(seed))
-    parent, subtree_end = tree_arrays(spans)
+    tree = Forest(np.zeros(num_nodes, dtype=int), *np.array(spans).T, names=[])
+    parent, subtree_end = tree.parents(), tree.subtree_ends()
     assert len(spans) == num_nodes and spans[0] == (0, num_leaves)
     assert parent[0] == -1 and (parent[1:] >= 0).all() and (parent[1:] < np.arange(1, num_nodes)).all()
     for node, (start, end) in enumerate(spans):

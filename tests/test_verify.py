@@ -13,7 +13,6 @@ from toydata import write_toy_data
 
 from treeproc.checks import arc_problems, node_depths, tree_problems
 from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.schema import ENCODED_SCHEMA
 from treeproc.shards import ShardRecord, open_shards, read_index, write_index, write_shard
 from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
@@ -76,16 +75,16 @@ def test_arcs_must_be_trees():
     assert list(arc_problems(offsets, good, np.array([3, 3, 2, 2]))) == [(3, "arcs and words differ in number")]
 
 
-def rewrite(data, change) -> ShardRecord:
-    """Put changed rows into the first encoded training shard, with right hashes everywhere."""
-    folder = data / "encoded"
+def rewrite(data, change, stage="encoded") -> ShardRecord:
+    """Put changed rows into the first training shard of a stage, with right hashes everywhere."""
+    folder = data / stage
     index = read_index(folder)
     shard = open_shards(folder, "train")[0]
     rows = [{name: listed(value) for name, value in row.items()} for row in shard.rows()]
     change(rows)
     old = shard.record
     new = write_shard(
-        folder, old.name, rows, ENCODED_SCHEMA,
+        folder, old.name, rows, shard.schema,
         split="train", index=old.index, fingerprint=old.fingerprint, counts=Counter(old.counts),
     )  # fmt: skip
     facts = {name: value for name, value in index.items() if name not in ("schema_version", "totals", "shards")}
@@ -96,7 +95,7 @@ def rewrite(data, change) -> ShardRecord:
 def listed(value):
     if isinstance(value, dict):
         return {name: list(column) for name, column in value.items()}
-    return value if isinstance(value, int) else list(value)
+    return value if isinstance(value, (int, str)) else list(value)
 
 
 def set_item(row, column, name, value, place=0):
@@ -182,6 +181,27 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
     assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
     run = subprocess.run([sys.executable, "-m", "treeproc.verify", str(data)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and "no problem" in run.stdout.splitlines()[-1] and "24/24 rows" not in run.stdout
+
+
+def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
+    """Its words against its own line, its trees, statuses and arcs, as on the source side."""
+    config, _ = job
+    both = config.model_copy(update={"target_parser": config.parser})
+    data = tmp_path / "data"
+    preprocess(both, data)
+    assert not verify(data).problems
+
+    def change(rows):
+        rows[0]["target_parse_status"] = ""
+        rows[1]["target_words"]["text"][1] = "dog"
+        rows[2]["target_trees"] = ["(S (X a))"]
+
+    rewrite(data, change, "parsed")
+    assert {(p.row, p.what) for p in verify(data).problems} == {
+        (0, "target: parse_status is empty"),
+        (1, "target: words are not the characters of their line"),
+        (2, "target: trees and words differ in their number of words"),
+    }
 
 
 def test_no_data_set_is_one_line(tmp_path):

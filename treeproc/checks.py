@@ -125,7 +125,7 @@ def parsed_problems(row: dict, source: str | None) -> Iterator[str]:
     if (ends <= starts).any() or (starts[1:] < ends[:-1]).any():
         yield "words overlap or are empty"
     if source is not None and [source[s:e] for s, e in zip(starts, ends, strict=True)] != list(words["text"]):
-        yield "words are not the characters of the source"
+        yield "words are not the characters of their line"
     if not row["parse_status"]:
         yield "parse_status is empty"
     try:

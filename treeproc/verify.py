@@ -173,15 +173,22 @@ def _check_rows(stage: str, folders: dict, shard: Shard, whole: dict[str, dict[s
 
 
 def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
+    """Of the source side, and of the target side where it was parsed too."""
     for number, row in enumerate(shard.rows()):
-        source = None if text is None else text.row(number)["source"]
-        words = {name: np.asarray(v) if name.endswith("_char") else v for name, v in row["words"].items()}
-        for what in parsed_problems(row | {"words": words}, source):
-            yield number, what
-        if "arcs" in row:
-            governors = np.asarray(row["arcs"]["governor"])
-            for _, what in arc_problems(np.array([0, len(governors)]), governors, np.array([len(words["text"])])):
-                yield number, what
+        line = {} if text is None else text.row(number)
+        yield from ((number, what) for what in _side_problems(row, line.get("source")))
+        if "target_words" in row:
+            target = {name.removeprefix("target_"): value for name, value in row.items() if name.startswith("target_")}
+            yield from ((number, f"target: {what}") for what in _side_problems(target, line.get("target")))
+
+
+def _side_problems(row: dict, line: str | None) -> Iterator[str]:
+    words = {name: np.asarray(v) if name.endswith("_char") else v for name, v in row["words"].items()}
+    yield from parsed_problems(row | {"words": words}, line)
+    if "arcs" in row:
+        governors = np.asarray(row["arcs"]["governor"])
+        problems = arc_problems(np.array([0, len(governors)]), governors, np.array([len(words["text"])]))
+        yield from (what for _, what in problems)
 
 
 def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:

@@ -5,6 +5,8 @@ A model whose translations stay the same does not use its trees.
 
 import numpy as np
 
+from treeproc.forest import Forest
+
 ATTEMPTS = 20
 
 
@@ -27,19 +29,6 @@ def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -
     return sorted((binary[i] for i in chosen), key=lambda span: (span[0], -span[1]))
 
 
-def tree_arrays(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(parent [N], subtree_end [N]) of pre-order spans; a repeated span is the child of the one before."""
-    parent = np.full(len(spans), -1, dtype=np.int32)
-    subtree_end = np.full(len(spans), len(spans), dtype=np.int32)
-    ancestors: list[int] = []
-    for node, (start, _) in enumerate(spans):
-        while ancestors and spans[ancestors[-1]][1] <= start:
-            subtree_end[ancestors.pop()] = node
-        parent[node] = ancestors[-1] if ancestors else -1
-        ancestors.append(node)
-    return parent, subtree_end
-
-
 def shuffle_tree(example: dict, seed: int) -> dict:
     """The example of an encoded shard with a random tree of another shape over its own leaves.
 
@@ -55,11 +44,11 @@ def shuffle_tree(example: dict, seed: int) -> dict:
         spans = random_spans(num_leaves, num_nodes, random)
         if sorted(spans) != own:
             break
-    parent, subtree_end = tree_arrays(spans)
     start, end = np.array(spans, dtype=np.int32).T
     labels = np.asarray(example["nodes"]["label"])[random.permutation(num_nodes)]
+    tree = Forest(labels, start, end, names=[])
     return {
         **example,
-        "nodes": {"label": labels, "parent": parent},
-        "spans": {"start": start, "end": end, "subtree_end": subtree_end},
+        "nodes": {"label": labels, "parent": tree.parents().astype(np.int32)},
+        "spans": {"start": start, "end": end, "subtree_end": tree.subtree_ends().astype(np.int32)},
     }
