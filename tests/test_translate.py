@@ -3,8 +3,10 @@
 import gzip
 import json
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import WORDS, write_run, write_vocabulary
 
 from treenet.inference.ensemble import load_ensemble
+from treenet.inference.line_translator import LineTranslator
 from treenet.inference.run import load_run
 from treeproc.line_encoder import LineEncoder
 from treeproc.raw_lines import place_trees
@@ -258,3 +261,62 @@ def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workf
     assert done.returncode == 0 and done.stdout == "", done.stderr
     assert (tmp_path / "out.json").read_text().split("\n") == [*expected, ""] and len(expected) == 47
     assert done.stderr.splitlines()[-len(told) :] == told and len(told) == 3
+
+
+def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, run_workflow, monkeypatch):
+    source, output = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]]), tmp_path / "out.txt"
+    arguments = (f"input={source}", f"output={output}", "lines_at_once=1", "--json")
+    translate(*arguments)
+    expected = output.read_bytes()
+    output.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+    parts = tmp_path / "out.txt.parts"
+    killed = subprocess.Popen(
+        [sys.executable, ROOT / "workflows" / "translate.py", "--out", run, *arguments], stderr=subprocess.DEVNULL
+    )
+    while killed.poll() is None and len(list(parts.glob("*.json"))) < 30:
+        time.sleep(0.001)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    done = len(list(parts.glob("*.json")))
+    assert 30 <= done < 47 and not output.exists()
+
+    translated = []
+    true_call = LineTranslator.__call__
+    monkeypatch.setattr(LineTranslator, "__call__", lambda *a: translated.append(a[2]) or true_call(*a))
+    (parts / f"{done}.json").write_text('{"key"')  # half written
+    _, told = translate(*arguments)
+    assert translated == list(range(done - 1, 47))
+    assert f"{done - 1:,} lines were translated before; going on after them" in told
+    assert "1 of 47 lines have no translation: 24" in told[-1]
+    assert output.read_bytes() == expected
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["in.txt", "out.txt"]
+
+
+def test_what_was_kept_counts_for_the_same_lines_settings_and_checkpoints_alone(translate, run, lines, tmp_path, monkeypatch):
+    output, translated = tmp_path / "out.txt", []
+    true_call = LineTranslator.__call__
+
+    def failing(translator, part, first):
+        if first >= 8:
+            raise UserError("as if memory had run out")
+        translated.append(first)
+        return true_call(translator, part, first)
+
+    monkeypatch.setattr(LineTranslator, "__call__", failing)
+    source = write(tmp_path / "in.txt", lines)
+    for changes, expected in [
+        ([], [0, 4]),
+        ([], []),
+        (["workers=0", f"input={write(tmp_path / 'same.txt', lines)}"], []),
+        (["decoding.beam_size=2"], [0, 4]),
+        (["checkpoint=7"], [0, 4]),
+        ([f"input={write(tmp_path / 'other.txt', [*lines[:4], 'ba', *lines[5:]])}"], [0, 4]),
+        ([], [4]),
+    ]:
+        translated.clear()
+        with pytest.raises(UserError, match="memory"):
+            translate(f"input={source}", f"output={output}", "lines_at_once=4", *changes)
+        assert translated == expected, changes
+    assert not output.exists()

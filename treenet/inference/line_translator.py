@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Protocol
 
 import torch
@@ -36,7 +37,11 @@ class TranslateSettings(Settings):
     score: DataPath | None = Field(
         None, description="given translations, one for each line of the input: they are scored, and nothing is searched"
     )
-    output: DataPath | None = Field(None, description="file to write, whole or not at all; unset, standard output")
+    output: DataPath | None = Field(
+        None,
+        description="file to write, whole or not at all; what is done lies in OUTPUT.parts until then, and the same command "
+        "goes on after it; unset, standard output",
+    )
     checkpoint: Checkpoint | list[Checkpoint] = Field(
         AVERAGED,
         description="'averaged', the number of a step, or the path of a checkpoint folder; of several, the ensemble",
@@ -85,6 +90,16 @@ class Translated:
     notes: list[tuple[int, str]] = field(default_factory=list)
 
 
+def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Path]:
+    """Folders of runs with the checkpoints that are asked for; those of an object store are brought here."""
+    names = [name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
+    folders = []
+    for run in runs:
+        with read_run(run, *names) as folder:
+            folders.append(folder)
+    return folders
+
+
 class LineTranslator:
     """Models, parser and vocabulary of one or more runs, loaded once a process.
 
@@ -96,12 +111,7 @@ class LineTranslator:
         if settings.use_gpu and not torch.cuda.is_available():
             raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
         self._device = "cuda" if settings.use_gpu else "cpu"
-        names = [name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
-        folders = []
-        for run in runs:
-            with read_run(run, *names) as folder:
-                folders.append(folder)
-        self._run = load_ensemble(folders, settings.checkpoints, device=self._device)
+        self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
         if settings.nbest > self._decoding.beam_size:
             raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")

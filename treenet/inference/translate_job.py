@@ -5,12 +5,13 @@ the number of workers, and so is the output.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import chain, islice, tee
 from typing import IO
 
 from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treenet.inference.part_store import PartStore
 from treeproc.files import atomic_output
 from treeproc.progress import Progress
 from treeproc.settings import UserError
@@ -21,8 +22,6 @@ LONG = 100
 _LISTED = 10
 
 Part = tuple[Sequence, int]  # raw lines, and the 0-based number of the first
-# The results of many parts, in order.
-Map = Callable[[Iterable[Part]], Iterator[Translated]]
 
 
 def translate_lines(
@@ -39,26 +38,19 @@ def translate_lines(
     Lines that cannot be translated are told on standard error, and have an empty line in the output. Raises UserError when
     there are no lines; an output file then stays as it was, as with every other error.
     """
+    parts = _parts(lines, settings.lines_at_once)
+    first = next(parts, None)
+    if first is None:
+        raise UserError(f"{name} is empty; it must have a sentence a line")
+    store = PartStore(settings, runs) if settings.output else None
     with ExitStack() as stack:
-        parts = _parts(lines, settings.lines_at_once)
-        first = next(parts, None)
-        if first is None:
-            raise UserError(f"{name} is empty; it must have a sentence a line")
-        if settings.workers:
-            from treenet.inference.ray_translate import map_with_ray
-
-            mapped = map_with_ray(_chain(first, parts), settings, runs, encoder)
-        else:
-            translator = LineTranslator(settings, runs, encoder)
-            print(translator.describe(), file=sys.stderr)
-            mapped = (translator(*part) for part in _chain(first, parts))
         output = stack.enter_context(_open_output(settings.output))
         progress = None
         if (len(first[0]) if total is None else total) > LONG:
             progress = stack.enter_context(Progress("translated", total, unit="lines"))
         failed: list[int] = []
         count = 0
-        for translated in mapped:
+        for translated in _translate(chain([first], parts), store, settings, runs, encoder):
             output.write(translated.text.encode())
             output.flush()
             empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
@@ -68,9 +60,53 @@ def translate_lines(
             count += translated.num_lines
             if progress:
                 progress.update(translated.num_lines)
+    if store:
+        store.remove()
     if failed:
         listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
         _tell(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
+
+
+def _translate(
+    parts: Iterable[Part],
+    store: PartStore | None,
+    settings: TranslateSettings,
+    runs: Sequence[AnyPath],
+    encoder: type[LineSource],
+) -> Iterator[Translated]:
+    """The results of parts in their order: first those that are in the store, then what is made now, and kept there."""
+    given, remaining = tee(parts)  # the second is behind the first by what is at work
+    if store:
+        for lines, first in given:
+            if (found := store.find(lines, first)) is None:
+                if first:
+                    print(f"{first:,} lines were translated before; going on after them", file=sys.stderr)
+                given = chain([(lines, first)], given)
+                break
+            next(remaining)
+            yield found
+        else:
+            return
+    for result in _map(given, settings, runs, encoder):
+        lines, first = next(remaining)
+        if store:
+            store.keep(lines, first, result)
+        yield result
+
+
+def _map(
+    parts: Iterable[Part], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
+) -> Iterator[Translated]:
+    """Translate here, or by workers."""
+    if settings.workers:
+        from treenet.inference.ray_translate import map_with_ray
+
+        yield from map_with_ray(parts, settings, runs, encoder)
+        return
+    translator = LineTranslator(settings, runs, encoder)
+    print(translator.describe(), file=sys.stderr)
+    for part in parts:
+        yield translator(*part)
 
 
 def _parts(lines: Iterable, lines_at_once: int) -> Iterator[Part]:
@@ -78,11 +114,6 @@ def _parts(lines: Iterable, lines_at_once: int) -> Iterator[Part]:
     while part := list(islice(iterator, lines_at_once)):
         yield part, first
         first += len(part)
-
-
-def _chain(first: Part, others: Iterator[Part]) -> Iterator[Part]:
-    yield first
-    yield from others
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Parts of an output that are done, on disk until the output is whole: a command that was killed goes on after them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from treenet.inference.line_translator import Translated, TranslateSettings, local_runs
+from treenet.inference.run import checkpoint_names
+from treenet.training.checkpoint import META
+from treeproc.files import atomic_write, json_bytes
+from treeproc.storage import AnyPath, as_path
+
+# Where lines come from and go to, and who translates them, changes no translation.
+_OPERATIONAL = {"input", "trees", "score", "output", "workers", "use_gpu"}
+
+
+class PartStore:
+    """Results in OUTPUT.parts, a file for each part. One counts if lines, settings and checkpoints are those it was made of."""
+
+    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
+        self._folder = settings.output.parent / f"{settings.output.name}.parts"
+        self._made_of = [settings.model_dump_json(exclude=_OPERATIONAL)]
+        for run in local_runs(settings, runs):
+            folders = [run / name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
+            folders += [as_path(checkpoint) for checkpoint in settings.checkpoints if not checkpoint_names(checkpoint)]
+            files = [run / "config.yaml", *(folder / META for folder in folders)]
+            self._made_of += [path.read_text(encoding="utf-8") if path.is_file() else "" for path in files]
+
+    def find(self, lines: Sequence, first: int) -> Translated | None:
+        """What was kept of these lines, the first of which has the 0-based number `first`."""
+        path = self._path(first)
+        try:
+            stored = json.loads(path.read_bytes()) if path.is_file() else {}
+        except ValueError:
+            return None
+        if stored.pop("key", None) != self._key(lines, first):
+            return None
+        told = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
+        return Translated(**stored, **told)
+
+    def keep(self, lines: Sequence, first: int, result: Translated) -> None:
+        """Keep it. Raises UserError when the disk or the store refuses."""
+        self._folder.mkdir(exist_ok=True)
+        atomic_write(self._path(first), json_bytes({"key": self._key(lines, first), **asdict(result)}))
+
+    def remove(self) -> None:
+        """Now that the output is whole."""
+        for path in self._folder.glob("*.json"):
+            path.unlink(missing_ok=True)
+        if isinstance(self._folder, Path):
+            self._folder.rmdir()
+
+    def _path(self, first: int) -> AnyPath:
+        return self._folder / f"{first + 1}.json"
+
+    def _key(self, lines: Sequence, first: int) -> str:
+        return hashlib.sha256(repr((self._made_of, first, list(lines))).encode()).hexdigest()
