@@ -286,6 +286,7 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     true_call = LineTranslator.__call__
     monkeypatch.setattr(LineTranslator, "__call__", lambda *a: translated.append(a[2]) or true_call(*a))
     (parts / f"{done}.json").write_text('{"key"')  # half written
+    (parts / f".tmp-1-{done}.json").write_text("")
     _, told = translate(*arguments)
     assert translated == list(range(done - 1, 47))
     assert f"{done - 1:,} lines were translated before; going on after them" in told

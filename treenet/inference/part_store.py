@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,10 +48,11 @@ class PartStore:
 
     def remove(self) -> None:
         """Now that the output is whole."""
+        if isinstance(self._folder, Path):
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return
         for path in self._folder.glob("*.json"):
             path.unlink(missing_ok=True)
-        if isinstance(self._folder, Path):
-            self._folder.rmdir()
 
     def _path(self, first: int) -> AnyPath:
         return self._folder / f"{first + 1}.json"
