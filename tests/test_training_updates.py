@@ -3,6 +3,8 @@
 import itertools
 import platform
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,6 @@ from treenet.training.ema import MovingAverage
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.losses import projected_nll
-from treenet.training.memory import keep_freed_memory
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treeproc.schema import PAD_ID
@@ -105,13 +106,22 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_memory_that_is_freed_is_not_cleared_by_the_system_again():
-    keep_freed_memory()
-    pages = torch.full((2**24,), 1.0).nbytes // resource.getpagesize()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for value in range(5):
-        torch.full((2**24,), float(value))
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < pages
+def test_freed_memory_stays_with_the_process():
+    code = """
+import resource, torch
+from treenet.training.memory import keep_freed_memory
+
+def held():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+keep_freed_memory()
+tensors = [torch.full((2**18,), 1.0) for _ in range(100)]
+before = held()
+del tensors
+print(before - held())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10 * 2**20
 
 
 def out_of_memory_above(examples: int) -> None:
