@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import image
+from torch import nn
 from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
@@ -26,7 +27,8 @@ from treenet.training.averaging import choose_checkpoints
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
 from treenet.training.ledger import Ledger
 from treenet.training.logs import read_metrics
-from treenet.training.loop import train
+from treenet.training.loop import Trainer, train
+from treenet.training.ranks import Ranks
 from treenet.training.run import load_trained, run_training
 from treenet.training.tasks import build_task
 from treeproc.files import read_json
@@ -165,6 +167,23 @@ def test_r_drop_and_smoothing_are_taken(data, tmp_path):
     train(config, tmp_path)
     lines = [line for line in read_metrics(tmp_path) if line["event"] == "train"]
     assert all(line["loss"] > line["nll"] for line in lines)
+
+
+@pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
+def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options):
+    trainer = Trainer(make_config(data, "model.name=tree_transformer", *options), Ranks(0, 1, torch.device("cpu")))
+    model, share = trainer.stepper.model, trainer.micro_batches.share(trainer.plan.hardest_batch())
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    assert len(tables) == 2 and all(table.sparse for table in tables)
+    gradients = []
+    for by_row in (True, False):
+        for table in tables:
+            table.sparse = by_row
+        trainer.stepper.compute_gradient(share, trainer.micro_batches, 0)
+        assert not any(parameter.grad.is_sparse for parameter in model.parameters())
+        gradients.append(trainer.stepper._gradient.clone())
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].count_nonzero() > 0
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import itertools
 import platform
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -66,24 +65,6 @@ def test_micro_batches_change_no_loss(data, tmp_path, options):
     whole = run(make_config(data, *options), tmp_path / "whole")
     pieces = run(make_config(data, "batch.tokens_per_device=16", *options), tmp_path / "pieces")
     np.testing.assert_allclose(pieces, whole, rtol=1e-5)
-
-
-@pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
-def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options):
-    """Of tables that the output reads too, and of tables that it does not."""
-    trainer = Trainer(make_config(data, "model.name=tree_transformer", *options), RANK_0)
-    model, share = trainer.stepper.model, trainer.micro_batches.share(trainer.plan.hardest_batch())
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    assert len(tables) == 2 and all(table.sparse for table in tables)
-    gradients = []
-    for by_row in (True, False):
-        for table in tables:
-            table.sparse = by_row
-        trainer.stepper.compute_gradient(share, trainer.micro_batches, 0)
-        assert not any(parameter.grad.is_sparse for parameter in model.parameters())
-        gradients.append(trainer.stepper._gradient.clone())
-    torch.testing.assert_close(*gradients)
-    assert gradients[0].count_nonzero() > 0
 
 
 def test_padding_is_counted_as_it_is(data, tmp_path):

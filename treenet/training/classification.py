@@ -18,6 +18,7 @@ class ClassifierStepper(Stepper):
     """Updates of a classifier: the loss is that of all classes to be predicted, of positions where these are learned."""
 
     output = "forward"
+    ties_embeddings = False
 
     def sum_losses(self, batch: LabelledBatch, first: ClassLogits, second: ClassLogits | None = None) -> LossSums:
         options = self.config.optimizer

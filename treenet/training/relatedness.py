@@ -17,6 +17,7 @@ class RelatednessStepper(Stepper):
     """Updates of a model of pairs: the loss is KL(p || q), of the scores' distribution p and the predicted one q."""
 
     output = "forward"
+    ties_embeddings = False
 
     def sum_losses(self, batch: PairBatch, first: ClassLogits, second: None = None) -> LossSums:
         log_probs = first.examples.log_softmax(1)

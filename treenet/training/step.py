@@ -49,6 +49,7 @@ class Stepper:
     """
 
     output = "decode_to_train"
+    ties_embeddings = True  # whether the output reads the table of pieces too
 
     def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks):
         self.model, self.config, self.ranks = model, config, ranks
@@ -57,7 +58,7 @@ class Stepper:
         forward = getattr(model, self.output)
         self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
         self._gradient = _flat_gradient(model)
-        if ranks.device.type == "cpu" and not config.compile:
+        if ranks.device.type == "cpu" and not config.compile and not self.ties_embeddings:
             _add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
 
@@ -176,8 +177,8 @@ def _flat_gradient(model: nn.Module) -> Tensor:
 
 
 def _add_gradients_by_row(model: nn.Module) -> None:
-    """Embeddings add the rows that were read to the flat gradient, not a table of zeros beside them: on CPUs a tenth of a tiny
-    model's update. GPUs would sort the rows and wait for that."""
+    """Embeddings add the rows that were read to the flat gradient, not a table of zeros beside them, where nothing else has a
+    gradient for the table. On CPUs: GPUs would sort the rows and wait for that."""
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True
