@@ -206,6 +206,7 @@ def test_leaves_are_found_in_the_line_in_their_treebank_spelling():
 def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was(translate, run, lines, tmp_path):
     output, source, empty = tmp_path / "out.txt", write(tmp_path / "in.txt", lines[:3]), write(tmp_path / "empty.txt", [])
     output.write_text("as it was")
+    (tmp_path / "out.txt.parts").write_text("in the way")
     short = write(tmp_path / "short.txt", lines[:2])
     other = write_run(tmp_path / "other", write_vocabulary(tmp_path / "vocabulary", words=[word[::-1] for word in WORDS]))
     given = write_run(tmp_path / "given", write_vocabulary(tmp_path / "trees", parser="given"))
@@ -223,6 +224,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
         (given, [source_argument], "was made of trees that its input gave: give these lines' trees as well"),
         (tmp_path, [source_argument], "is not a run"),
         (None, [source_argument], "translate.py needs --out RUN"),
+        (run, [source_argument], "cannot write .*out.txt.parts: File exists"),
     ]:
         with pytest.raises(UserError, match=message):
             translate(*arguments, f"output={output}", out=out)

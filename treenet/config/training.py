@@ -170,3 +170,12 @@ class TrainConfig(Settings):
         if self.average == "ema" and not self.ema_decay:
             raise ValueError("average = 'ema' needs ema_decay, for example 0.999, but it is 0")
         return self
+
+    @model_validator(mode="after")
+    def _check_decay(self):
+        last = self.optimizer.decay_steps
+        if last is not None and self.max_steps > last:
+            raise ValueError(
+                f"max_steps must be at most optimizer.decay_steps = {last}, where the rate is 0, but is {self.max_steps}"
+            )
+        return self

@@ -11,6 +11,7 @@ from treenet.inference.line_translator import Translated, TranslateSettings, loc
 from treenet.inference.run import checkpoint_names
 from treenet.training.checkpoint import META
 from treeproc.files import atomic_write, json_bytes
+from treeproc.settings import UserError
 from treeproc.storage import AnyPath, as_path
 
 # Where lines come from and go to, and who translates them, changes no translation.
@@ -43,7 +44,10 @@ class PartStore:
 
     def keep(self, lines: Sequence, first: int, result: Translated) -> None:
         """Keep it. Raises UserError when the disk or the store refuses."""
-        self._folder.mkdir(exist_ok=True)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {self._folder}: {error.strerror}; choose another output") from None
         atomic_write(self._path(first), json_bytes({"key": self._key(lines, first), **asdict(result)}))
 
     def remove(self) -> None:

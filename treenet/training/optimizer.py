@@ -12,11 +12,11 @@ WARMUP_START = 1e-7
 
 def learning_rate(config: OptimizerConfig, update: int) -> float:
     """Rate of update number `update`, counted from 1: linear from 1e-7 to the peak, then peak * sqrt(warmup / update), or
-    linear to 0 at `decay_steps`, from where on it is 0."""
+    linear to 0 at `decay_steps`."""
     if update <= config.warmup_steps:
         return WARMUP_START + (config.learning_rate - WARMUP_START) * update / config.warmup_steps
     if config.decay_steps is not None:
-        return config.learning_rate * max(0.0, (config.decay_steps - update) / (config.decay_steps - config.warmup_steps))
+        return config.learning_rate * (config.decay_steps - update) / (config.decay_steps - config.warmup_steps)
     return config.learning_rate * math.sqrt(config.warmup_steps / update)
 
 
