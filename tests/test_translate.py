@@ -265,7 +265,7 @@ def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workf
     assert done.stderr.splitlines()[-len(told) :] == told and len(told) == 3
 
 
-def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, run_workflow, monkeypatch):
+def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, monkeypatch):
     source, output = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]]), tmp_path / "out.txt"
     arguments = (f"input={source}", f"output={output}", "lines_at_once=1", "--json")
     translate(*arguments)

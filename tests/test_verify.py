@@ -184,7 +184,7 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
 
 
 def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
-    """Its words against its own line, its trees, statuses and arcs, as on the source side."""
+    """Its words against its own line, its trees and statuses, as on the source side."""
     config, _ = job
     both = config.model_copy(update={"target_parser": config.parser})
     data = tmp_path / "data"

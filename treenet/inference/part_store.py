@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from treenet.inference.line_translator import Translated, TranslateSettings, local_runs
-from treenet.inference.run import checkpoint_names
+from treenet.inference.run import checkpoint_path
 from treenet.training.checkpoint import META
 from treeproc.files import atomic_write, json_bytes
 from treeproc.settings import UserError
-from treeproc.storage import AnyPath, as_path
+from treeproc.storage import AnyPath
 
 # Where lines come from and go to, and who translates them, changes no translation.
 _OPERATIONAL = {"input", "trees", "score", "output", "workers", "use_gpu"}
@@ -25,9 +25,7 @@ class PartStore:
         self._folder = settings.output.parent / f"{settings.output.name}.parts"
         self._made_of = [settings.model_dump_json(exclude=_OPERATIONAL)]
         for run in local_runs(settings, runs):
-            folders = [run / name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
-            folders += [as_path(checkpoint) for checkpoint in settings.checkpoints if not checkpoint_names(checkpoint)]
-            files = [run / "config.yaml", *(folder / META for folder in folders)]
+            files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
             self._made_of += [path.read_text(encoding="utf-8") if path.is_file() else "" for path in files]
 
     def find(self, lines: Sequence, first: int) -> Translated | None:

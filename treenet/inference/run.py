@@ -46,10 +46,15 @@ def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
     return (AVERAGED,) if checkpoint == AVERAGED else ()
 
 
-def checkpoint_folder(run: Path, checkpoint: str) -> Path:
-    """Folder of `averaged`, of a step number, or of a path to a checkpoint. Raises UserError when it is not there."""
+def checkpoint_path(run: Path, checkpoint: str) -> Path:
+    """Folder of `averaged`, of a step number, or of a path to a checkpoint, whether it is there or not."""
     names = checkpoint_names(checkpoint)
-    folder = run / names[0] if names else Path(checkpoint)
+    return run / names[0] if names else Path(checkpoint)
+
+
+def checkpoint_folder(run: Path, checkpoint: str) -> Path:
+    """The folder `checkpoint_path`. Raises UserError when no whole checkpoint is there."""
+    folder = checkpoint_path(run, checkpoint)
     if is_whole(folder):
         return folder
     if (folder / WEIGHTS).is_file():

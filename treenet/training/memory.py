@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
     """Have the C library keep what tensors free for the next ones, on Linux with glibc.
 
     It would give what is free at the end of its memory back to the system, which clears it page by page when the next
-    update asks for it again: a tenth of a small model's update on a CPU. Pieces above 32 MiB are still given back.
+    update asks for it again: about a twentieth of a small model's update on a CPU. Pieces above 32 MiB are still given back.
     """
     tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if tune:
