@@ -12,7 +12,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
 # What `treenet` may use of `treeproc`: the shard contract, trees of parsed shards and what every command shares.
-SHARED = {"errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache", "forest", "provenance"}
+SHARED = {
+    "errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache", "forest", "provenance",
+}  # fmt: skip
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
     f"treeproc/parsers/{name}.py"
