@@ -1,5 +1,6 @@
 """Hierarchical accumulation and tree structure: fast path against the slow oracle, golden vectors, figures of the paper."""
 
+import math
 from itertools import product
 from pathlib import Path
 
@@ -87,6 +88,57 @@ CONFIGS = [
 @settings(deadline=None, max_examples=20)
 def test_equals_oracle(config, sparse, sentences):
     check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config), sparse)
+
+
+def document_of(*trees: Tree) -> Tree:
+    """The trees side by side under one root."""
+    spans, parents, leaves = [[0, sum(t.num_leaves for t in trees), 1 + sum(len(t.spans) for t in trees)]], [-1], 0
+    for tree in trees:
+        shift = len(spans)
+        spans += [[start + leaves, end + leaves, last + shift] for start, end, last in tree.spans]
+        parents += [parent + shift if parent >= 0 else 0 for parent in tree.parents]
+        leaves += tree.num_leaves
+    return Tree(leaves, spans, parents)
+
+
+# A unary chain over a node of one leaf: (X (Y (Z a)) b).
+UNARY = Tree(2, [[0, 2, 4], [0, 1, 4], [0, 1, 4], [0, 1, 4]], [-1, 0, 1, 2])
+# The one in the middle is the batch-mate whose numbers are bad; the last is deeper than 100.
+MATES = [document_of(FIGURE_1, UNARY, FIGURE_1), FIGURE_1, FIGURE_1, UNARY]
+MATE = 1
+
+
+def spoil(x: torch.Tensor, bad: float) -> torch.Tensor:
+    """`x` [B, S, D] with the batch-mate's numbers scaled by a finite factor, or replaced by what is not finite."""
+    x = x.detach().clone()
+    x[MATE] = x[MATE] * bad if math.isfinite(bad) else bad
+    return x.requires_grad_()
+
+
+@pytest.mark.parametrize("bad", [1e9, math.inf, math.nan])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
+def test_a_batch_mate_changes_no_bit(config, sparse, bad):
+    """Values and gradients of the others, in float64 as by the oracle, in float32 too."""
+    module = build_accumulation(vertical_rows=30, horizontal_rows=30, **config)
+    for sentences in (MATES, [*MATES, right_branching(105)]):
+        structure = build_structure(sentences, sparse=sparse)
+        others = torch.arange(len(sentences)) != MATE
+        shape = (len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL)
+        plain = torch.randn(3, *shape, dtype=torch.float64)
+        for dtype in (torch.float32, torch.float64):
+            found = []
+            for factor in (1.0, bad):
+                states, vectors = (spoil(x.to(dtype), factor) for x in plain[:2])
+                out = module.to(dtype).accumulate(states, vectors, structure)
+                grads = torch.autograd.grad(out, [states, vectors], plain[2].to(dtype))
+                found.append([x[others] for x in (out, *grads)])
+            for tame, spoilt in zip(*found, strict=True):
+                assert tame.isfinite().all() and torch.equal(spoilt, tame)
+        for place, b in enumerate(others.nonzero()[:3, 0]):
+            rows = real_positions(structure, b)
+            slow = reference_nodes(module, sentences[b], plain[0, b, rows], plain[1, b, rows])
+            torch.testing.assert_close(found[1][0][place, rows[sentences[b].num_leaves :]], slow, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("num_leaves", [50, 400])

@@ -43,6 +43,25 @@ def test_a_sentence_does_not_see_its_batch(name, config, sentences):
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("piece", [1e9, np.inf, np.nan])
+@pytest.mark.parametrize(("name", "config"), with_trees({"accumulation_rule": "released", "leaf_weights": "per_head"}))
+def test_a_batch_mate_that_is_not_finite_stays_alone(name, config, piece):
+    """A piece whose vector is huge, infinite or NaN changes no bit of the sentences that do not hold it."""
+    model = tiny_model(name, **config)
+    examples = [example_of(right_branching(n), n, reads=model.reads) for n in (9, 7, 14)]
+    for example in examples:
+        for pieces in (example["leaves"]["piece"], example["tgt_pieces"]):
+            pieces[pieces == VOCAB.pieces - 1] = 4
+    expected = model(collate(examples, model.reads))
+    examples[1]["leaves"]["piece"][3] = VOCAB.pieces - 1
+    with torch.no_grad():
+        model.piece_embedding.weight[VOCAB.pieces - 1] = piece
+    logits = model(collate(examples, model.reads))
+    seen = torch.arange(VOCAB.pieces) != VOCAB.pieces - 1  # the logit of the piece itself is not finite anywhere
+    for row in (0, 2):
+        assert torch.equal(logits[row][:, seen], expected[row][:, seen])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_dropout_is_the_same_in_every_batch(name):
     """By key, for texts of several roots too: the same logits in training, alone or beside a longer text."""

@@ -101,6 +101,25 @@ def test_self_attention_equals_oracle(config, path, sentences):
     check_close_with_grads(pairs, [x, *module.parameters()])
 
 
+@pytest.mark.parametrize("bad", [1e9, np.inf, np.nan])
+@pytest.mark.parametrize("path", ["one", "two", "window"])
+@pytest.mark.parametrize("accumulate_on", ["value", "key", "scores"])
+def test_a_batch_mate_that_is_not_finite_changes_no_bit(accumulate_on, path, bad):
+    """Outputs and gradients of the sentences beside it."""
+    module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, TreeAttentionConfig(accumulate_on=accumulate_on)))
+    structure = build_on_path([right_branching(6), FIGURE_1, right_branching(9)], path)
+    x = torch.randn(3, structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64)
+    spoilt = x.clone()
+    spoilt[1] = spoilt[1] * bad if np.isfinite(bad) else bad
+    found = []
+    for given_ in (x, spoilt):
+        given_.requires_grad_()
+        out = module(given_, None, structure)
+        found.append([y[::2] for y in (out, *torch.autograd.grad(out.sum(), given_))])
+    for expected, beside in zip(*found, strict=True):
+        assert torch.equal(beside, expected)
+
+
 @pytest.mark.parametrize("config", CONFIGS[::2], ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=5))
 @settings(deadline=None, max_examples=10)

@@ -14,13 +14,14 @@ Equation 10 adds, for every node t of a branch, row |V_j^t| of the vertical tabl
 in a matrix [B * N, rows] whose product with the table serves all heads that share leaf weights.
 
 Precision. All of this runs in float32 at least, autocast or not; only inputs and outputs are rounded. Vectors are added,
-never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64. TF32, when it
-is switched on for matrix products, rounds weights and vectors to 11 bits once each, no worse than bf16 inputs are: it may
-stay on.
+never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64, each over one
+example of the batch. TF32, when it is switched on for matrix products, rounds weights and vectors to 11 bits once each, no
+worse than bf16 inputs are: it may stay on.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -132,7 +133,13 @@ def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) 
 
 
 def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
-    """Weights of branches [W, P] -> of pairs (i, t) [W, Q]: the sum over the branches of i that pass through t."""
-    running = F.pad(weights.double().cumsum(1), (1, 0))
+    """Weights of branches [W, P] -> of pairs (i, t) [W, Q]: the sum over the branches of i that pass through t.
+
+    The running sums start anew at every example of the batch. One sum over all would carry an infinite or NaN weight, and
+    the rounding of a huge one, from an example to its batch-mates.
+    """
+    cells = weights.new_zeros(len(weights), math.prod(branches.running_shape), dtype=torch.float64)
+    cells = cells.index_copy(1, branches.running, weights.double()).unflatten(1, branches.running_shape)
+    running = cells.cumsum(2).flatten(1)
     difference = running.index_select(1, branches.pair_last) - running.index_select(1, branches.pair_first)
     return difference.to(weights.dtype)

@@ -89,8 +89,10 @@ class BranchMaps:
     leaf: Tensor  # [P] flat position of leaf j in [B, S]
     height: Tensor  # [P] |V_j^i|
     length: Tensor  # [P] span length of node i
-    pair_first: Tensor  # [Q] first branch (i, j) with j under t
-    pair_last: Tensor  # [Q] one past the last of them
+    running: Tensor  # [P] flat cell of the branch in `running_shape`, for running sums by example
+    running_shape: tuple[int, int]  # B, 1 + most branches of an example; the first cell of a row holds no branch
+    pair_first: Tensor  # [Q] the cell before the first branch (i, j) with j under t
+    pair_last: Tensor  # [Q] the cell of the last of them
     height_cell: Tensor  # [P] flat (i, |V_j^i| - 1) in [B * N, max_height]
     depth_cell: Tensor  # [Q] flat (i, proper ancestors of t) in [B * N, max_height]
     max_height: int
@@ -117,20 +119,26 @@ class BranchMaps:
         leaf, lower_position = (tree * positions + start)[node] + rank, (tree * positions + num_leaves + index)[lower]
         height = leaf_depth[flat_leaf] - depth[node]
         max_height, max_length = max(1, int(leaf_depth.max())), max(1, int(length.max()))
-        pair_first = (first - start)[upper] + start[lower]
+        first_branch = (first - start)[upper] + start[lower]
         pair_length = length[lower]
 
         paths, ranks = None, (np.zeros(0, dtype=np.int64),) * 3
         if height.sum() <= PATHS_FROM_HEIGHT * len(height):
             begin = np.cumsum(pair_length) - pair_length
             item = np.arange(pair_length.sum())
-            branch, rank_of_t = (item + np.repeat(offset, pair_length) for offset in (pair_first - begin, -begin))
+            branch, rank_of_t = (item + np.repeat(offset, pair_length) for offset in (first_branch - begin, -begin))
             ranks = branch, np.repeat(upper, pair_length), rank_of_t
         else:
             path_cell = flat_leaf * max_height + height - 1
             paths = PathMaps(*map(torch.from_numpy, (path_cell, rank, first)), num_leaves=leaf_depth.size)
 
+        counts = length.reshape(-1, num_nodes).sum(axis=1)  # branches of each example
+        running_shape = len(counts), 1 + int(counts.max())
+        shift = np.arange(len(counts)) * running_shape[1] - (np.cumsum(counts) - counts)  # from a branch to the cell before it
+        running, pair_first = np.arange(len(node)) + shift[tree[node]] + 1, first_branch + shift[tree[upper]]
+
         entries = Entries.build(table, np.concatenate([node, upper]), np.concatenate([leaf, lower_position]), sparse)
         height_cell, depth_cell = node * max_height + height - 1, upper * max_height + depth[lower]
-        arrays = (leaf, height, length[node], pair_first, pair_first + pair_length, height_cell, depth_cell)
-        return cls(*map(torch.from_numpy, arrays), max_height, *map(torch.from_numpy, ranks), max_length, paths, entries)
+        weighed, pairs = (leaf, height, length[node], running), (pair_first, pair_first + pair_length, height_cell, depth_cell)
+        weighed, pairs, ranks = (map(torch.from_numpy, arrays) for arrays in (weighed, pairs, ranks))
+        return cls(*weighed, running_shape, *pairs, max_height, *ranks, max_length, paths, entries)
