@@ -11,6 +11,7 @@ from treenet.inference.run import load_run
 from treenet.training.logs import read_metrics
 from treenet.training.run import run_training
 from treeproc.settings import UserError, load_settings, read_yaml, run_cli
+from treeproc.shards import read_index
 
 OVERRIDES = ("model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
 
@@ -47,6 +48,30 @@ def test_a_damaged_average_is_refused_and_made_again(data, tmp_path):
         load_run(run)
     run_training(config_of(data), run)
     load_run(run)
+
+
+@pytest.mark.parametrize("sizes", [{"d_model": 2_000_000}, {"d_ff": 10**18}])
+def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(data, tmp_path, sizes):
+    overrides = [f"model.{name}={size}" for name, size in sizes.items()]
+    with pytest.raises(UserError, match="^model: .*memory.*choose smaller") as error:
+        run_training(config_of(data, *overrides), tmp_path / "run")
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_sizes_were_edited_is_refused(data, tmp_path):
+    run_training(config_of(data), tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    path.write_text(path.read_text().replace("d_model: 16", "d_model: 2000000"))
+    with pytest.raises(UserError, match="^model: .* need .* GiB of memory"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("stage", ["encoded", "text"])
+def test_a_stage_in_the_place_of_a_data_set_is_told_apart(data, stage):
+    (data / stage).mkdir(exist_ok=True)
+    (data / stage / "index.json").touch()
+    with pytest.raises(UserError, match=rf"{stage} is one stage of a data set; give the folder above it: {data}$"):
+        read_index(data / stage / "encoded")
 
 
 def test_zeros_after_a_power_cut_do_not_stop_reading(tmp_path):

@@ -339,6 +339,8 @@ def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
         ("1\ta\n", "line 1: expected 10 columns after a number, but found 2"),
         ("# a comment\n", "line 1: a sentence without words"),
         (sentence("1||0"), "line 1: the word is empty"),
+        (sentence("\u0661|a|0"), "line 1: expected 10 columns after a number, but found 10"),
+        (sentence("1|a|\u0660"), "line 1: column 7 must be the number of the governor"),
     ],
 )
 def test_bad_conllu(text, message, tmp_path):

@@ -1,9 +1,25 @@
 """YAML 1.2, overrides, and the one line that every mistake gets."""
 
+import errno
+import os
+
 import pytest
 from pydantic import Field
 
-from treeproc.settings import Settings, UserError, build_arg_parser, differences, dump_settings, load_settings, read_yaml
+from treeproc.settings import (
+    Settings,
+    UserError,
+    build_arg_parser,
+    differences,
+    dump_settings,
+    load_settings,
+    read_yaml,
+    run_cli,
+)
+
+
+ALIAS_BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 
 
 class Inner(Settings):
@@ -36,21 +52,39 @@ def test_file_then_overrides(tmp_path):
     ("text", "overrides", "message"),
     [
         ("name: a\nsteps: many\n", [], r"c.yaml: steps: .*'many'"),
-        ("name: a\nstep: 1\n", [], r"c.yaml: step: unknown key"),
+        ("name: a\nstep: 1\n", [], r"c.yaml: step: unknown key; did you mean steps\?"),
+        ("name: a\nrate: 1\n", [], r"c.yaml: rate: unknown key; did you mean inner.rate\?"),
+        ("name: a\ninner: {rat: 1}\n", [], r"c.yaml: inner.rat: unknown key; did you mean inner.rate\?"),
+        ("name: a\n", ["inner.rat=1"], r"^the command line: inner.rat: unknown key; did you mean inner.rate\?"),
+        ("name: a\n", ["qqq=1"], r"^the command line: qqq: unknown key; see --help"),
+        ("name: a\n", ["steps=true"], r"^the command line: steps: must be no truth value, but is true"),
+        ("name: a\n", ["steps=99999999999999999999"], r"steps: must be a number of at most 64 bits"),
+        ("name: a\n", ["inner.rate=-1"], r"^the command line: inner.rate: .*-1"),
+        ('name: a\n"b\\nc": 1\n', [], r"c.yaml: b c: unknown key"),
+        ("name: a\nsteps: " + "x" * 900_000, [], r"c.yaml: steps: .*'xxx.*\.\.\.x*'$"),
+        ("name: !!python/object:os.system a\n", [], r"c.yaml, line 1: .*python/object"),
+        ("name: !!bool x\n", [], r"c.yaml: not valid YAML"),
+        ("name: !!timestamp x\n", [], r"c.yaml, line 1: .*timestamp"),
+        ('name: "\\0"\n', [], r"c.yaml, line 1: .*NUL byte"),
+        ('name: "\\ud800"\n', [], r"c.yaml, line 1: .*half a character"),
+        ("name: " + "[" * 3000 + "]" * 3000, [], r"c.yaml, line 1: .*nested deeper than 40"),
+        (ALIAS_BOMB, [], r"c.yaml, line \d+: .*more than 50,000 values"),
+        ("name: &a [*a]\n", [], r"c.yaml, line 1: .*holds itself"),
+        ("#" * 2_000_000, [], r"c.yaml: .*at most 1,048,576 bytes"),
         ("name: a\ninner: {rate: -1}\n", [], r"inner.rate: .*greater than 0.*-1"),
-        ("steps: 1\n", [], r"name: Field required"),
+        ("steps: 1\n", [], r"name: is missing \(a name\); write name=\.\.\. on the command line"),
         ("name: [\n", [], r"c.yaml, line 2: not valid YAML"),
         ("name: a\nname: b\n", [], r"line 2: .*'name' occurs twice"),
         ("- a\n", [], r"must hold keys and values"),
         ("name: a\n", ["steps"], r"key=value"),
         ("name: a\n", ["steps.x=1"], r"steps"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_one_line(tmp_path, text, overrides, message):
     (tmp_path / "c.yaml").write_text(text)
     with pytest.raises(UserError, match=message) as error:
         load_settings(Outer, tmp_path / "c.yaml", overrides)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and len(f"error: {error.value}") <= 500
 
 
 def test_missing_file():
@@ -66,3 +100,49 @@ def test_help_has_every_field():
     text = build_arg_parser("What it does.", Outer).format_help()
     for words in ("name: a name (required)", "steps: a number (default 5)", "inner.rate: a rate (default 0.1)", "--sample"):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--steps", "10"], r"no option '--steps'; .* write steps=10"),
+        (["--step=10"], r"no option '--step=10'; .* write steps=10"),
+        (["--rate", "1"], r"write inner.rate=1"),
+        (["--qqq"], r"no option '--qqq'; --help lists"),
+        (["name=a\udcff"], r"must be text in UTF-8"),
+        (["name=a\0"], r"must be text in UTF-8"),
+        (["--out", ""], r"--out must name a folder, but is empty"),
+    ],
+)
+def test_a_wrong_command_line(argv, message):
+    with pytest.raises(UserError, match=message) as error:
+        build_arg_parser("What it does.", Outer).parse_intermixed_args(argv)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.ENOSPC, errno.EACCES])
+def test_what_the_file_system_refuses_is_one_line(number, capsys):
+    def main(argv):
+        raise OSError(number, os.strerror(number), "a" * 5000)
+
+    with pytest.raises(SystemExit) as end:
+        run_cli(main)
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.startswith("error: aaa") and os.strerror(number) in said
+    assert said.count("\n") == 1 and len(said) <= 501
+
+
+@pytest.mark.parametrize("error", [MemoryError(), NO_MEMORY])
+def test_memory_that_is_not_there_is_one_line(error, capsys):
+    def main(argv):
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        run_cli(main)
+    assert end.value.code == 2 and capsys.readouterr().err.startswith("error: out of memory")
+
+
+def test_an_error_keeps_its_begin_and_its_end():
+    error = UserError("a.yaml, line 3:\n" + "x " * 1000 + "\x1b[31m; do this")
+    assert str(error).startswith("a.yaml, line 3: x x") and str(error).endswith("x \\x1b[31m; do this")
+    assert len(f"error: {error}") <= 500

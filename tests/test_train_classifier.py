@@ -272,6 +272,13 @@ def test_cells_are_compared_on_the_same_examples(data, tmp_path):
         seed_cells(config, tmp_path)
 
 
+def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
+    unlabelled = write_labelled(tmp_path / "data", {"train": make_rows(4)}, columns=["leaves", "nodes", "spans"])
+    config = load_settings(SeedsConfig, None, **TINY, data=unlabelled)
+    with pytest.raises(UserError, match="has no classes"):
+        seed_cells(config, tmp_path)
+
+
 def test_t_tests_agree_with_tables_and_worked_examples():
     for freedom, t in ((1, 12.706), (4, 2.776), (9, 2.262), (30, 2.042)):  # two-sided 5 % points
         assert t_probability(t, freedom) == pytest.approx(0.05, abs=1e-4)

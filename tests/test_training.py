@@ -251,7 +251,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path
     [
         ([], "give --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
-        (["--sample", "--out", "x"], "data: Field required"),
+        (["--sample", "--out", "x"], "data: is missing (data set that workflows/preprocess.py wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
     ],
 )

@@ -1,5 +1,41 @@
-"""The error that every command turns into one line."""
+"""The error that every command turns into one line, and values as such a line shows them."""
+
+import reprlib
+
+# With the word that goes before it, a message is a line of at most 500 characters.
+MOST_CHARACTERS = 480
 
 
 class UserError(Exception):
-    """Bad input or configuration: one line that says what, where, and what to do."""
+    """Bad input or configuration: one line that says what, where, and what to do.
+
+    A message that is longer loses its middle: it begins with the place, and ends with what to do.
+    """
+
+    def __init__(self, message: str):
+        super().__init__(one_line(message))
+
+
+def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
+    """Text of any length and any characters as one printable line of at most `most` characters."""
+    if len(text) > 4 * most:
+        text = f"{text[: 2 * most]} ... {text[-2 * most :]}"
+    text = " ".join(text.split())
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if len(text) <= most:
+        return text
+    head = 2 * most // 3
+    return f"{text[:head]} ... {text[head + 5 - most :]}"
+
+
+class _Short(reprlib.Repr):
+    """`repr` that stops early: a value may be of any size and depth."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 80, 80, 40
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: its `repr`, shortened."""
+    return one_line(_Short().repr(value), 160)

@@ -7,17 +7,18 @@ with status 2. Nothing here knows what the settings are about.
 import argparse
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from treeproc.errors import UserError
+from treeproc.errors import UserError, one_line, shown
+from treeproc.setting_errors import COMMAND_LINE, describe_error, nearest
 from treeproc.storage import AnyPath, RemotePath, as_path
+from treeproc.yaml_reader import MOST_BYTES, read_yaml
 
 
 class Settings(BaseModel):
@@ -25,98 +26,76 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no number, though Python counts it as 1; and no number here needs more than 64 bits."""
+        annotation = cls.model_fields[info.field_name].annotation
+        values = [value, *value] if isinstance(value, list | tuple) else [value]
+        if isinstance(value, dict) and dict in map(get_origin, (annotation, *get_args(annotation))):
+            values += [*value, *value.values()]
+        for one in values:
+            if isinstance(one, bool) and not _may_be_bool(annotation):
+                raise ValueError(f"must be no truth value, but is {str(one).lower()}")
+            if isinstance(one, int) and abs(one) >= 2**63:
+                raise ValueError(f"must be a number of at most 64 bits, but is {shown(one)}")
+        return value
+
+
+def _may_be_bool(annotation: Any) -> bool:
+    return annotation in (bool, Any) or any(map(_may_be_bool, get_args(annotation)))
+
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-class _Yaml12Loader(yaml.SafeLoader):
-    """YAML 1.2 core schema: `5e-4` is a number, `no` and `off` are strings, duplicate keys are errors."""
-
-    yaml_implicit_resolvers: ClassVar[dict] = {}
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key must be a name", key_node.start_mark)
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} occurs twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-    def construct_decimal(self, node):
-        """`010` is ten; PyYAML's own constructor reads octal."""
-        return int(self.construct_scalar(node))
+_MOST_SECTIONS = 20
 
 
-for _tag, _pattern, _first in (
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", r"[-+]?[0-9]+", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
-):
-    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
-_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _Yaml12Loader.construct_decimal)
-
-
-def read_yaml(text: str, where: str) -> Any:
-    """Parse YAML 1.2. Raises UserError naming `where` and the line of a syntax error."""
-    try:
-        return yaml.load(text, Loader=_Yaml12Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an integer of thousands of digits
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = " ".join(str(getattr(error, "problem", error)).split())
-        raise UserError(f"{where}{line}: not valid YAML: {problem}") from None
-
-
-def _apply_override(values: dict, override: str) -> None:
+def _apply_override(values: dict, override: str) -> str:
+    """Put the value of `key=value` into its place. Returns the dotted key."""
     key, equals, text = override.partition("=")
     if not equals:
-        raise UserError(f"override {override!r} must have the form key=value, for example model.d_model=256")
+        raise UserError(f"override {shown(override)} must have the form key=value, for example model.d_model=256")
     *parents, last = key.split(".")
+    if len(parents) > _MOST_SECTIONS:
+        raise UserError(f"override {shown(override)}: no setting lies in so many sections")
     target = values
     for name in parents:
         target = target.setdefault(name, {})
         if not isinstance(target, dict):
-            raise UserError(f"override {override!r}: {name!r} has no keys of its own")
-    target[last] = read_yaml(text, f"override {override!r}")
+            raise UserError(f"override {shown(override)}: {shown(name)} has no keys of its own")
+    target[last] = read_yaml(text, f"override {shown(override)}")
+    return key
 
 
-def build_settings(cls: type[SettingsT], values: dict, where: str) -> SettingsT:
-    """Check `values` against `cls`. Raises UserError with the path of the first bad field."""
+def build_settings(cls: type[SettingsT], values: dict, where: str, overridden: Sequence[str] = ()) -> SettingsT:
+    """Check `values` against `cls`. Raises UserError with the path of the first bad field and where it came from.
+
+    That is `where`, or the command line for the dotted keys in `overridden`.
+    """
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        path = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            message = "unknown key; see --help for the keys there are"
-        else:
-            message = first["msg"].removeprefix("Value error, ")
-            if first["type"] not in ("missing", "value_error"):
-                message += f", but is {first['input']!r}"
-        raise UserError(f"{where}: {path + ': ' if path else ''}{message}") from None
+        raise UserError(describe_error(error, cls, where, overridden)) from None
 
 
 def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequence[str] = (), **values: Any) -> SettingsT:
     """Read settings from a YAML file, then `values`, then dotted `key=value` overrides."""
     merged: dict = {}
-    where = "settings"
+    where = COMMAND_LINE
     if path is not None:
         where = str(path)
         try:
-            text = as_path(path).read_text(encoding="utf-8")
+            with as_path(path).open("rb") as file:
+                text = file.read(MOST_BYTES + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', error)}") from None
+            raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
         merged = read_yaml(text, where) or {}
         if not isinstance(merged, dict):
             raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
     merged.update(values)
-    for override in overrides:
-        _apply_override(merged, override)
-    return build_settings(cls, merged, where)
+    return build_settings(cls, merged, where, [_apply_override(merged, override) for override in overrides])
 
 
 def dump_settings(settings: Settings) -> str:
@@ -169,12 +148,35 @@ def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
 class ArgumentParser(argparse.ArgumentParser):
     """A wrong command line is a UserError like any other mistake."""
 
+    settings: type[Settings]
+
+    def parse_intermixed_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """As ever, but a setting that is written as an option is told how to be written."""
+        for place, arg in enumerate(args or ()):
+            if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
+                raise UserError(f"{shown(arg)} on the command line must be text in UTF-8 without NUL bytes")
+            if arg == "--":
+                break
+            name, equals, value = arg.removeprefix("--").partition("=")
+            if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
+                following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
+                meant = nearest(self.settings, name.replace("-", "_"))
+                told = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
+                raise UserError(f"there is no option {shown(arg)}; {told or '--help lists what there is'}")
+        return super().parse_intermixed_args(args, namespace)
+
     def error(self, message: str):
         raise UserError(f"{message}; --help lists what there is")
 
 
+def _any_path(text: str) -> AnyPath:
+    if not text.strip():
+        raise UserError("--out must name a folder, but is empty")
+    return as_path(text)
+
+
 def _local_path(text: str) -> Path:
-    path = as_path(text)
+    path = _any_path(text)
     if isinstance(path, RemotePath):
         raise UserError(f"{path}: must be a local path here; data sets and training runs may lie in an object store")
     return path
@@ -191,7 +193,8 @@ def build_arg_parser(description: str, settings: type[Settings], *, remote_out: 
         epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
     )
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
-    out_path = as_path if remote_out else _local_path
+    parser.settings = settings
+    out_path = _any_path if remote_out else _local_path
     parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
     parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
@@ -199,8 +202,13 @@ def build_arg_parser(description: str, settings: type[Settings], *, remote_out: 
 
 
 # What the file system refuses, and a user can mend.
-_REFUSED = ["ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR"]
+_REFUSED = [
+    "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "ELOOP",
+    "ENOTEMPTY", "EBUSY", "ETXTBSY", "EINVAL", "EIO", "ENODEV", "ENXIO", "EXDEV", "EMLINK", "EMFILE", "ENFILE", "ENOMEM",
+    "ESTALE", "EOPNOTSUPP",
+]  # fmt: skip
 _REFUSALS = {getattr(errno, name) for name in _REFUSED}
+_OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 
 
@@ -220,16 +228,21 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(PIPE_CLOSED)
-    except OSError as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         if not (reason := describe_refusal(error)):
             raise
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
 
 
-def describe_refusal(error: OSError) -> str | None:
-    """What a user is told when the file system refuses to write; None for an error that no user can mend."""
-    if error.errno not in _REFUSALS:
+def describe_refusal(error: Exception) -> str | None:
+    """What a user is told when the file system or the memory refuses; None for an error that no user can mend."""
+    # PyTorch has no type of its own for the memory of a CPU.
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+        said = one_line(str(error), 200)
+        return f"out of memory{f' ({said})' if said else ''}; choose smaller sizes, or a machine with more memory"
+    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror}; free space, or choose another --out"
+    mend = "check the name of the path" if error.errno in _OF_NAMES else "free space, or choose another --out"
+    return one_line(f"{where}{error.strerror}; {mend}")

@@ -28,6 +28,7 @@ from treeproc.storage import AnyPath, as_path
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
 _THREADS = 8
+_STAGES = ("text", "parsed", "encoded")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,9 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
 
 def read_index(folder: AnyPath) -> dict:
     """The index of a finished stage. Raises UserError when it is missing or of another version."""
+    above = folder.parent
+    if above.name in _STAGES and not (folder / "index.json").exists() and (above / "index.json").exists():
+        raise UserError(f"{above} is one stage of a data set; give the folder above it: {above.parent}")
     index = read_json(folder / "index.json")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise UserError(

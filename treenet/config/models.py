@@ -203,6 +203,10 @@ class ConstituentConfig(Settings):
     )
 
 
+# Of more, a model takes minutes to be made, however small they are.
+Layers = Annotated[int, Field(gt=0, le=200)]
+
+
 class ModelConfig(Settings):
     """Architecture. The sizes are those of the Transformer base model."""
 
@@ -213,8 +217,8 @@ class ModelConfig(Settings):
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")
     num_heads: PositiveInt = Field(8, description="attention heads")
-    num_encoder_layers: PositiveInt = Field(6, description="encoder layers")
-    num_decoder_layers: PositiveInt = Field(6, description="decoder layers")
+    num_encoder_layers: Layers = Field(6, description="encoder layers")
+    num_decoder_layers: Layers = Field(6, description="decoder layers")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     tree: TreeAttentionConfig = TreeAttentionConfig()

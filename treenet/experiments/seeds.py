@@ -17,6 +17,7 @@ from treenet.inference.classify import score_run
 from treenet.training.grid import Work
 from treenet.training.ledger import Cell
 from treenet.training.run import run_training
+from treenet.training.tasks import build_task
 from treeproc.settings import Settings, UserError, build_settings
 from treeproc.shards import read_index
 
@@ -62,7 +63,7 @@ class SeedsConfig(TrainConfig):
 def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
     """The cells in the order in which they run: all systems with one seed, then with the next.
 
-    Raises UserError for settings that no run takes, and when the data sets of the systems (each may have its own, as of
+    Raises UserError for settings that no run takes, for a data set that a system cannot learn from, and when the data sets of the systems (each may have its own, as of
     control trees) differ in text or classes.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
@@ -81,6 +82,8 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
             labels = {"system": system, "seed": seed}
             cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
     _check_data(indices)
+    for run in {(cell.config.data, cell.config.model.name): cell.config for cell in cells}.values():
+        build_task(run).check(indices[run.data])
     return cells
 
 

@@ -1,5 +1,6 @@
 """Open a training run: its settings, its model and, for translation, its vocabulary."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,7 @@ class LoadedRun(LoadedModel):
 
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
     """The folder inside a run that holds `averaged` or a step number; nothing for a path, which is somewhere else."""
-    if checkpoint.isdigit():
+    if re.fullmatch("[0-9]{1,18}", checkpoint):
         return (f"checkpoints/step_{int(checkpoint):08d}",)
     return (AVERAGED,) if checkpoint == AVERAGED else ()
 
@@ -117,7 +118,7 @@ def load_model(
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
-        model = build_task(config).build_model(facts).eval()
+        model = build_task(config).build_model_that_fits(facts).eval()
     check_columns(data / "encoded", model.reads)
     return LoadedModel(
         model=model.to(device),

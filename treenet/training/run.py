@@ -137,12 +137,13 @@ def check_job(config: TrainConfig) -> Job:
     source = task.open("train", training=True)
     plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
     sizes = task.sizes(index)
-    model = task.build_model(sizes)
+    # A driver of Ray or of a GPU has the weights alone, and not for long.
+    copies = 1 if config.workers or config.use_gpu else 4
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
         **sizes,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": task.count_parameters(sizes, copies),
         "examples": len(plan.rows),
         "leaves": int(source.lengths["leaves"][plan.rows].sum()),
         "nodes": int(source.lengths["nodes"][plan.rows].sum()),
@@ -179,7 +180,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
         raise UserError(
             f"{folder} is missing; run workflows/train_wmt.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
-    model = build_task(config).build_model(read_json(folder / "meta.json"))
+    model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
     load_weights(model, folder)
     return config, model.eval()
 

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from treenet.batch import READS_ARCS, Reads
@@ -23,6 +24,7 @@ from treenet.models import (
 from treenet.pairs import PairSource
 from treenet.training.classification import ClassifierStepper, summarize_counts
 from treenet.training.masked_lm import MaskedLMStepper, MaskedSource
+from treenet.training.memory import check_fits
 from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
@@ -62,6 +64,21 @@ class Task(ABC):
     @abstractmethod
     def build_model(self, sizes: Mapping) -> nn.Module:
         """A freshly initialised model; `sizes` as `sizes` gives them, or as in meta.json of a checkpoint."""
+
+    def count_parameters(self, sizes: Mapping, copies: int = 1) -> int:
+        """Parameters of the model, without making it. Raises UserError when `copies` of them are more than memory holds."""
+        try:
+            with torch.device("meta"):
+                parameters = sum(parameter.numel() for parameter in self.build_model(sizes).parameters())
+        except (RuntimeError, OverflowError) as error:  # more than 2^63 bytes
+            raise UserError(f"model: no machine has memory for these sizes ({error}); choose smaller ones") from None
+        check_fits(parameters, copies)
+        return parameters
+
+    def build_model_that_fits(self, sizes: Mapping) -> nn.Module:
+        """`build_model`. Raises UserError when this machine has no memory for it."""
+        self.count_parameters(sizes)
+        return self.build_model(sizes)
 
     def build_stepper(self, model: nn.Module, ranks: Ranks) -> Stepper:
         """What computes the updates of the model."""

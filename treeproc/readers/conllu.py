@@ -16,7 +16,8 @@ from treeproc.settings import UserError
 from treeproc.trees import flat_tree, write_brackets
 
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
-_ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?")
+_ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?", re.ASCII)
+_GOVERNOR = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass
@@ -116,7 +117,7 @@ def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
             covered = int(match[3])
             tokens.append(_Token(form, first - 1, covered - first + 1, space_after))
             continue
-        if not columns[6].isdecimal() or len(columns[6]) > 9:
+        if not _GOVERNOR.fullmatch(columns[6]):
             raise UserError(f"{where}: column 7 must be the number of the governor, but is {columns[6]!r}")
         upos, xpos = ("" if tag == "_" else tag for tag in columns[3:5])
         words.append(_Word(form, upos, xpos, int(columns[6]) - 1, columns[7], number, space_after))

@@ -61,7 +61,7 @@ def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict
                 raise UserError(f"{name}, line {number}: expected {width} fields, but there are {len(fields)}")
             sentence, tag, index = (fields[places[column]] for column in _TABLE_COLUMNS)
             words = sentence.split()
-            if tag not in _NUMBER or not re.fullmatch(r"\d{1,9}", index) or not 1 <= int(index) <= len(words):
+            if tag not in _NUMBER or not re.fullmatch(r"[0-9]{1,9}", index) or not 1 <= int(index) <= len(words):
                 raise UserError(
                     f"{name}, line {number}: verb_pos must be VBZ or VBP and verb_index one of the {len(words)} words, "
                     f"but they are {tag!r} and {index!r}"

@@ -9,7 +9,7 @@ from treeproc.settings import UserError
 
 _COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SPLIT = "SemEval_set"
-_SCORE = re.compile(r"[1-4](\.\d{1,9})?|5(\.0{1,9})?")
+_SCORE = re.compile(r"[1-4](\.[0-9]{1,9})?|5(\.0{1,9})?")
 
 
 def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:

@@ -9,7 +9,7 @@ from treeproc.settings import UserError
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
-_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#(\d{1,7})|#x([0-9a-fA-F]{1,6}));")
+_ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#([0-9]{1,7})|#x([0-9a-fA-F]{1,6}));")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
 # Lines of IWSLT's training files that are not text. Titles and descriptions are text, and parallel.
