@@ -8,9 +8,9 @@ from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
 
 from treenet.batch import TreeBatch, collate
-from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.config import ModelConfig
 from treenet.layers.dropout import share_dropout_keys
-from treenet.models import DecoderState, VocabSizes, build_model
+from treenet.models import DecoderState, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall
 from treeproc.schema import PAD_ID
@@ -189,21 +189,6 @@ def test_old_states_stay_valid():
     first, _ = model.decode_step(torch.tensor([5]), state)
     again, _ = model.decode_step(torch.tensor([5]), state)
     assert torch.equal(first, again)
-
-
-def count_parameters(**config) -> int:
-    with torch.device("meta"):
-        model = build_model(ModelConfig(**config), VocabSizes(pieces=34_392, labels=100))
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_parameter_counts_of_table_5():
-    plain, label_table = 61_747_200, 100 * 512
-    assert count_parameters(name="transformer") == plain
-    fifty = TreeAttentionConfig(vertical_rows=50, horizontal_rows=100)
-    assert count_parameters(name="tree_transformer", tree=fifty) == plain + 63_744 + label_table
-    assert count_parameters(name="tree_transformer") == plain + 82_944 + label_table
-    assert count_parameters(name="tree_transformer", tree={"accumulate_on": "scores"}) == plain + 12 * 512 + label_table
 
 
 def test_unknown_model_name():

@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, same
 
-from treenet.config import OptimizerConfig
+from treenet.config import ModelConfig, OptimizerConfig
 from treenet.data import ExampleSource, Prefetcher
+from treenet.models import VocabSizes, build_model
 from treenet.training import step
 from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint
 from treenet.training.logs import MetricLog, read_metrics
@@ -75,6 +76,18 @@ def test_matrices_decay_and_vectors_do_not():
     decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups
     assert (decaying["weight_decay"], [p.ndim for p in decaying["params"]]) == (0.5, [2])
     assert (constant["weight_decay"], [p.ndim for p in constant["params"]]) == (0.0, [1, 1, 1])
+
+
+@pytest.mark.parametrize("leaf_weights", ["shared", "per_head"])
+def test_leaf_weights_and_tables_decay_as_in_the_released_code(leaf_weights):
+    model = build_model(ModelConfig(d_model=16, num_heads=2, tree={"leaf_weights": leaf_weights}), VocabSizes(9, labels=4))
+    decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    assert {names[p].split(".")[-1] for p in decaying["params"]} == {"weight", "leaf_weight", "vertical", "horizontal"}
+    assert {names[p].split(".")[-1] for p in constant["params"]} == {"weight", "bias"}
+    assert all("norm" in names[p] for p in constant["params"] if names[p].endswith("weight"))
+    assert sum("leaf_weight" in names[p] for p in decaying["params"]) == 12  # of six encoder layers, and six decoder layers
+    assert len(decaying["params"]) + len(constant["params"]) == len(names)
 
 
 # Data.

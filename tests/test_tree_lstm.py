@@ -15,8 +15,10 @@ from strategies import binary_trees, governors, right_branching, trees
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import tree_lstm
 
+from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
-from treenet.models import CLASSIFIERS
+from treenet.models import CLASSIFIERS, VocabSizes, build_classifier, build_model
+from treenet.models.tree_lstm import _leaf_states
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treeproc.settings import UserError
 
@@ -146,3 +148,26 @@ def test_the_benchmark_compares_equal_states_and_updates_every_model(capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["metric"] for line in lines] == 2 * ["batched_to_recursive"] + len(CLASSIFIERS) * ["update_ms"]
     assert all(line["value"] > 0 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"), [("tree_lstm", 0), ("child_sum_tree_lstm", 0), ("tree2seq", 1), ("child_sum_tree2seq", 1)]
+)
+def test_forget_gates_start_as_in_the_code_of_each_paper(name, bias):
+    """0 in classifiers (Tai et al., 2015), 1 in Tree2Seq (Shi et al., 2018); all other biases of gates are 0."""
+    config, vocab = ModelConfig(name=name, d_model=8, num_heads=2), VocabSizes(9, labels=4)
+    model = build_classifier(config, vocab, ClassifierConfig(), 5) if name in CLASSIFIERS else build_model(config, vocab)
+    gates = model.word.bias if name.startswith("child_sum") else model.composer.bias
+    forget = slice(24, 32) if name.startswith("child_sum") else slice(8, 24)
+    assert (gates[forget] == bias).all()
+    gates.data[forget] = 0
+    assert not gates.any()
+
+
+def test_a_leaf_has_an_output_gate_and_no_input_gate():
+    torch.manual_seed(0)
+    leaf, x = torch.nn.Linear(WIDTH, 2 * WIDTH).double(), random(1, 2, WIDTH)
+    hidden, cell = _leaf_states(leaf, x)
+    plain, gate = x @ leaf.weight[:WIDTH].t() + leaf.bias[:WIDTH], x @ leaf.weight[WIDTH:].t() + leaf.bias[WIDTH:]
+    torch.testing.assert_close(cell, plain)
+    torch.testing.assert_close(hidden, torch.tanh(plain) / (1 + torch.exp(-gate)))

@@ -21,7 +21,7 @@ class OptimizerConfig(Settings):
     )
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
-    weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay")
+    weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay, of all but biases and layer norms")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
     r_drop: float = Field(
         0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"

@@ -20,6 +20,11 @@ from treenet.models.encoders import Memory, VocabSizes, build_embedding
 from treenet.models.recurrent import RecurrentDecoder, RecurrentMemory
 from treenet.structure import ArcLevels, TreeLevels
 
+# What biases of forget gates start with. Tai et al. name no value and their code adds nothing; the code of Shi et al. adds 1 to
+# what every forget gate is computed from, so that trees remember what is far below.
+CLASSIFIER_FORGET_BIAS = 0.0
+TREE2SEQ_FORGET_BIAS = 1.0
+
 
 class TreeLSTMClassifier(Classifier):
     """The N-ary cell, N = 2; a leaf has an output gate, but no input gate, and nodes have no input but their children.
@@ -34,8 +39,8 @@ class TreeLSTMClassifier(Classifier):
         self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
         self.embedding_scale = config.d_model**0.5
         self.dropout = Dropout(config.dropout)
-        self.leaf = build_linear(config.d_model, config.d_model, num_blocks=2)  # cell, output gate
-        self.composer = build_linear(2 * config.d_model, config.d_model, num_blocks=5)  # i, f left, f right, o, u
+        self.leaf = _build_leaf(config.d_model)
+        self.composer = _build_composer(config.d_model, CLASSIFIER_FORGET_BIAS)
         self.add_head(config, classifier, num_classes)
 
     def encode(self, batch: LabelledBatch) -> Memory:
@@ -61,12 +66,10 @@ class Tree2Seq(RecurrentDecoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes):
         super().__init__(config, vocab)
         width = config.d_model
-        self.leaf = None if config.recurrent.leaf_lstm else build_linear(width, width, num_blocks=2)  # cell, output gate
+        self.leaf = None if config.recurrent.leaf_lstm else _build_leaf(width)
         if config.recurrent.leaf_lstm:
             self.forward_layers, self.backward_layers = build_bilstm(width, config.num_encoder_layers)
-        self.composer = build_linear(2 * width, width, num_blocks=5)  # i, f left, f right, o, u
-        with torch.no_grad():
-            self.composer.bias[width : 3 * width] = 1.0  # trees remember what is far below, as in the authors' code
+        self.composer = _build_composer(width, TREE2SEQ_FORGET_BIAS)
 
     def encode(self, batch: TreeBatch) -> RecurrentMemory:
         """States of leaves and nodes: S = L + N."""
@@ -98,7 +101,7 @@ class ChildSumTreeLSTMClassifier(Classifier):
         self.piece_embedding = build_embedding(vocab.pieces, config.d_model)
         self.embedding_scale = config.d_model**0.5
         self.dropout = Dropout(config.dropout)
-        self.word, self.states = _build_child_sum(config.d_model)
+        self.word, self.states = _build_child_sum(config.d_model, CLASSIFIER_FORGET_BIAS)
         self.add_head(config, classifier, num_classes)
 
     def encode(self, batch: LabelledBatch) -> Memory:
@@ -128,9 +131,7 @@ class ChildSumTree2Seq(RecurrentDecoder):
         self.leaf_lstm = config.recurrent.leaf_lstm
         if self.leaf_lstm:
             self.forward_layers, self.backward_layers = build_bilstm(width, config.num_encoder_layers)
-        self.word, self.states = _build_child_sum(width)
-        with torch.no_grad():
-            self.word.bias[3 * width :] = 1.0  # as of Tree2Seq
+        self.word, self.states = _build_child_sum(width, TREE2SEQ_FORGET_BIAS)
 
     def encode(self, batch: TreeBatch) -> RecurrentMemory:
         """States of words: S = W + 1."""
@@ -144,9 +145,22 @@ class ChildSumTree2Seq(RecurrentDecoder):
         return self.remember(hidden, cells, levels.pad_mask, own, hidden.shape[1] - 1)
 
 
-def _build_child_sum(width: int) -> tuple[nn.Linear, nn.Parameter]:
+def _build_leaf(width: int) -> nn.Linear:
+    """Cell and output gate of a leaf from its piece."""
+    return build_linear(width, width, num_blocks=2)
+
+
+def _build_composer(width: int, forget_bias: float) -> nn.Linear:
+    """The gates of a node from the states of both children: i, f left, f right, o, u."""
+    composer = build_linear(2 * width, width, num_blocks=5)
+    nn.init.constant_(composer.bias[width : 3 * width], forget_bias)
+    return composer
+
+
+def _build_child_sum(width: int, forget_bias: float) -> tuple[nn.Linear, nn.Parameter]:
     """The gates' shares of inputs, and of hidden states: i, o, u, f."""
     inputs, states = (build_linear(width, width, num_blocks=4) for _ in range(2))
+    nn.init.constant_(inputs.bias[3 * width :], forget_bias)
     return inputs, nn.Parameter(states.weight.detach().t().contiguous())
 
 

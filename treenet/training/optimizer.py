@@ -21,7 +21,11 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; weight matrices and embedding tables decay, vectors (biases, layer norm, leaf weights) do not."""
+    """AdamW; parameters of two dimensions decay (matrices, tables, leaf weights [D, W]), vectors (biases, layer norms) do not.
+
+    The released code trains with fairseq's Adam, where all parameters decay. At its 1e-4 and schedule that would make a
+    vector smaller by 0.12 % in 60,000 updates; leaving vectors out is the custom of the field.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
