@@ -14,6 +14,7 @@ from toyruns import make_config
 from treenet.inference.comparison import CompareConfig, compare
 from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.results import System, read_system
+from treenet.inference.significance import ABOUT_WEIGHTS
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.settings import UserError
@@ -80,6 +81,8 @@ def test_two_runs_side_by_side(runs, main, capsys):
         assert row["source"].split() == row["reference"].split()[::-1]
         assert (row["baseline"], row["system"]) == (lines["a"][row["line"] - 1], lines["b"][row["line"] - 1])
         assert f"line {row['line']}: chrF" in printed and f"source     {row['source']}" in printed
+    assert found["metrics"]["bleu"]["about"] == ABOUT_WEIGHTS
+    assert f"p is about {ABOUT_WEIGHTS}" in printed and "*" not in printed.partition("wins of B")[0]
     assert "bs:1000|seed:12345" in printed and str(runs / "new" / "ab" / "comparison.json") in printed
 
 

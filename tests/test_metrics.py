@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given, settings
+from sacrebleu.metrics import BLEU
 from strategies import trees
 
 from treenet.inference.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
@@ -174,17 +175,36 @@ def test_comparing_one_seed_is_the_paired_bootstrap_of_sacrebleu(shares):
     baseline, system = spoil(1, shares[0]), spoil(2, shares[1])
     found = compare_seeds([baseline], [system], REFERENCES, num_samples=300)
     expected = compare_systems(baseline, system, REFERENCES, num_samples=300)["bleu"]
-    assert found.difference == pytest.approx(expected.difference) and found.p_value == pytest.approx(expected.p_value)
-    assert found.interval[0] < found.difference < found.interval[1]
+    assert found.over_seeds.difference == pytest.approx(expected.difference)
+    assert found.weights_p_value == pytest.approx(expected.p_value)
+    assert (found.over_seeds.interval, found.over_seeds.p_value) == (None, None) and not found.over_seeds.starred
+    assert expected.about == "these two sets of weights on these sentences"
 
 
 def test_comparing_seeds_takes_the_mean_over_seeds():
     groups = [[spoil(seed, share) for seed in seeds] for share, seeds in ((0.4, (1, 2, 3)), (0.2, (4, 5, 6)))]
     means = [np.mean([compute_scores(lines, REFERENCES)["bleu"] for lines in group]) for group in groups]
-    found = compare_seeds(*groups, REFERENCES, num_samples=200)
-    assert found.difference == pytest.approx(means[1] - means[0])
+    both = compare_seeds(*groups, REFERENCES, num_samples=200)
+    found = both.over_seeds
+    assert found.difference == pytest.approx(means[1] - means[0]) and found.seeds == 3
+    assert found.interval[0] < found.difference < found.interval[1] and found.sentences_error > 0
     back = compare_seeds(*groups[::-1], REFERENCES, num_samples=200)
-    assert back.difference == pytest.approx(-found.difference) and back.p_value == found.p_value
-    assert back.interval == pytest.approx((-found.interval[1], -found.interval[0]))
+    assert back.over_seeds.difference == pytest.approx(-found.difference) and back.weights_p_value == both.weights_p_value
+    assert back.over_seeds.interval == pytest.approx((-found.interval[1], -found.interval[0]))
     same = compare_seeds(groups[0], groups[0][::-1], REFERENCES, num_samples=50)
-    assert (same.difference, same.p_value) == (0, 1)
+    assert (same.over_seeds.difference, same.weights_p_value) == (0, 1)
+
+
+def test_the_error_over_sentences_is_that_of_samples_which_all_seeds_share():
+    groups = [[spoil(seed, share) for seed in seeds] for share, seeds in ((0.4, (1, 2, 3)), (0.2, (4, 5, 6)))]
+    found, random = [], np.random.default_rng(0)
+    for _ in range(150):
+        rows = random.integers(len(REFERENCES), size=len(REFERENCES))
+        means = [np.mean([_corpus_bleu([lines[i] for i in rows], [REFERENCES[i] for i in rows]) for lines in g]) for g in groups]
+        found.append(means[1] - means[0])
+    error = compare_seeds(*groups, REFERENCES, num_samples=1000).over_seeds.sentences_error
+    assert error == pytest.approx(np.std(found), rel=0.25)
+
+
+def _corpus_bleu(lines: list[str], references: list[str]) -> float:
+    return BLEU().corpus_score(lines, [references]).score

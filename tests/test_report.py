@@ -24,6 +24,7 @@ from treenet.inference.attention_stats import node_heights, run_attention
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.run import load_run
+from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS
 from treenet.inference.translate import read_references
 from treenet.report import build, examples
 from treenet.report.build import write_report
@@ -146,6 +147,8 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
             assert row["tests"][name]["p_value"] == test.p_value and row["tests"][name]["difference"] == test.difference
             assert f"{test.difference:+.2f}".replace("-", "−") in shown
         assert found["bleu"].signature in page.texts
+        assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
+    assert any("Scores on test" in said and ABOUT_WEIGHTS in said for said in page.texts)
 
 
 def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
@@ -294,7 +297,10 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     report = json.loads((study / "scaling.json").read_text())
     page = Reader((tmp_path / "out" / "index.html").read_text())
     for point in report["points"]:
-        assert any(row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row for row in page.rows)
+        row = next(row for row in page.rows if row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row)
+        if "comparison" in point:  # one seed: no interval, no p over seeds, no star
+            assert row[-3:-1] == ["–", "–"] and row[-1][-1].isdigit()
+    assert any(ABOUT_SEEDS in said and ABOUT_WEIGHTS in said for said in page.texts)
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 

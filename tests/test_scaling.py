@@ -1,7 +1,6 @@
 """Data-size studies end to end on toy data, with and without Ray, and what they report."""
 
 import json
-import math
 import os
 import runpy
 import signal
@@ -10,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,8 @@ from toydata import write_toy_data
 from treenet.config import BatchConfig
 from treenet.data import ExampleSource
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
-from treenet.experiments.scaling_report import summarize, t_quantile
+from treenet.experiments.scaling_report import format_table, read_comparison
+from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, compare_over_seeds
 from treenet.plan import BatchPlan
 from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.training.logs import read_metrics
@@ -195,7 +196,10 @@ def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
         assert point["bleu"]["mean"] == pytest.approx(sum(point["bleu"]["values"]) / 2)
         assert ("comparison" in point) == (point["model"] != "transformer")
     tested = report["points"][1]
-    assert tested["comparison"]["difference"] == pytest.approx(tested["bleu"]["mean"] - report["points"][0]["bleu"]["mean"])
+    found = tested["comparison"]
+    assert found["difference"] == pytest.approx(tested["bleu"]["mean"] - report["points"][0]["bleu"]["mean"])
+    assert (found["interval"], found["p_value"], found["seeds"]) == (None, None, 2)  # two seeds say nothing of others
+    assert found["about"] == ABOUT_SEEDS and found["weights"]["about"] == ABOUT_WEIGHTS and found["weights"]["p_value"] > 0
     facts = []
     for folder in (undisturbed / "cells").iterdir():
         assert len((folder / "translations.test.txt").read_text().split("\n")) == 8 + 1
@@ -293,15 +297,34 @@ def test_cells_side_by_side_in_ray_stop_and_continue(study, tmp_path):
     assert len(json.loads((out / "scaling.json").read_text())["points"]) == 2
 
 
-# Figures.
+# The table.
 
 
-def test_t_quantiles_are_those_of_the_tables():
-    for freedom, value in ((1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (30, 2.0423)):
-        assert t_quantile(freedom) == pytest.approx(value, abs=2e-4)
+def make_report(comparison: dict | None) -> dict:
+    """A report of one size and two models, as scaling.json has it."""
+    bleu = {"mean": 11.0, "half_interval": 12.7, "values": [10.0, 12.0]}
+    point = {"fraction": 1.0, "model": "tree", "pairs": 60.0, "seeds": [1, 2], "bleu": bleu, "chrf": bleu}
+    point["comparison"] = comparison
+    base = {"baseline": "plain", "split": "test", "num_examples": 8, "bleu_signature": "nrefs:1"}
+    return {**base, "points": [point]}
 
 
-def test_interval_over_seeds():
-    assert summarize([3.0]) == {"mean": 3.0, "half_interval": None, "values": [3.0]}
-    found = summarize([1.0, 2.0, 3.0])
-    assert found["mean"] == 2 and found["half_interval"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
+def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
+    weights = {"weights": {"p_value": 0.001, "about": ABOUT_WEIGHTS}}
+    lines = {}
+    for seeds in (1, 2, 3):
+        test = compare_over_seeds([2.0, 2.1, 1.9][:seeds], 1e-4, 500)
+        lines[seeds] = format_table(make_report(asdict(test) | weights)).split("\n")
+    for seeds in (1, 2):
+        assert "*" not in lines[seeds][1] and "[" not in lines[seeds][1] and "12.7" not in lines[seeds][1]
+        assert lines[seeds][1].split()[-3:] == ["-", "-", "0.001"]
+    assert lines[3][1].split()[-4:-2] == ["[+1.75,", "+2.25]"] and lines[3][1].split()[-2].endswith("*")
+    told = "\n".join(lines[3][2:])
+    assert ABOUT_SEEDS in told and ABOUT_WEIGHTS in told and "not corrected" in told
+
+
+def test_a_study_of_an_earlier_version_shows_its_p_value_as_that_of_its_weights():
+    report = make_report({"difference": 2.0, "interval": [1.0, 3.0], "p_value": 0.001, "seeds": 3})
+    test, of_weights = read_comparison(report["points"][0])
+    assert (test.difference, test.interval, test.p_value, test.starred, of_weights) == (2.0, None, None, False, 0.001)
+    assert "*" not in format_table(report).split("\n")[1]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.experiments.seeds import SeedsConfig, seed_cells
-from treenet.experiments.seeds_report import draw, paired_test, t_probability, welch_test
+from treenet.experiments.seeds_report import build_report, draw, format_table
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.run import load_run
+from treenet.inference.significance import ABOUT_SEEDS, compare_examples
 from treenet.labelled import LabelledSource, PhraseSource
 from treenet.training.averaging import choose_checkpoints
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
-from treenet.training.ledger import Ledger
+from treenet.training.ledger import Entry, Ledger
 from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
@@ -256,7 +258,10 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
         assert accuracies[name] == scores["test"]["accuracy"]
     trees, words = report["systems"]
     assert trees["test.accuracy"]["mean"] == pytest.approx((accuracies["trees-seed1"] + accuracies["trees-seed2"]) / 2)
-    assert (trees["seeds"], words["seeds"]) == ([1, 2], [1]) and words["tests"]["test.accuracy"]["welch"] is None
+    assert (trees["seeds"], words["seeds"]) == ([1, 2], [1])
+    test = words["tests"]["test.accuracy"]
+    assert test["difference"] == pytest.approx(accuracies["words-seed1"] - accuracies["trees-seed1"])
+    assert (test["seeds"], test["interval"], test["p_value"], test["about"]) == (1, None, None, ABOUT_SEEDS)
     assert "trees " in done.stdout and " ± " in done.stdout
     assert image.imread(out / "comparison.png").shape[2] == 4
     axes = draw(report).axes[0]
@@ -279,15 +284,29 @@ def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
         seed_cells(config, tmp_path)
 
 
-def test_t_tests_agree_with_tables_and_worked_examples():
-    for freedom, t in ((1, 12.706), (4, 2.776), (9, 2.262), (30, 2.042)):  # two-sided 5 % points
-        assert t_probability(t, freedom) == pytest.approx(0.05, abs=1e-4)
-        assert t_probability(-t, freedom) == pytest.approx(0.05, abs=1e-4)
-    assert t_probability(0.0, 5.5) == pytest.approx(1.0)
-    # Means 2 and 4, variances 1 and 4: t = 2 / sqrt(5 / 3), and (5 / 3)^2 / (1 / 18 + 16 / 18) degrees of freedom.
-    found = welch_test([1.0, 2.0, 3.0], [2.0, 4.0, 6.0])
-    assert (found["t"], found["freedom"]) == pytest.approx((2 / (5 / 3) ** 0.5, 50 / 17))
-    assert found["p_value"] == pytest.approx(t_probability(found["t"], 50 / 17)) and 0.2 < found["p_value"] < 0.25
-    paired = paired_test([1.0, 2.0, 3.0], [2.0, 2.5, 4.5])
-    assert (paired["t"], paired["freedom"]) == (pytest.approx(1.0 / (0.5 / 3**0.5)), 2)
-    assert paired_test([1.0], [2.0]) is None and welch_test([1.0, 1.0], [2.0, 2.0]) is None
+def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
+    """The cells as compare_seeds.py leaves them, their predictions made up."""
+    random, sentences, entries, right = np.random.default_rng(1), 400, {}, {}
+    for system, share in (("trees", 0.5), ("words", 0.7)):
+        for seed in (1, 2, 3, 4) if system == "trees" else (1, 2, 3):
+            folder = tmp_path / "cells" / f"{system}-seed{seed}"
+            folder.mkdir(parents=True)
+            (folder / "run.json").write_text('{"parameters": 1}')
+            (folder / "metrics.jsonl").write_text('{"event": "valid", "step": 3, "elapsed": 1.0, "nll": 1.0}\n')
+            right[system, seed] = random.random(sentences) < share
+            score = {"accuracy": float(right[system, seed].mean()), "steps": [3]}
+            (folder / "scores.json").write_text(json.dumps(dict.fromkeys(("valid", "test", "test.last"), score)))
+            rows = [f"{number}\t1\t{int(value)}\t0.5\t0.5\n" for number, value in enumerate(right[system, seed])]
+            for name in ("test", "test.last"):
+                (folder / f"predictions.{name}.tsv").write_text("".join(["example_id\tlabel\tpredicted\tp0\tp1\n", *rows]))
+            labels = {"system": system, "seed": seed}
+            entries[folder.name] = Entry(labels=labels, settings={}, data_fingerprint="", status="done")
+    config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
+    report = build_report(config, Ledger(tmp_path / "ledger.json", entries), tmp_path)
+    differences = np.array([right["words", seed].astype(float) - right["trees", seed] for seed in (1, 2, 3)])
+    test, expected = report["systems"][1]["tests"]["test.accuracy"], compare_examples(differences)
+    assert test == asdict(expected) and test["difference"] == pytest.approx(differences.mean()) and test["sentences_error"] > 0
+    table = format_table(report).split("\n")
+    assert table[2].startswith("words") and "*" in table[2] and ABOUT_SEEDS in table[-1]
+    low, high = (f"{100 * end:+.2f}" for end in expected.interval)
+    assert f"[{low}, {high}]" in table[2]

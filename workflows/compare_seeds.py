@@ -5,7 +5,8 @@
 
 FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a run of its
 own in COMPARISON/cells; COMPARISON/ledger.json says what is done, running, failed. The same command continues: it runs
-what is missing, failed cells too; a larger grid adds cells. At the end: a table with tests, and COMPARISON/comparison.json.
+what is missing, failed cells too; a larger grid adds cells. At the end: a table, with tests from three seeds on, and
+COMPARISON/comparison.json.
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,8 @@ source too. Baselines and controls get names of their own, for example translati
 
 --compare takes runs that were evaluated before, files RUN/translations.NAME.txt, or files of other
 systems, one line per reference: a paired bootstrap of the second against the first, and the lines
-on which they differ most. With --out DIR it is written to DIR/comparison.json.
+on which they differ most. Its p-value is about these two sets of weights on these sentences; what
+other seeds would give is for workflows/scaling.py to say. With --out DIR it is written to DIR/comparison.json.
 
 hypotheses=FILE scores a file against the references of data=DATA, of the run in --out, or of
 references=FILE. With --out its lines and scores are kept there.

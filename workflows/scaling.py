@@ -6,7 +6,8 @@
 FILE.yaml is a configuration of workflows/train_wmt.py, with or without a `grid`. All cells use the same shards and the
 same vocabulary; smaller shares nest in larger ones. Each cell is a run of its own in STUDY/cells; STUDY/ledger.json says
 what is done, running, failed. The same command continues: it runs what is missing, failed cells too; a larger grid adds
-cells. At the end: a table, STUDY/scaling.json, and the plot STUDY/scaling.png and .svg.
+cells. At the end: a table, STUDY/scaling.json, and the plot STUDY/scaling.png and .svg. Intervals
+and tests over seeds need three of them.
 """
 
 from collections.abc import Sequence

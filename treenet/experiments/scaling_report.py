@@ -1,20 +1,26 @@
 """What a data-size study says: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
 
-Two kinds of uncertainty are kept apart. The interval of a mean is over seeds (Student's t, so it is wide for two seeds
-and absent for one). The test of a difference is a paired bootstrap over the sentences of the test set; its p-values are
-of single sizes, not corrected for their number.
+A difference has two p-values, which answer two questions. One is about training with other seeds, scored on other
+sentences; it needs three seeds, and a star is its alone. The other is about these very weights on these sentences.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from treenet.experiments.scaling import ScalingConfig
 from treenet.inference.metrics import compare_seeds
+from treenet.inference.significance import (
+    ABOUT_WEIGHTS,
+    EXPLAIN_MEANS,
+    EXPLAIN_SEEDS,
+    EXPLAIN_WEIGHTS,
+    SeedTest,
+    half_interval,
+    summarize,
+)
 from treenet.inference.translate import read_references
 from treenet.training.ledger import DONE, Ledger
 from treeproc.files import atomic_write, json_bytes, read_json
@@ -22,24 +28,6 @@ from treeproc.settings import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SIGNIFICANT = 0.05
-
-
-def t_quantile(freedom: int, probability: float = 0.975) -> float:
-    """Quantile of Student's t. With t = sqrt(freedom) tan(a), the density of the angle is cos(a)^(freedom - 1)."""
-    angles = np.linspace(-math.pi / 2, math.pi / 2, 400_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return math.sqrt(freedom) * math.tan(np.interp(probability, mass / mass[-1], angles))
-
-
-def summarize(values: Sequence[float]) -> dict:
-    """Mean and half of its 95 % confidence interval over seeds, None with one seed."""
-    count = len(values)
-    half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count > 1 else None
-    return {"mean": fmean(values), "half_interval": half, "values": list(values)}
-
 
 def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
     """Everything that the done cells of the ledger say, those of earlier grids included; what scaling.json holds."""
@@ -62,8 +50,8 @@ def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
         "split": split,
         "num_examples": len(references),
         "baseline": config.grid.baseline,
-        "interval": "95 % over seeds, Student's t",
-        "test": f"paired bootstrap over sentences, {config.grid.bootstrap_samples} samples, of the mean over the seeds of both",
+        "bootstrap_samples": config.grid.bootstrap_samples,
+        "explanations": [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS],
         "bleu_signature": cells[0]["bleu_signature"] if cells else None,
         "cells": cells,
         "points": points,
@@ -92,7 +80,20 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
 def _compare(config: ScalingConfig, out: Path, split: str, references: list[str], pairs: list[tuple[dict, dict]]) -> dict:
     lines = [[_translations(out / "cells" / cell["cell"], split) for cell in side] for side in zip(*pairs, strict=True)]
     found = compare_seeds(*lines, references, num_samples=config.grid.bootstrap_samples)
-    return {"difference": found.difference, "interval": found.interval, "p_value": found.p_value, "seeds": len(pairs)}
+    return asdict(found.over_seeds) | {"weights": {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS}}
+
+
+def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
+    """The test over seeds of a point of scaling.json, and the p-value of its weights; None for a baseline.
+
+    A file of an earlier version has the paired bootstrap alone; its interval is none over seeds, and is left out.
+    """
+    test = point.get("comparison")
+    if test is None:
+        return None
+    if "weights" not in test:
+        return SeedTest(test["difference"], test["seeds"], None, None, None, None), test["p_value"]
+    return SeedTest(**{name: value for name, value in test.items() if name != "weights"}), test["weights"]["p_value"]
 
 
 def _translations(folder: Path, split: str) -> list[str]:
@@ -100,22 +101,22 @@ def _translations(folder: Path, split: str) -> list[str]:
 
 
 def format_table(report: dict) -> str:
-    """One line a size and model. A star marks p < 0.05."""
+    """One line a size and model, and what its numbers are about. A star marks p < 0.05 over seeds."""
     if not report["points"]:
         return "no cell is done yet"
     head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{'BLEU':>8}{'± 95 %':>8}{'chrF':>8}"
-    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}"]
+    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}{'p, weights':>12}"]
     for point in report["points"]:
-        bleu, test = point["bleu"], point.get("comparison")
-        half = f"{bleu['half_interval']:.2f}" if bleu["half_interval"] is not None else "-"
+        half = half_interval(point["bleu"])
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<20}{len(point['seeds']):>6}"
-        line += f"{bleu['mean']:>8.2f}{half:>8}{point['chrf']['mean']:>8.2f}"
-        if test:
-            interval = f"[{test['interval'][0]:+.2f}, {test['interval'][1]:+.2f}]"
-            star = "*" if test["p_value"] < SIGNIFICANT else ""
-            line += f"  {test['difference']:>+16.2f} {interval:>16}{test['p_value']:>8.3f}{star}"
+        line += f"{point['bleu']['mean']:>8.2f}{'-' if half is None else f'{half:.2f}':>8}{point['chrf']['mean']:>8.2f}"
+        if found := read_comparison(point):
+            test, of_weights = found
+            interval = f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
+            p_value = f"{test.p_value:.3f}{'*' if test.starred else ' '}" if test.p_value is not None else "- "
+            line += f"  {test.difference:>+16.2f} {interval:>16}{p_value:>9}{of_weights:>11.3f}"
         lines.append(line)
-    lines.append(f"± 95 %: confidence interval of the mean over seeds, Student's t. Differences: {report['test']}.")
+    lines += [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS]
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report['bleu_signature']}")
     return "\n".join(lines)
 
@@ -143,7 +144,7 @@ def draw(report: dict) -> "Figure":
         points = [point for point in report["points"] if point["model"] == model]
         aside = 1.02 ** (index - (len(models) - 1) / 2)  # so that bars of two models do not hide each other
         pairs, means = [point["pairs"] * aside for point in points], [point["bleu"]["mean"] for point in points]
-        halves = [point["bleu"]["half_interval"] or 0.0 for point in points]
+        halves = [half_interval(point["bleu"]) or 0.0 for point in points]
         bars = axes.errorbar(pairs, means, yerr=halves, marker="o", markersize=5, capsize=3, linewidth=1.5, label=model)
         for at, point in zip(pairs, points, strict=True):
             values = point["bleu"]["values"]

@@ -1,24 +1,25 @@
 """What a comparison over seeds says: OUT/comparison.json, a table and a picture.
 
-Means and deviations are over seeds. Differences from the baseline are tested by Student's t over seeds: paired where
-both systems ran with the same seeds, which share the batch order, and by Welch's t without that assumption. p-values are
-of single comparisons, not corrected for their number.
+Means and deviations are over seeds. A difference from the baseline is over the seeds that both systems ran with, which share
+the batch order, and its test is about training with other seeds and scoring on other sentences. It needs three seeds.
 """
 
-import math
+import csv
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treenet.experiments.scaling_report import summarize
 from treenet.experiments.seeds import SeedsConfig
+from treenet.inference.significance import EXPLAIN_SEEDS, SeedTest, compare_examples, half_interval, summarize
 from treenet.training.curves import write_png
 from treenet.training.ledger import DONE, Ledger
 from treenet.training.logs import read_metrics
 from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.settings import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,36 +32,8 @@ MEASURES = {
     ("test", "binary_accuracy"): "two",
     ("test.last", "binary_accuracy"): "two, last",
 }
-
-
-def t_probability(t: float, freedom: float) -> float:
-    """Two-sided p of Student's t with any positive degrees of freedom: t = sqrt(freedom) tan(a), density cos(a)^(freedom - 1)."""
-    angles = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    inside = float(np.interp(math.atan(abs(t) / math.sqrt(freedom)), angles, mass / mass[-1]))
-    return 1.0 - inside
-
-
-def welch_test(first: Sequence[float], second: Sequence[float]) -> dict | None:
-    """Welch's t-test of unequal variances; None with less than two values a side, or where nothing varies."""
-    if min(len(first), len(second)) < 2:
-        return None
-    parts = [variance(values) / len(values) for values in (first, second)]
-    if not sum(parts):
-        return None
-    t = (fmean(second) - fmean(first)) / math.sqrt(sum(parts))
-    freedom = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True))
-    return {"t": t, "freedom": freedom, "p_value": t_probability(t, freedom)}
-
-
-def paired_test(first: Sequence[float], second: Sequence[float]) -> dict | None:
-    """The paired t-test; None with less than two pairs, or where differences do not vary."""
-    differences = [b - a for a, b in zip(first, second, strict=True)]
-    if len(differences) < 2 or not stdev(differences):
-        return None
-    t = fmean(differences) / (stdev(differences) / math.sqrt(len(differences)))
-    return {"t": t, "freedom": len(differences) - 1, "p_value": t_probability(t, len(differences) - 1)}
+# What differences from the baseline are tested of: measure, and the result whose predictions it is of.
+TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
 
 
 def build_report(config: SeedsConfig, ledger: Ledger, out: Path) -> dict:
@@ -68,10 +41,10 @@ def build_report(config: SeedsConfig, ledger: Ledger, out: Path) -> dict:
     done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
     cells = [_read_cell(out / "cells" / name, entry.labels) for name, entry in done.items()]
     systems = list(dict.fromkeys([*config.grid.systems, *(cell["system"] for cell in cells)]))
-    rows = [_summarize_system(system, cells, config.grid.baseline) for system in systems]
+    rows = [_summarize_system(system, cells, config.grid.baseline, out) for system in systems]
     return {
         "baseline": config.grid.baseline,
-        "tests": "of test accuracy against the baseline, over seeds: paired t (seeds of both) and Welch's t",
+        "tests": EXPLAIN_SEEDS,
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
     }
@@ -93,7 +66,7 @@ def _read_cell(folder: Path, labels: dict) -> dict:
     }
 
 
-def _summarize_system(system: str, cells: Sequence[dict], baseline: str) -> dict:
+def _summarize_system(system: str, cells: Sequence[dict], baseline: str, out: Path) -> dict:
     own, base = ({c["seed"]: c for c in cells if c["system"] == name} for name in (system, baseline))
     row: dict = {"system": system, "seeds": sorted(own)}
     for entry, name in MEASURES:
@@ -103,19 +76,30 @@ def _summarize_system(system: str, cells: Sequence[dict], baseline: str) -> dict
     if own:
         row["parameters"] = next(iter(own.values()))["parameters"]
         row["seconds"] = fmean(cell["seconds"] for cell in own.values())
-    if system != baseline and own and base and "test.accuracy" in row:
-        row["tests"] = {}
-        for measure in ("test.accuracy", "test.last.accuracy"):
-            shared = sorted(own.keys() & base.keys())
-            paired = [[side[seed][measure] for seed in shared] for side in (base, own)]
-            whole = [[cell[measure] for cell in side.values()] for side in (base, own)]
-            difference = fmean(whole[1]) - fmean(whole[0])
-            row["tests"][measure] = {"difference": difference, "paired": paired_test(*paired), "welch": welch_test(*whole)}
+    shared = sorted(own.keys() & base.keys())
+    if system != baseline and shared and "test.accuracy" in row:
+        pairs = [(out / "cells" / base[seed]["cell"], out / "cells" / own[seed]["cell"]) for seed in shared]
+        row["tests"] = {measure: asdict(_compare(pairs, result)) for measure, result in TESTED.items()}
     return row
 
 
+def _compare(pairs: Sequence[tuple[Path, Path]], result: str) -> SeedTest:
+    """Of accuracy: baseline and system of every seed."""
+    right = np.array([[_read_right(folder / f"predictions.{result}.tsv") for folder in pair] for pair in pairs])
+    return compare_examples(right[:, 1].astype(float) - right[:, 0])
+
+
+def _read_right(path: Path) -> list[bool]:
+    """Of every example, in order, whether the class of the label was predicted."""
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return [row["predicted"] == row["label"] for row in csv.DictReader(file, delimiter="\t")]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{path} cannot be read ({error}); remove its folder and run the same command again") from None
+
+
 def format_table(report: dict) -> str:
-    """One line a system: mean and deviation over seeds in per cent, and the difference from the baseline; a star: p < 0.05."""
+    """One line a system: mean and deviation over seeds in per cent, the difference from the baseline, and what it is about."""
     rows = report["systems"]
     if not rows:
         return "no cell is done yet"
@@ -125,21 +109,22 @@ def format_table(report: dict) -> str:
     lines = [
         f"{'system':{width}} {'seeds':>5}"
         + "".join(f"{head:>15}" for _, head in shown)
-        + f"{'- ' + report['baseline']:>20}{'paired p':>11}{'Welch p':>10}{'minutes':>9}"
+        + f"{'- ' + report['baseline']:>20}{'95 %':>18}{'p':>9} {'minutes':>9}"
     ]
     for row in rows:
         line = f"{row['system']:{width}} {len(row['seeds']):5d}"
         for key, _ in shown:
             line += f"{_mean_and_deviation(row[key]) if key in row else '':>15}"
         if test := row.get("tests", {}).get("test.accuracy"):
-            line += f"{100 * test['difference']:>+20.2f}{_p(test['paired']):>11}{_p(test['welch']):>10}"
+            line += _show_test(SeedTest(**test))
         else:
-            line += " " * 41
+            line += " " * 48
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
     lines.append(
         "valid, test: the trained model (as `average` says; chosen on valid); last: the last checkpoint, on test; two: read as "
-        "two classes. Mean ± deviation over seeds; p of the difference in test"
+        "two classes. Mean ± deviation over seeds"
     )
+    lines.append(EXPLAIN_SEEDS)
     return "\n".join(lines)
 
 
@@ -148,8 +133,11 @@ def _mean_and_deviation(summary: dict) -> str:
     return f"{100 * summary['mean']:.2f} ± {deviation}"
 
 
-def _p(test: dict | None) -> str:
-    return f"{test['p_value']:.4f}{'*' if test['p_value'] < 0.05 else ''}" if test else "-"
+def _show_test(test: SeedTest) -> str:
+    """Difference and interval in points, and p."""
+    interval = "[{:+.2f}, {:+.2f}]".format(*(100 * end for end in test.interval)) if test.interval else "-"
+    p_value = f"{test.p_value:.4f}{'*' if test.starred else ' '}" if test.p_value is not None else "- "
+    return f"{100 * test.difference:>+20.2f}{interval:>18}{p_value:>10}"
 
 
 def draw(report: dict) -> "Figure":
@@ -164,13 +152,13 @@ def draw(report: dict) -> "Figure":
         color = "C0" if is_baseline else "C7"
         seeds = [100 * value for value in accuracy["values"]]
         axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.35, ms=5, mec="none")
-        half = 100 * (accuracy["half_interval"] or 0.0)
+        half = 100 * (half_interval(accuracy) or 0.0)
         axes.errorbar(100 * accuracy["mean"], place, xerr=half, fmt="|", color=color, ms=14, mew=2, capsize=3)
         if is_baseline:
             axes.axvline(100 * accuracy["mean"], color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel("test accuracy, %: seeds, mean and its 95 % interval")
+    axes.set_xlabel("test accuracy, %: seeds, their mean and its 95 % interval on these sentences")
     axes.grid(axis="x", alpha=0.25)
     return figure
 

@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 
 from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.results import System
+from treenet.inference.significance import ABOUT_WEIGHTS
 from treeproc.settings import Settings
 
 
@@ -71,6 +72,7 @@ def format_comparison(found: dict) -> str:
     for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         one = found["metrics"][name]
         lines.append(f"{title:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}")
+    lines.append(f"p is about {ABOUT_WEIGHTS}, and says nothing of models trained with other seeds: see workflows/scaling.py")
     lines += [one["signature"] for one in found["metrics"].values()]
     equal = found["num_examples"] - found["num_better"] - found["num_worse"]
     lines.append(

@@ -16,17 +16,19 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
+from treenet.inference.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds
 from treeproc.settings import UserError
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired bootstrap test of one metric. `p_value` is under the hypothesis of equal systems."""
+    """A paired bootstrap test of one metric. `p_value` is under the hypothesis of equal weights, and says nothing of seeds."""
 
     baseline: float
     system: float
     p_value: float
     signature: str
+    about: str = ABOUT_WEIGHTS
 
     @property
     def difference(self) -> float:
@@ -35,11 +37,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SeedComparison:
-    """A paired bootstrap test of mean BLEU over seeds. `interval` holds the middle 95 % of the resampled differences."""
+    """Mean BLEU over seeds of systems and baselines. `weights_p_value` is of the paired bootstrap, about these weights alone."""
 
-    difference: float
-    interval: tuple[float, float]
-    p_value: float
+    over_seeds: SeedTest
+    weights_p_value: float
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str = "translations", of: str = "") -> None:
@@ -158,23 +159,23 @@ def compare_seeds(
     num_samples: int = 1000,
     seed: int = 12345,
 ) -> SeedComparison:
-    """Paired bootstrap over sentences of the difference in mean BLEU between systems and baselines, one of each a seed.
+    """The difference in mean BLEU between systems and baselines, one of each a seed: see `compare_over_seeds`.
 
-    One sample takes the same sentences for all seeds, so what it varies is the test set; the spread over seeds is
-    another thing. With one seed the p-value is that of `compare_systems`.
+    The variance over sentences is that of a paired bootstrap, one sample of which takes the same sentences for all seeds.
+    With one seed its p-value is that of `compare_systems`.
     """
     for lines in (*baselines, *systems):
         check_lines(lines, references)
     random = np.random.default_rng(seed)
     chosen = random.choice(len(references), size=(num_samples, len(references)), replace=True)
     counts = np.stack([np.bincount(sample, minlength=len(references)) for sample in (np.arange(len(references)), *chosen)])
-    means = [np.mean([_bleu_of_samples(lines, references, counts) for lines in group], axis=0) for group in (baselines, systems)]
-    differences = means[1] - means[0]
-    observed, sampled = float(differences[0]), differences[1:]
+    scores = [np.array([_bleu_of_samples(lines, references, counts) for lines in group]) for group in (baselines, systems)]
+    differences = scores[1] - scores[0]  # [seeds, 1 + samples]
+    sampled = differences[:, 1:].mean(0)
+    test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), len(references))
     spread = np.abs(sampled) - np.abs(sampled).mean()  # as sacrebleu and Moses count it
-    p_value = 1.0 if observed == 0 else (int((spread > abs(observed)).sum()) + 1) / (num_samples + 1)
-    low, high = np.quantile(sampled, [0.025, 0.975]).tolist()
-    return SeedComparison(observed, (low, high), p_value)
+    p_value = (int((spread > abs(test.difference)).sum()) + 1) / (num_samples + 1)
+    return SeedComparison(test, p_value if test.difference else 1.0)
 
 
 def _bleu_of_samples(lines: Sequence[str], references: Sequence[str], counts: np.ndarray) -> np.ndarray:

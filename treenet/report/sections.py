@@ -4,9 +4,10 @@ from html import escape
 
 import numpy as np
 
-from treenet.experiments.scaling_report import SIGNIFICANT
+from treenet.experiments.scaling_report import read_comparison
 from treenet.inference.attention_stats import AttentionStats
 from treenet.inference.metrics import METRIC_TITLES
+from treenet.inference.significance import ABOUT_WEIGHTS, EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
@@ -105,8 +106,9 @@ def show_scores(page: Page) -> list[str]:
         caption = f"Scores on {scores.split}, {count:,} sentences."
         if tested:
             caption += (
-                f" Differences are to {_result(scores.baseline, scores.split)}; p by paired bootstrap over sentences, * below "
-                f"{SIGNIFICANT}. The highest value of a column is bold, significant or not."
+                f" Differences are to {_result(scores.baseline, scores.split)}. p (paired bootstrap over sentences) is about "
+                f"{ABOUT_WEIGHTS}: it says nothing of models trained with other seeds. The highest value of a column is bold, "
+                "whatever its p."
             )
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]
@@ -119,8 +121,7 @@ def show_scores(page: Page) -> list[str]:
 
 
 def _p_value(value: float) -> str:
-    said = "&lt; 0.001" if value < 0.001 else f"{value:.3f}"
-    return said + ("*" if value < SIGNIFICANT else "")
+    return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -> str:
@@ -175,24 +176,26 @@ def show_studies(page: Page) -> list[str]:
         report = study.report
         out.append(page.figure(scaling_name(index), f"{study.name}: BLEU on {report['split']} by training pairs."))
         head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", "BLEU", "± 95 %", "chrF"))]
-        head += [Cell(name, "n") for name in ("difference", "95 %", "p")]
+        head += [Cell(name, "n") for name in ("difference", "95 %", "p", "p, weights")]
         rows, rules, last = [], [], None
         for point in report["points"]:
             if point["fraction"] != last and rows:
                 rules.append(len(rows))
-            last, test = point["fraction"], point.get("comparison")
+            last, found = point["fraction"], read_comparison(point)
             cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
             cells += [number(len(point["seeds"])), number(point["bleu"]["mean"], ".2f")]
-            cells += [number(point["bleu"]["half_interval"], ".2f"), number(point["chrf"]["mean"], ".2f")]
-            interval = f"{test['interval'][0]:+.2f} to {test['interval'][1]:+.2f}".replace("-", "−") if test else ""
-            cells += [number(test["difference"], "+.2f") if test else Cell("", "n"), Cell(interval, "n")]
-            rows.append([*cells, Cell(_p_value(test["p_value"]) if test else "", "n")])
-        caption = (
-            f"{study.name}: ± is the interval of the mean over seeds ({report['interval']}), differences are to "
-            f"{report['baseline']} ({report['test']})."
-        )
+            cells += [number(half_interval(point["bleu"]), ".2f"), number(point["chrf"]["mean"], ".2f")]
+            rows.append(cells + (_study_test(*found) if found else [Cell("", "n")] * 4))
+        caption = f"{study.name}: differences are to {report['baseline']}. {EXPLAIN_MEANS} {EXPLAIN_SEEDS} {EXPLAIN_WEIGHTS}"
         out.append(page.table(caption, head, rows, rules=rules))
     return out
+
+
+def _study_test(test: SeedTest, of_weights: float) -> list[Cell]:
+    """Difference, interval and p over seeds, and p of the weights alone."""
+    interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
+    over_seeds = _p_value(test.p_value) + "*" * test.starred if test.p_value is not None else "–"
+    return [number(test.difference, "+.2f"), *(Cell(said, "n") for said in (interval, over_seeds, _p_value(of_weights)))]
 
 
 def scaling_name(index: int) -> str:

@@ -1,0 +1,94 @@
+"""Tests and intervals over seeds: how often they hold the truth, and what they are about."""
+
+import math
+
+import numpy as np
+import pytest
+
+from treenet.inference.significance import (
+    ABOUT_SEEDS,
+    compare_examples,
+    compare_over_seeds,
+    half_interval,
+    summarize,
+    t_quantile,
+)
+
+SENTENCES = 200
+# Deviations of what differs between systems: of a seed on all sentences, of a sentence for all seeds, of a seed on a sentence.
+SPREADS = {"mostly seeds": (0.1, 0.2, 0.2), "as much of each": (0.05, 0.7, 0.7), "mostly sentences": (0.02, 1.0, 0.5)}
+
+
+def draw(random: np.random.Generator, seeds: int, spread: tuple[float, float, float]) -> np.ndarray:
+    """Differences [seeds, sentences] between two systems that are equally good."""
+    of_seeds, of_sentences, of_both = spread
+    return (
+        of_seeds * random.normal(size=(seeds, 1))
+        + of_sentences * random.normal(size=(1, SENTENCES))
+        + of_both * random.normal(size=(seeds, SENTENCES))
+    )
+
+
+@pytest.mark.parametrize("name", SPREADS)
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_an_interval_of_95_percent_holds_the_truth_so_often(seeds, name):
+    random, runs = np.random.default_rng(seeds), 600
+    tests = [compare_examples(draw(random, seeds, SPREADS[name])) for _ in range(runs)]
+    held = sum(test.interval[0] <= 0 <= test.interval[1] for test in tests)
+    assert 0.93 <= held / runs <= 0.995
+    assert all(test.starred == (not test.interval[0] <= 0 <= test.interval[1]) for test in tests)
+
+
+@pytest.mark.parametrize(("name", "most"), [("mostly seeds", 0.8), ("as much of each", 0.7), ("mostly sentences", 0.5)])
+def test_a_percentile_bootstrap_over_three_seeds_holds_it_far_less_often(name, most):
+    random, runs = np.random.default_rng(3), 1000
+    means = np.array([draw(random, 3, SPREADS[name]).mean(1) for _ in range(runs)])
+    samples = means[:, random.integers(3, size=(1000, 3))].mean(-1)
+    low, high = np.quantile(samples, [0.025, 0.975], axis=1)
+    assert ((low <= 0) & (high >= 0)).mean() < most
+
+
+def test_the_interval_is_students_t_where_sentences_do_not_vary():
+    found = compare_over_seeds([1.0, 2.0, 3.0], 0.0, 500)
+    half = 4.3027 / math.sqrt(3)
+    assert found.difference == 2 and found.interval == pytest.approx((2 - half, 2 + half), abs=1e-3)
+    assert found.p_value == pytest.approx(0.0742, abs=1e-4)  # t = 3.464 with 2 degrees of freedom
+    assert (found.seeds_error, found.sentences_error) == (pytest.approx(1 / math.sqrt(3)), 0)
+    assert found.about == ABOUT_SEEDS
+
+
+def test_the_interval_is_that_of_sentences_where_seeds_do_not_vary():
+    found = compare_over_seeds([2.0, 2.0, 2.0], 0.25, 500)
+    assert found.interval == pytest.approx((2 - 1.9647 * 0.5, 2 + 1.9647 * 0.5), abs=1e-3) and found.starred
+
+
+def test_both_variances_widen_the_interval():
+    widths = []
+    for variance in (0.0, 0.01, 0.1, 1.0):
+        low, high = compare_over_seeds([1.0, 2.0, 3.0, 2.5], variance, 500).interval
+        widths.append(high - low)
+    assert widths == sorted(widths) and widths[-1] > widths[0]
+
+
+@pytest.mark.parametrize("differences", [[5.0], [5.0, 5.1]])
+def test_fewer_than_three_seeds_get_neither_interval_nor_star(differences):
+    found = compare_over_seeds(differences, 1e-9, 500)
+    assert (found.interval, found.p_value, found.starred) == (None, None, False)
+    assert summarize(differences)["half_interval"] is None
+
+
+def test_what_does_not_vary_is_not_tested():
+    assert compare_over_seeds([0.0, 0.0, 0.0], 0.0, 500).p_value is None
+
+
+def test_t_quantiles_are_those_of_the_tables():
+    for freedom, value in ((1, 12.7062), (2, 4.3027), (3, 3.1824), (9, 2.2622), (30, 2.0423)):
+        assert t_quantile(freedom) == pytest.approx(value, abs=2e-4)
+    assert t_quantile(4, 0.99) == pytest.approx(4.6041, abs=2e-4) and t_quantile(499, 0.9) == pytest.approx(1.6479, abs=2e-4)
+
+
+def test_intervals_of_means_are_over_seeds():
+    found = summarize([1.0, 2.0, 3.0])
+    assert found["mean"] == 2 and found["half_interval"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
+    assert half_interval(found) == found["half_interval"]
+    assert half_interval({"mean": 1.0, "half_interval": 12.7, "values": [0.0, 2.0]}) is None  # as earlier versions wrote it

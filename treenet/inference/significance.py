@@ -1,0 +1,120 @@
+"""What a difference between two systems is evidence of: of two sets of weights, or of training with any seed.
+
+A paired bootstrap over sentences is about two sets of weights that are there: other sentences, the same weights. Whether
+one system is better than another is a question about training with other seeds too, and needs several of them. With fewer
+than three there is no interval and no star.
+
+p-values are of single comparisons, not corrected for their number.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import fmean, stdev, variance
+
+import numpy as np
+
+ABOUT_WEIGHTS = "these two sets of weights on these sentences"
+ABOUT_SEEDS = "training with other seeds, scored on other sentences"
+SIGNIFICANT = 0.05
+FEWEST_SEEDS = 3
+LEVEL = 0.95  # of every interval
+# For people, below a table.
+EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t), none with fewer than {FEWEST_SEEDS}."
+EXPLAIN_SEEDS = (
+    f"Interval and p of a difference are about {ABOUT_SEEDS}: Student's t over paired seeds, the variance over sentences added. "
+    f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, not corrected for the number of rows."
+)
+EXPLAIN_WEIGHTS = f"p, weights: about {ABOUT_WEIGHTS} alone, whatever other seeds would give: paired bootstrap over sentences."
+
+
+@dataclass(frozen=True)
+class SeedTest:
+    """The mean difference of systems from baselines that share seeds, and what it says of others than these.
+
+    `interval` and `p_value` are None with fewer than `FEWEST_SEEDS` seeds, and where nothing varies. The standard errors of
+    the difference are those over seeds and over sentences; that over seeds is None with one seed.
+    """
+
+    difference: float
+    seeds: int
+    interval: tuple[float, float] | None
+    p_value: float | None
+    seeds_error: float | None
+    sentences_error: float | None  # None where an earlier version did not write it
+    about: str = ABOUT_SEEDS
+
+    @property
+    def starred(self) -> bool:
+        return self.p_value is not None and self.p_value < SIGNIFICANT
+
+
+def summarize(values: Sequence[float]) -> dict:
+    """Mean, and half of its 95 % interval over seeds on the same sentences (Student's t), None with fewer than three."""
+    count = len(values)
+    half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count >= FEWEST_SEEDS else None
+    return {"mean": fmean(values), "half_interval": half, "values": list(values)}
+
+
+def half_interval(summary: dict) -> float | None:
+    """That of `summarize`. Files of earlier versions have one of two seeds, which is not shown."""
+    return summary["half_interval"] if len(summary["values"]) >= FEWEST_SEEDS else None
+
+
+def compare_over_seeds(differences: Sequence[float], sentence_variance: float, num_sentences: int) -> SeedTest:
+    """Test and interval of the mean of `differences`, one a seed, all on the same `num_sentences` sentences.
+
+    `sentence_variance` is that of the mean difference when sentences are drawn anew, for all seeds alike. It is added to
+    the variance over seeds, divided by their number. The sum is a little too large: what differs between seeds holds the
+    noise that each has on these sentences alone.
+
+    The critical value is Cochran and Cox's (1950): the mean of Student's t for seeds (their number less one degrees of freedom)
+    and for sentences, weighted by the two variances. With the first alone, intervals of three seeds are twice too wide where
+    sentences are most of the variance; Satterthwaite's degrees of freedom, estimated from three seeds, cover 92 % at worst.
+    """
+    count, difference = len(differences), fmean(differences)
+    over_seeds = variance(differences) / count if count > 1 else None
+    interval = p_value = None
+    if count >= FEWEST_SEEDS and (total := over_seeds + sentence_variance):
+        error, share = math.sqrt(total), over_seeds / total
+        freedoms = count - 1, max(num_sentences - 1, 1)
+
+        def critical(level: float) -> float:
+            return share * t_quantile(freedoms[0], level) + (1 - share) * t_quantile(freedoms[1], level)
+
+        half = critical(LEVEL) * error
+        interval, p_value = (difference - half, difference + half), 1 - _level_of(critical, abs(difference) / error)
+    seeds_error = math.sqrt(over_seeds) if over_seeds is not None else None
+    return SeedTest(difference, count, interval, p_value, seeds_error, math.sqrt(sentence_variance))
+
+
+def compare_examples(differences: np.ndarray) -> SeedTest:
+    """`compare_over_seeds` of a score that is a mean over sentences, from its differences [seeds, sentences]."""
+    num_sentences = differences.shape[1]
+    over_sentences = differences.mean(0).var(ddof=1) / num_sentences if num_sentences > 1 else 0.0
+    return compare_over_seeds(differences.mean(1).tolist(), float(over_sentences), num_sentences)
+
+
+def t_quantile(freedom: float, level: float = LEVEL) -> float:
+    """The value that |t| of Student's t stays below with probability `level`."""
+    mass, angles = _t_table(freedom)
+    return math.sqrt(freedom) * math.tan(np.interp(level, mass, angles))
+
+
+@lru_cache(maxsize=8)
+def _t_table(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """(probability that the angle is below, angles): with t = sqrt(freedom) tan(a), the density of a is cos(a)^(freedom - 1)."""
+    angles = np.linspace(0, math.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return mass / mass[-1], angles
+
+
+def _level_of(critical: Callable[[float], float], value: float) -> float:
+    """The level at which the increasing function `critical` reaches `value`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if critical(middle) < value else (low, middle)
+    return low
