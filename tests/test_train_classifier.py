@@ -25,7 +25,7 @@ from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.run import load_run
 from treenet.inference.significance import ABOUT_SEEDS, compare_examples
 from treenet.labelled import LabelledSource, PhraseSource
-from treenet.training.averaging import choose_checkpoints
+from treenet.training.averaging import average_checkpoints, choose_checkpoints
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
 from treenet.training.ledger import Entry, Ledger
 from treenet.training.logs import read_metrics
@@ -224,6 +224,13 @@ def test_workflows_of_translation_refuse_a_classifier(data, finished, tmp_path, 
         runpy.run_path(str(ROOT / "workflows" / workflow), run_name="__main__")
     assert left.value.code == 2 and "classification" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_run_lacks_is_made_by_the_workflow_of_its_task(data, tmp_path):
+    (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
+    for act in (load_trained, lambda run: average_checkpoints(run, "last", 1)):
+        with pytest.raises(UserError, match=r"run workflows/train_classifier\.py "):
+            act(tmp_path)
 
 
 # Over seeds.

@@ -135,14 +135,15 @@ def test_formats(translate, lines, tmp_path):
     assert [r["hypotheses"][0]["text"] if r["hypotheses"] else "" for r in records] == plain
     for one in records[0]["hypotheses"]:
         assert one["score"] == pytest.approx(one["log_prob"] / (one["pieces"] + 1), abs=1e-6)
-    scores = [[f"{h['score']:.6f}" for h in r["hypotheses"]] for r in records]
+    scores = [[f"{h['score']:.6f}" for h in r["hypotheses"]] if r["source"] else [] for r in records]
     assert translate(f"input={source}", "--scores")[0] == [
-        f"{scores[0][0]}\t{plain[0]}", "\t", "0.000000\t", f"{scores[3][0]}\t{plain[3]}",
+        f"{scores[0][0]}\t{plain[0]}", "\t", "\t", f"{scores[3][0]}\t{plain[3]}",
     ]  # fmt: skip
+    assert records[2]["hypotheses"] == [{"text": "", "score": None, "log_prob": None, "pieces": 0}]  # no model gave it
     expected = []
     for record in records:
-        number = record["line"]
-        expected += [f"{number}\t{h['score']:.6f}\t{h['text']}" for h in record["hypotheses"]] or [f"{number}\t\t"]
+        number, found = record["line"], record["hypotheses"] if record["source"] else []
+        expected += [f"{number}\t{h['score']:.6f}\t{h['text']}" for h in found] or [f"{number}\t\t"]
     assert translate(f"input={source}", "nbest=3", "scores=true")[0] == expected
 
 
@@ -163,7 +164,7 @@ def test_given_translations_get_the_score_that_search_gave_them(translate, lines
             if g["pieces"] == h["pieces"]:  # search may have found the text in other pieces than the vocabulary's own
                 same += abs(g["score"] - h["score"]) < 1e-5
         assert same
-        assert scored[6]["hypotheses"] == [{"text": "", "score": 0.0, "log_prob": 0.0, "pieces": 0, "tokens": []}]
+        assert scored[6]["hypotheses"] == [{"text": "", "score": None, "log_prob": None, "pieces": 0, "tokens": []}]
         assert "control character" in scored[7]["error"]
         lines_out = translate(*arguments)[0]
         assert lines_out[0] == f"{scored[0]['hypotheses'][0]['score']:.6f}\t{texts[0]}" and lines_out[7] == "\t"

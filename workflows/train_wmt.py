@@ -33,7 +33,8 @@ def main(argv: Sequence[str]) -> None:
         print(dry_run(config, args.out))
         return
     run_to_end(config, args.out)
-    print(f"  translate: python workflows/evaluate.py --out {args.out}")
+    print(f"  score: python workflows/evaluate.py --out {args.out}")
+    print(f"  translate: python workflows/translate.py --out {args.out} input=FILE output=FILE")
 
 
 if __name__ == "__main__":

@@ -159,12 +159,12 @@ class LineTranslator:
         return line.target if self._settings.score is not None else detokenize(self._run.processor, hypothesis)
 
     def _text(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
-        """Columns are separated by tabs: the number with nbest, the score with scores, the text; without a result, empty ones."""
+        """Columns are separated by tabs: the number with nbest, the score with scores, the text; empty where there is none."""
         out = []
         for hypothesis in hypotheses or [None]:
             columns = [str(number)] if self._settings.nbest > 1 else []
             if self._settings.scores or self._settings.score is not None:
-                columns.append(f"{hypothesis.score:.6f}" if hypothesis else "")
+                columns.append(f"{hypothesis.score:.6f}" if hypothesis and not math.isnan(hypothesis.score) else "")
             columns.append(self._words(line, hypothesis) if hypothesis else "")
             out.append("\t".join(columns) + "\n")
         return "".join(out)
@@ -187,5 +187,5 @@ class LineTranslator:
 
 
 def _rounded(value: float) -> float | None:
-    """Six digits: the last ones of float32 differ from machine to machine. JSON has no infinity."""
+    """Six digits: the last ones of float32 differ from machine to machine. JSON has neither infinity nor NaN."""
     return round(value, 6) if math.isfinite(value) else None

@@ -12,7 +12,7 @@ from treenet.config import TrainConfig
 from treenet.data import check_columns
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
 from treenet.training.run import load_trained
-from treenet.training.tasks import build_task
+from treenet.training.tasks import build_task, workflow_of
 from treeproc.files import read_json
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import read_index
@@ -107,7 +107,7 @@ def load_model(
         )
     index = read_index(data / "encoded")
     if "vocab_fingerprint" not in facts:
-        raise UserError(f"{run / 'run.json'} is damaged; run the workflows/train_wmt.py command of the run in another --out")
+        raise UserError(f"{run / 'run.json'} is damaged; run the {workflow_of(run)} command of the run in another --out")
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "

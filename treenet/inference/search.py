@@ -54,7 +54,7 @@ class Decodable(Protocol):
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished translation: pieces without EOS, penalised score, sum of log-probabilities with EOS."""
+    """A finished translation: pieces without EOS, penalised score, sum of log-probabilities with EOS; NaN of an empty line."""
 
     ids: tuple[int, ...]
     score: float

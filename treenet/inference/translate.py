@@ -1,5 +1,6 @@
 """Encoded examples to text: batches of similar length through beam search, results in the order of the input."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 from typing import TypeVar
@@ -33,15 +34,16 @@ def translate_examples(
 ) -> Iterator[list[Hypothesis]]:
     """Hypotheses of every example, best first, in the order of `examples` (rows as of `Shard.row`).
 
-    An example without leaves, as of an empty line, has the empty translation. The model is put into
-    evaluation mode. Raises UserError as `beam_search` does.
+    An example without leaves, as of an empty line, has the empty translation with the score NaN: no model gave it. The model
+    is put into evaluation mode. Raises UserError as `beam_search` does.
     """
 
     def search(batch: TreeBatch) -> list[list[Hypothesis]]:
         return beam_search(model, batch, decoding, num_best=num_best)
 
     model.eval()
-    return in_order(search, model.reads, examples, [Hypothesis((), 0.0, 0.0)], count_leaves, decoding.max_tokens, device, window)
+    empty = [Hypothesis((), math.nan, math.nan)]
+    return in_order(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
 
 
 def score_examples(
@@ -54,14 +56,15 @@ def score_examples(
 ) -> Iterator[ScoredTarget]:
     """The given target of every example under the model, in the order of `examples`; see `score_targets`.
 
-    An example without leaves has the score 0, whatever its target. The model is put into evaluation mode.
+    An example without leaves has the score NaN, whatever its target. The model is put into evaluation mode.
     """
 
     def score(batch: TreeBatch) -> list[ScoredTarget]:
         return score_targets(model, batch, decoding)
 
     model.eval()
-    return in_order(score, model.reads, examples, ScoredTarget((), 0.0, 0.0), longer_side, decoding.max_tokens, device, window)
+    empty = ScoredTarget((), math.nan, math.nan)
+    return in_order(score, model.reads, examples, empty, longer_side, decoding.max_tokens, device, window)
 
 
 Result = TypeVar("Result")

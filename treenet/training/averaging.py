@@ -19,6 +19,7 @@ from treenet.training.checkpoint import (
     publish,
     validation_criterion,
 )
+from treenet.training.tasks import workflow_of
 from treeproc.files import read_json
 from treeproc.settings import UserError
 
@@ -55,7 +56,7 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> list[Path]:
     """
     whole = [folder for folder in checkpoint_folders(run_dir) if is_whole(folder)]
     if not whole:
-        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run workflows/train_wmt.py --out {run_dir} first")
+        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
     if choice == "last":
         return whole[-count:]
     if choice == "ema":

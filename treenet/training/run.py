@@ -19,7 +19,7 @@ from treenet.training.curves import CURVES, plot_curves
 from treenet.training.logs import best_validation, read_metrics
 from treenet.training.loop import Outcome, finished_outcome, train
 from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
-from treenet.training.tasks import build_task
+from treenet.training.tasks import build_task, workflow_of
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.progress import format_seconds
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
@@ -178,7 +178,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     folder = checkpoint or run_dir / "averaged"
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is missing; run workflows/train_wmt.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
+            f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
     model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
     load_weights(model, folder)

@@ -30,7 +30,7 @@ from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
 from treeproc.forest import BINARY_PREFIX
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
-from treeproc.settings import UserError
+from treeproc.settings import UserError, load_settings
 from treeproc.storage import AnyPath
 
 PARSED_TREES = "parsed"  # tree.tree_source of data sets whose trees are no control
@@ -330,6 +330,14 @@ TASKS: dict[str, type[Task]] = {
 def build_task(config: TrainConfig) -> Task:
     """The task of a configuration."""
     return TASKS[config.task](config)
+
+
+def workflow_of(run_dir: AnyPath) -> str:
+    """The script that trains the run in this folder, as messages name it."""
+    try:
+        return f"workflows/{TASKS[load_settings(TrainConfig, run_dir / 'config.yaml').task].workflow}"
+    except UserError:
+        return "the workflow of the run"
 
 
 def check_task(config: TrainConfig, *names: str) -> None:
