@@ -31,6 +31,8 @@ from kills import KINDS, LIMIT_S, Workflow, kill, lives, wait_for, workers_of
 from measure import emit
 from preprocess_million import REPOSITORY, read_pairs
 
+from treeproc.provenance import PROVENANCE
+
 ACTOR = "MapWorker"  # Ray Data's actors, which do shards
 STAGES = ("text", "parsed", "encoded")
 ANY_TIME = 0.2  # of the kills fall between the start of a run and about its first shard
@@ -50,8 +52,8 @@ def shards_of(data: Path, *stages: str) -> dict[Path, int]:
 
 
 def contents(data: Path) -> dict[str, bytes]:
-    """Every file of a data set but its lock."""
-    paths = [path for path in data.rglob("*") if path.is_file() and path.name != ".lock"]
+    """Every file of a data set but its lock, and but the note of who made it when."""
+    paths = [path for path in data.rglob("*") if path.is_file() and path.name not in (".lock", PROVENANCE)]
     return {str(path.relative_to(data)): path.read_bytes() for path in paths}
 
 

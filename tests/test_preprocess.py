@@ -17,9 +17,10 @@ from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.files import locked
-from treeproc.inspect import draw_example
+from treeproc.inspect import describe, draw_example
 from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.provenance import PROVENANCE, read_sessions
 from treeproc.report import summary
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
@@ -71,6 +72,16 @@ def test_index_counts_what_was_dropped(data):
     assert {key for key in index if key.endswith("fingerprint")} == {
         "fingerprint", "text_fingerprint", "parsed_fingerprint", "tree_fingerprint", "vocab_fingerprint",
     }  # fmt: skip
+
+
+def test_the_session_counts_shards_and_the_time_of_actors(data, text):
+    before = (data / PROVENANCE).read_bytes()
+    (session,) = read_sessions(data)
+    assert session.did == {"text": 4, "parsed": 4, "encoded": 4} and session.outcome == "finished"
+    assert "Ray's workers" in session.cpu_covers and session.cpu_s > 1 and len(session.workers) == 1
+    preprocess(config_of(text), data)  # nothing is left to do
+    assert (data / PROVENANCE).read_bytes() == before
+    assert "finished after" in describe(data)[0]
 
 
 def test_ids_are_those_of_the_input_lines(data, text):
@@ -135,7 +146,7 @@ def snapshot(folder) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", PROVENANCE)
     }
 
 
@@ -158,6 +169,7 @@ def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository)
     (out / "parsed" / ".tmp-1-leftover").write_text("half")
     preprocess(config_of(text), out)
     assert snapshot(out) == snapshot(data)
+    assert [session.outcome for session in read_sessions(out)] == ["unfinished", "finished"]
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in first.items()), "a finished shard was done again"
 
 

@@ -19,6 +19,7 @@ from treenet.training.loop import train
 from treenet.training.remote_run import STOP_FILE, RunMirror, read_run
 from treenet.training.run import run_training
 from treeproc.cache import cache_folder
+from treeproc.provenance import read_sessions
 from treeproc.settings import UserError, dump_settings
 from treeproc.storage import RemotePath, as_path
 
@@ -193,5 +194,8 @@ def test_ray_workers_write_to_the_store(bucket, data, tmp_path, repository):
     assert steps_there(out) == ["step_00000010", "step_00000020", "step_00000030"]
     assert len(losses(out)) == 30 and "averaged/meta.json" in out.objects()
     assert not any(name.startswith("ray/") for name in out.objects())
+    (session,) = read_sessions(out)
+    assert session.did == {"from update": 0, "to update": 30} and session.outcome == "finished"
+    assert "Ray's workers" in session.cpu_covers and len(session.workers) == 1 and session.cpu_s > 1
     assert SECRET not in done.stdout + done.stderr
     assert cache_folder().is_dir()

@@ -20,6 +20,7 @@ from treenet.data import ExampleSource
 from treeproc.cache import cache_folder, local_copy
 from treeproc.files import atomic_write, file_sha256, locked
 from treeproc.preprocess import SAMPLE
+from treeproc.provenance import PROVENANCE, read_sessions
 from treeproc.settings import UserError, dump_settings, load_settings
 from treeproc.shards import check_hashes, read_lengths
 from treeproc.storage import RemotePath, _file_system, as_path
@@ -109,7 +110,7 @@ def local_snapshot(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in (".lock", PROVENANCE)
     }
 
 
@@ -160,7 +161,9 @@ def data(bucket, command, tmp_path_factory):
 def test_killed_and_rerun_gives_the_bytes_of_the_local_job(data):
     remote, local = data
     there = remote_snapshot(remote)
-    assert there == local_snapshot(local)
+    assert there.keys() - local_snapshot(local).keys() == {PROVENANCE}
+    assert {name: there[name] for name in there.keys() - {PROVENANCE}} == local_snapshot(local)
+    assert [session.outcome for session in read_sessions(remote)] == ["unfinished", "finished"]
     assert not any(secret in content for content in there.values() for secret in (SECRET.encode(), b"127.0.0.1"))
 
 

@@ -13,6 +13,7 @@ from toydata import write_toy_data
 
 from treeproc.checks import arc_problems, node_depths, tree_problems
 from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.provenance import PROVENANCE
 from treeproc.shards import ShardRecord, open_shards, read_index, write_index, write_shard
 from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
@@ -148,11 +149,15 @@ def job(tmp_path_factory):
     return config, data
 
 
+def contents(data) -> dict:
+    return {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != PROVENANCE}
+
+
 def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
     """A flipped byte, a cut shard and a missing file in each stage, and the files beside them."""
     config, data = job
     assert not verify(data).problems
-    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    before = contents(data)
     damaged = {}
     for stage in ("text", "parsed", "encoded"):
         flipped, cut, missing, sidecar = sorted((data / stage).glob("train-*.arrow"))[:4]
@@ -178,7 +183,7 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
     assert last.endswith(f"python workflows/preprocess.py --config {data / 'config.yaml'} --out {data}")
 
     preprocess(config, data)
-    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+    assert contents(data) == before
     run = subprocess.run([sys.executable, "-m", "treeproc.verify", str(data)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and "no problem" in run.stdout.splitlines()[-1] and "24/24 rows" not in run.stdout
 

@@ -1,5 +1,6 @@
 """What a preprocessing job would do and how long it would take, from its own text stage and a few hundred parsed sentences."""
 
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -7,8 +8,7 @@ from pathlib import Path
 
 from treeproc.parsers import describe_in_words
 from treeproc.preprocess import PreprocessConfig, text_alone
-from treeproc.ray_job import actor_pool
-from treeproc.ray_session import start_ray
+from treeproc.ray_session import start_ray, there_is_a_cluster
 from treeproc.report import count_lines, fallbacks
 from treeproc.shards import Shard, ShardRecord, write_shard
 from treeproc.stages.parse import ParseShard
@@ -28,8 +28,8 @@ def dry_run(config: PreprocessConfig) -> str:
         (folder / "parsed").mkdir()
         parsed = worker(text=probe, mark="probe")
         seconds = time.monotonic() - loaded
-    start_ray()
-    actors = min(actor_pool(config.parser.gpus_per_actor), len(records))
+    actors, where = _workers(config)
+    actors = min(actors, len(records))
     rate = probe.rows / seconds
     total = sum(record.rows for record in records)
     failures = fallbacks(parsed.counts)
@@ -37,11 +37,27 @@ def dry_run(config: PreprocessConfig) -> str:
         "dry run, nothing is written to --out",
         *count_lines(records),
         f"  parser: {describe_in_words(parser)}",
-        f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} actors",
-        f"  probe: {probe.rows:,} examples in {seconds:.1f} s, {rate:,.1f} examples/s by one actor, {failures} without a parse",
+        f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} at a time {where}",
+        f"  probe: {probe.rows:,} examples in {seconds:.1f} s, {rate:,.1f} examples/s by one worker, {failures} without a parse",
         f"  parsing takes about {(total / (rate * actors) + loaded - started) / 3600:.2f} hours",
     ]
     return "\n".join(lines)
+
+
+def _workers(config: PreprocessConfig) -> tuple[int, str]:
+    """How many shards the job would do at a time, and where. Asks Ray where there is a cluster alone."""
+    if config.workers == 0:
+        return 1, "in this process"
+    if there_is_a_cluster():
+        from treeproc.ray_job import actor_pool  # a dry run on one machine must not load Ray
+
+        start_ray()
+        return actor_pool(config.parser.gpus_per_actor), "on the Ray cluster"
+    if config.parser.gpus_per_actor and config.parser.torch_device().type == "cuda":
+        import torch
+
+        return torch.cuda.device_count() // config.parser.gpus_per_actor, "on this machine's GPUs"
+    return len(os.sched_getaffinity(0)), "on this machine's cores"
 
 
 def write_probe(folder: Path, records: Sequence[ShardRecord]) -> ShardRecord:

@@ -12,6 +12,7 @@ import numpy as np
 from treeproc.checks import node_depths
 from treeproc.errors import UserError
 from treeproc.parsers import describe_in_words
+from treeproc.provenance import describe_sessions, read_sessions
 from treeproc.report import parse_statuses
 from treeproc.schema import SPLITS
 from treeproc.settings import ArgumentParser, run_cli
@@ -108,7 +109,9 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
     lines = [
         f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}, "
-        f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}"
+        f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}",
+        "made by:",
+        *(f"  {line}" for line in describe_sessions(read_sessions(data))),
     ]
     found = {}
     for split in (split for split in SPLITS if split in index["totals"]):

@@ -8,15 +8,16 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc import ray_job
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
 from treeproc.progress import Progress
+from treeproc.provenance import Recorder, recorded
 from treeproc.readers import FORMATS, Format, FormatName
-from treeproc.report import dropped, fallbacks, reasons
+from treeproc.report import dropped, reasons
 from treeproc.schema import SCHEMA_VERSION, SPLITS
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
+from treeproc.shard_jobs import Work, make_shards
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
@@ -29,6 +30,7 @@ from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 logger = logging.getLogger(__name__)
 
 SAMPLE = Path(__file__).parent / "sample"
+COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
 
 
 class PreprocessConfig(Settings):
@@ -51,6 +53,10 @@ class PreprocessConfig(Settings):
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
     rows_per_shard: PositiveInt = Field(2000, description="input examples of one shard, the unit of work and of resume")
+    # Changes nothing that is written: it is in no config.yaml.
+    workers: Literal[0] | None = Field(
+        None, exclude=True, description="0: in this process, without Ray; unset: as many Ray actors as there is room for"
+    )
 
     @model_validator(mode="after")
     def _inputs_fit_the_format(self):
@@ -104,13 +110,14 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)
-        job = _Job(config, out, parser, target_parser)
+        job = _Job(config, out, record, parser, target_parser)
         try:
             text = job.text(scans)
         except NothingLeft:
             if first_text:
+                record.withdraw()
                 _forget(out, made)
             raise
         return job.encode(*job.parse(text))
@@ -141,7 +148,7 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[Sh
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
     parser, target_parser, scans = check_inputs(config)
-    return parser, _Job(config, folder, parser, target_parser).text(scans)
+    return parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(scans)
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
@@ -164,7 +171,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree"}:
+    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree", "workers"}:
         raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
     base = config.parsed.absolute()
     if base == out:
@@ -176,10 +183,10 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
     _check_sides(config, *(index["columns"] for index in stages))
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)
         whole = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
-        return _Job(whole, out, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+        return _Job(whole, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
 # Where things lie; what they are is told by hashes.
@@ -221,6 +228,7 @@ class _Job:
 
     config: PreprocessConfig
     out: AnyPath
+    record: Recorder
     parser: dict
     target_parser: dict | None
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
@@ -242,12 +250,14 @@ class _Job:
             if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))):
                 return records
         records = []
+        self.record.note(text=0)
         writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark)
         with Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress:
             for split in (split for split in SPLITS if split in config.splits):
                 for record in writer.write(split):
                     records.append(record)
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
+        self.record.note(text=len(records))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])
@@ -259,13 +269,14 @@ class _Job:
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
-        """Words and trees of every text shard, in Ray actors."""
+        """Words and trees of every text shard."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
         marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
-        records = self._run("parsed", "parse", ParseShard, arguments, text, marks, jobs, config.parser.gpus_per_actor)
+        work = Work("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
+        records = self._make(work, "parsed", text, marks, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
         facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
         write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
@@ -289,7 +300,8 @@ class _Job:
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
-        records = self._run("encoded", "encode", EncodeShard, arguments, text, marks, jobs)
+        work = Work("encode", "loading the vocabulary", EncodeShard, arguments)
+        records = self._make(work, "encoded", text, marks, jobs)
         write_lengths(folder, records)
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
@@ -315,42 +327,13 @@ class _Job:
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 
-    def _run(
-        self,
-        stage: str,
-        label: str,
-        worker: type,
-        arguments: dict,
-        text: Sequence[ShardRecord],
-        marks: Sequence[str],
-        jobs: Sequence[dict],
-        gpus_per_actor: float = 0,
+    def _make(
+        self, work: Work, stage: str, text: Sequence[ShardRecord], marks: Sequence[str], jobs: Sequence[dict]
     ) -> list[ShardRecord]:
-        """Run the jobs of the shards that are not finished; returns all records in the order of `text`."""
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
         _remove_leftovers(folder)
-        done = finished_shards(folder, [record.name for record in text], marks)
-        finished = sum(record.rows for record in done if record)
-        if finished:
-            logger.info("%s: %d of %d shards were finished before", label, sum(map(bool, done)), len(text))
-        total = sum(record.rows for record in text)
-        by_name = {record.name: record for record in done if record}
-        if len(by_name) == len(text):
-            return [by_name[record.name] for record in text]
-        failed = sum(fallbacks(record.counts) for record in by_name.values())
-        with Progress(label, total, unit="examples", initial=finished) as progress:
-            for record in ray_job.run_shards(
-                worker,
-                arguments,
-                [job for job, old in zip(jobs, done, strict=True) if old is None],
-                folder=folder,
-                gpus_per_actor=gpus_per_actor,
-            ):
-                by_name[record.name] = record
-                failed += fallbacks(record.counts)
-                progress.update(record.rows, f"{failed:,} without a parse" if failed else None)
-        return [by_name[record.name] for record in text]
+        return make_shards(work, folder, text, marks, jobs, in_this_process=self.config.workers == 0, record=self.record)
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:

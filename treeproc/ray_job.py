@@ -9,7 +9,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -18,6 +18,7 @@ import ray.data
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.files import TEMPORARY_PREFIX, atomic_write
+from treeproc.provenance import Meter
 from treeproc.ray_session import start_ray
 from treeproc.settings import UserError
 from treeproc.shards import ShardRecord
@@ -31,7 +32,7 @@ class _ShardActor:
     """Runs in an actor: builds the worker once, then does one row after the other."""
 
     def __init__(self, worker_class: type, arguments: dict, token: AnyPath):
-        self._worker, self._error = None, ""
+        self._worker, self._error, self._meter = None, "", Meter()
         try:
             # Nodes may join while the job runs, so every actor looks again.
             if problem := _blindness(token):
@@ -42,13 +43,16 @@ class _ShardActor:
 
     def __call__(self, row: dict) -> dict:
         if self._worker is None:
-            return {"record": "", "error": self._error}
+            return {"record": "", "error": self._error, "usage": ""}
         job = json.loads(row["job"])
         job = {name: ShardRecord(**value) if isinstance(value, dict) else value for name, value in job.items()}
+        began = time.monotonic()
         try:
-            return {"record": json.dumps(asdict(self._worker(**job))), "error": ""}
+            record = json.dumps(asdict(self._worker(**job)))
+            usage = self._meter.usage() | {"seconds": time.monotonic() - began}
+            return {"record": record, "error": "", "usage": json.dumps(usage)}
         except UserError as error:
-            return {"record": "", "error": str(error)}
+            return {"record": "", "error": str(error), "usage": ""}
 
 
 def _silence_ray_data() -> None:
@@ -100,13 +104,20 @@ def actor_pool(gpus_per_actor: float = 0.0) -> int:
 
 
 def run_shards(
-    worker_class: type, arguments: dict, jobs: Sequence[dict], *, folder: AnyPath, gpus_per_actor: float = 0.0
+    worker_class: type,
+    arguments: dict,
+    jobs: Sequence[dict],
+    *,
+    folder: AnyPath,
+    gpus_per_actor: float = 0.0,
+    count_usage: Callable[[dict], None] = lambda usage: None,
 ) -> Iterator[ShardRecord]:
     """Yield the record of every job as its shard lands in `folder`, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
-    it; actors ask for GPUs where the cluster has any. Raises UserError when a worker does, and before any work when a
-    node does not see `folder`.
+    it; actors ask for GPUs where the cluster has any. `count_usage` gets the `Meter.usage` of an actor for a shard,
+    with the `seconds` that the shard took.
+    Raises UserError when a worker does, and before any work when a node does not see `folder`.
     """
     if not jobs:
         return
@@ -128,4 +139,5 @@ def run_shards(
         for row in records.iter_rows():
             if row["error"]:
                 raise UserError(row["error"])
+            count_usage(json.loads(row["usage"]))
             yield ShardRecord(**json.loads(row["record"]))

@@ -37,12 +37,15 @@ class Ranks:
             dist.broadcast_object_list(values, src=0, device=self.device)
         return values[0]
 
+    def gather(self, value: Any) -> list:
+        """The values of all ranks, in their order."""
+        values = [value] * self.world_size
+        if self.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def fail_together(self, failure: str | None) -> None:
         """Raises TrainingFailed on all ranks when any of them has a failure; all must call."""
-        failures = [failure]
-        if self.world_size > 1:
-            failures = [None] * self.world_size
-            dist.all_gather_object(failures, failure)
-        for message in failures:
+        for message in self.gather(failure):
             if message is not None:
                 raise TrainingFailed(message)

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
@@ -24,10 +24,11 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from treenet.config import TrainConfig
 from treenet.training.logs import describe_metrics, read_metrics
 from treenet.training.loop import Outcome, train
-from treenet.training.ranks import TrainingFailed
+from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.remote_run import RAY_FOLDER, RunMirror
 from treeproc.files import locked
 from treeproc.progress import Progress
+from treeproc.provenance import Meter
 from treeproc.ray_session import start_ray
 from treeproc.settings import UserError, build_settings, describe_refusal
 from treeproc.storage import RemotePath, as_path
@@ -42,9 +43,12 @@ POLL_S, REMOTE_POLL_S = 1.0, 5.0
 ORPHANS_S = 120
 
 
-def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> Outcome:
+def train_with_ray(
+    config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]
+) -> Outcome:
     """Run `config.workers` workers to the end; a local run folder and `config.data` are absolute paths that every node sees.
 
+    `count_usage` gets the `Meter.usage` of every worker that comes to its end.
     Lost workers and nodes are replaced, however often, as long as there is a new checkpoint between two failures or a few.
     Raises UserError for what a user can mend, also when a worker finds it.
     """
@@ -54,7 +58,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> O
     mirror.forget_stop()
     try:
         with _Follow(config, mirror, stop_file):
-            outcome = _fit_with_restarts(config, mirror, stop_file)
+            outcome = _fit_with_restarts(config, mirror, stop_file, count_usage)
     finally:
         mirror.remove_ray_folder()
         mirror.forget_stop()
@@ -64,12 +68,16 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> O
     return Outcome(**outcome)
 
 
-def _fit_with_restarts(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
+def _fit_with_restarts(
+    config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None] = lambda usage: None
+) -> dict:
     """What `_work` returned. Ray's own limit counts failures in total, which a run of weeks on spot nodes would reach."""
     failures, reached = 0, mirror.last_step()
     while True:
         try:
             outcome = _fit(config, mirror, stop_file)
+            for usage in outcome.pop("usage", ()):
+                count_usage(usage)
             if not outcome.pop("node_ends", False) or stop_file.exists():
                 return outcome
             sys.stderr.write(f"a node was called back; other workers continue from step {outcome['step']}\n")
@@ -183,7 +191,7 @@ def _work(settings: dict) -> dict:
 
 def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
     """Train until the end, until the file is there, or until a node announces its end, as spot nodes do two minutes before."""
-    announced, last = threading.Event(), {}
+    announced, last, meter = threading.Event(), {}, Meter()
 
     def report(metrics: dict) -> None:
         last.update(metrics)
@@ -213,7 +221,8 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
         raise
     # Once: Ray takes a report every two seconds, and a rank with one more waits. All lines are in metrics.jsonl.
     ray.train.report(last)
-    return {**vars(outcome), "node_ends": announced.is_set() and not outcome.finished}
+    usage = Ranks(rank, context.get_world_size(), ray.train.torch.get_device()).gather(meter.usage())
+    return {**vars(outcome), "node_ends": announced.is_set() and not outcome.finished, "usage": usage}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import torch
 from treenet.config import TrainConfig
 from treenet.plan import BatchPlan
 from treenet.training.averaging import average_checkpoints
-from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, load_weights
+from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, load_weights
 from treenet.training.curves import CURVES, plot_curves
 from treenet.training.logs import best_validation, read_metrics
 from treenet.training.loop import Outcome, finished_outcome, train
@@ -22,6 +22,7 @@ from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
 from treenet.training.tasks import build_task, workflow_of
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.progress import format_seconds
+from treeproc.provenance import STOPPED, Recorder, recorded
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import AnyPath
@@ -34,6 +35,7 @@ OPERATIONAL = (
     "max_skipped_updates", "compile", "batch.tokens_per_device",
 )  # fmt: skip
 OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
+COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143
 
@@ -75,7 +77,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         check_same_run(run_dir, config, job.facts, out)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
         atomic_write(run_dir / "run.json", json_bytes(job.facts))
-        outcome = train_job(config, run_dir, mirror)
+        with recorded(run_dir, COMMAND) as record:
+            outcome = train_job(config, run_dir, mirror, record)
         lines = read_metrics(run_dir)
         averaged = curves = None
         if outcome.finished:
@@ -154,22 +157,42 @@ def check_job(config: TrainConfig) -> Job:
     return Job(config, facts)
 
 
-def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None) -> Outcome:
+def train_job(
+    config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None
+) -> Outcome:
     """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
-    mirror = mirror or RunMirror(run_dir)
+    mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
     if outcome := finished_outcome(config, run_dir):
         return outcome
     stop_file = run_dir / STOP_FILE
     stop_file.unlink(missing_ok=True)
-    with stop_on_sigterm(stop_file):
+    with stop_on_sigterm(stop_file), _updates_noted(record, run_dir):
         if config.workers:
             from treenet.training.ray_train import train_with_ray  # training without Ray must not import it
 
-            return train_with_ray(config, mirror, stop_file)
-        if config.use_gpu and not torch.cuda.is_available():
+            outcome = train_with_ray(config, mirror, stop_file, record.session.add_worker)
+        elif config.use_gpu and not torch.cuda.is_available():
             raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false or install a CUDA build of PyTorch")
-        with mirror.watch(stop_file):
-            return train(config, run_dir, device="cuda" if config.use_gpu else "cpu", should_stop=stop_file.exists)
+        else:
+            with mirror.watch(stop_file):
+                outcome = train(config, run_dir, device="cuda" if config.use_gpu else "cpu", should_stop=stop_file.exists)
+        if not outcome.finished:
+            record.session.outcome = STOPPED
+        return outcome
+
+
+@contextmanager
+def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
+    """The last checkpoints before and after, whichever way the training ends."""
+
+    def last_step() -> int:
+        return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)
+
+    record.note(**{"from update": last_step()})
+    try:
+        yield
+    finally:
+        record.session.did["to update"] = last_step()
 
 
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, torch.nn.Module]:

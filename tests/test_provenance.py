@@ -1,0 +1,159 @@
+"""What runs and data sets record of the software, the machine and the time that made them."""
+
+import getpass
+import json
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from toydata import write_toy_data
+from training_jobs import tiny_config
+
+from treenet.training.run import run_training
+from treeproc.inspect import describe
+from treeproc.provenance import PROVENANCE, Meter, Session, describe_sessions, packages, read_sessions, recorded, software
+from treeproc.settings import UserError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory) -> Path:
+    """A run of ten updates that was continued to 15, and then asked for again."""
+    out = tmp_path_factory.mktemp("run") / "run"
+    for steps in (10, 15, 15):
+        run_training(tiny_config(data, f"max_steps={steps}"), out)
+    return out
+
+
+def test_a_continued_run_keeps_its_sessions_and_one_without_work_adds_none(run):
+    sessions = read_sessions(run)
+    assert [session.did for session in sessions] == [{"from update": 0, "to update": 10}, {"from update": 10, "to update": 15}]
+    for session in sessions:
+        assert (session.command, session.outcome) == ("train", "finished")
+        assert session.software == software() and session.packages == packages()
+        assert session.packages["python"] == platform.python_version() and session.packages["torch"] == version("torch")
+        assert session.machine["processor"] and session.machine["cores"] >= 1 and session.machine["gpu"] is None
+        assert session.wall_s > 0 and session.cpu_s > 0 and session.workers == []
+
+
+def test_no_name_and_no_place_is_recorded(run):
+    content = (run / PROVENANCE).read_text()
+    assert platform.node() not in content and str(run) not in content and str(REPOSITORY) not in content
+    assert getpass.getuser() not in json.loads(content)["sessions"][0].values()
+
+
+def test_versions_are_read_without_loading_the_libraries():
+    code = (
+        "import sys; from treeproc.provenance import Meter, packages, software; packages(); software(); Meter().usage(); "
+        "sys.exit(bool({'torch', 'ray', 'stanza', 'sentencepiece', 'sacrebleu'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
+
+
+def test_a_killed_session_stays_as_it_was_noted(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from treeproc.provenance import recorded\n"
+        "with recorded(Path(sys.argv[1]), 'preprocess') as record:\n"
+        "    record.note(text=3)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY).returncode == -9
+    with recorded(tmp_path, "preprocess") as record:
+        record.note(parsed=3)
+    killed, last = read_sessions(tmp_path)
+    assert (killed.outcome, killed.did) == ("unfinished", {"text": 3})
+    assert (last.outcome, last.did) == ("finished", {"parsed": 3})
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(UserError("full"), "failed"), (KeyboardInterrupt(), "stopped")])
+def test_an_error_is_an_outcome_and_goes_on(tmp_path, error, outcome):
+    with pytest.raises(type(error)), recorded(tmp_path, "train") as record:
+        record.note()
+        raise error
+    assert read_sessions(tmp_path)[0].outcome == outcome and "full" not in (tmp_path / PROVENANCE).read_text()
+
+
+def test_other_processes_are_counted(tmp_path):
+    with recorded(tmp_path, "train") as record:
+        for _ in range(2):
+            record.session.add_worker({"cpu_s": 1000.0, "machine": {"processor": "P", "cores": 8, "gpu": "G"}})
+        record.session.add_worker({"cpu_s": 1000.0, "machine": Meter.machine()})
+        record.note()
+    (session,) = read_sessions(tmp_path)
+    assert 3000 <= session.cpu_s < 3010 and "Ray's workers" in session.cpu_covers
+    assert session.workers == [{"processor": "P", "cores": 8, "gpu": "G"}, Meter.machine()]
+    assert describe_sessions([session])[2].endswith("; workers on P, 8 cores, G")
+
+
+DAMAGED = {
+    "cut": b'{"sessions": [{"comm',
+    "no JSON": b"\xff\xfe",
+    "a list": b"[]",
+    "too deep": b"[" * 100_000,
+    "wrong types": b'{"sessions": [{"command": 3}]}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_stops_nothing_and_is_kept(tmp_path, capsys, content):
+    path = tmp_path / PROVENANCE
+    for number in (1, 2):
+        path.write_bytes(content)
+        assert read_sessions(tmp_path) == []
+        with recorded(tmp_path, "train") as record:
+            record.note()
+        told = capsys.readouterr().err
+        assert told.startswith(f"warning: {path} is damaged (") and told.count("\n") == 1
+        assert (tmp_path / f"provenance.damaged-{number}.json").read_bytes() == content
+        assert len(read_sessions(tmp_path)) == 1
+
+
+def test_a_folder_in_the_place_of_the_file_is_set_aside(tmp_path):
+    (tmp_path / PROVENANCE).mkdir()
+    with recorded(tmp_path, "train") as record:
+        record.note()
+    assert len(read_sessions(tmp_path)) == 1 and (tmp_path / "provenance.damaged-1.json").is_dir()
+
+
+def test_what_a_later_version_adds_is_kept(tmp_path):
+    with recorded(tmp_path, "train") as record:
+        record.note()
+    content = json.loads((tmp_path / PROVENANCE).read_text())
+    content["sessions"][0]["energy_kwh"] = 7
+    (tmp_path / PROVENANCE).write_text(json.dumps(content))
+    with recorded(tmp_path, "train") as record:
+        record.note()
+    assert [session.get("energy_kwh") for session in json.loads((tmp_path / PROVENANCE).read_text())["sessions"]] == [7, None]
+
+
+def test_sessions_as_a_person_reads_them(data, tmp_path):
+    assert "made by:\n  without provenance\n" in describe(data)[0]
+    session = Session(
+        command="preprocess",
+        software={"version": "1.0", "commit": "0123456789abcdef", "clean": False},
+        packages={"python": "3.12.1", "ray": None},
+        machine={"processor": "Some CPU", "cores": 4, "gpu": None},
+        started="2026-01-02T03:04:05Z",
+        wall_s=75.2,
+        cpu_s=140.0,
+        did={"text": 3, "parsed": 1200},
+        outcome="finished",
+    )
+    again = session.model_copy(update={"outcome": "unfinished", "wall_s": None, "cpu_s": None})
+    assert describe_sessions([session, again]) == [
+        "2026-01-02 03:04:05 UTC, preprocess (text 3, parsed 1,200): finished after 1:15, 2:20 of CPU",
+        "  tree-attention 1.0 (commit 0123456789ab with changes); python 3.12.1, ray missing",
+        "  Some CPU, 4 cores, no GPU",
+        "2026-01-02 03:04:05 UTC, preprocess (text 3, parsed 1,200): unfinished after an unknown time",
+        "  with the same software and machine",
+    ]
