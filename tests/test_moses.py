@@ -1,10 +1,23 @@
-"""Moses tokens to plain text and places: every escape undone once, every token where it says."""
+"""Moses tokens: every escape undone once, every token where it says, English ones read as treebanks write them."""
+
+import gzip
+import re
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treeproc.line_encoder import LineEncoder
+from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
+from treeproc.parsers.treebank_words import treebank_tokens
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.readers.moses import undo_moses, unescape
+from treeproc.readers.words import blank_words
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_index
+from treeproc.subwords import Subwords
+from treeproc.verify import verify
 
 ESCAPES = {"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;", "[": "&#91;", "]": "&#93;"}
 
@@ -31,3 +44,115 @@ def test_tokens_stand_where_they_say(tokens):
     words = row["words"]
     assert words["text"] == tokens and row["source"] == row["target"] == " ".join(tokens)
     assert [row["source"][a:b] for a, b in zip(words["start_char"], words["end_char"], strict=True)] == tokens
+
+
+def line_tokens(line: str):
+    words = blank_words(line.split())[1]
+    return treebank_tokens(list(zip(words["start_char"], words["end_char"], words["text"], strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("I don 't and DON 'T", "I do n't and DO N'T"),
+        ("it can 't , won 't and ain 't", "it ca n't , wo n't and ai n't"),
+        ("son 't is Don 's", "son 't is Don 's"),  # no auxiliary, no negation
+        ('" it \'s " she \'d say', "`` it 's '' she 'd say"),
+        ("don ’ t say it ’ s so", "do n’t say it ’s so"),
+        ("cannot Cannot gonna", "can not Can not gon na"),
+        ("at 8 o 'clock O 'Reilly and I 'd l 'enfant", "at 8 o'clock O'Reilly and I 'd l'enfant"),
+        ("'tis 'em 'all 'quoted ' '90s '", "'tis 'em 'all ' quoted ' '90s '"),
+        ("well-known -- ... ( 1 )", "well-known -- ... ( 1 )"),
+    ],
+)
+def test_moses_tokens_as_treebanks_write_them(line, words):
+    tokens = line_tokens(line)
+    assert [word for token in tokens for word in token.words] == words.split()
+    assert re.sub(r"\s", "", "".join(line[t.start : t.end] for t in tokens)) == line.replace(" ", "")
+
+
+@given(st.lists(st.sampled_from(["don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9))
+@settings(deadline=None, max_examples=200)
+def test_no_character_of_a_line_is_lost_or_moved(words):
+    tokens = line_tokens(" ".join(words))
+    ends = [0, *(token.end for token in tokens)]
+    assert all(before <= token.start < token.end for before, token in zip(ends, tokens, strict=False))
+    assert "".join(" ".join(words)[t.start : t.end] for t in tokens).replace(" ", "") == "".join(words)
+
+
+NEGATED = [
+    "He don &apos;t know it .",
+    "They won &apos;t , and we cannot .",
+    "It isn &apos;t &quot; true &quot; at 8 o &apos;clock .",
+]
+
+
+def test_leaves_are_the_tokens_and_have_the_tags_of_the_treebanks_words():
+    config = ParserConfig(name="shipped", device="cpu", treebank_words=True)
+    rows = [undo_moses({"source": line}) for line in NEGATED]
+    first, second, third = build_parser(config).parse([r["source"] for r in rows], [Given(r["words"]) for r in rows])
+    assert first.words["text"] == ["He", "don", "'t", "know", "it", "."]
+    assert first.words["pos_tag"][1:4] == ["VBP", "RB", "VB"]
+    assert second.words["text"][1:3] == ["won", "'t"] and second.words["pos_tag"][1:3] == ["MD", "RB"]
+    assert second.words["text"][-3:-1] == ["can", "not"] and second.words["pos_tag"][-3:-1] == ["MD", "RB"]
+    assert third.words["text"][-2] == "o 'clock" and third.words["pos_tag"][3:6:2] == ["``", "''"]
+    for row, parsed in zip(rows, (first, second, third), strict=True):
+        places = zip(parsed.words["start_char"], parsed.words["end_char"], strict=True)
+        assert [row["source"][a:b] for a, b in places] == parsed.words["text"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("moses")
+    for side in ("en", "de"):
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")[:40]
+        (folder / side).write_text("\n".join([*NEGATED, *lines]) + "\n")
+    return folder
+
+
+def moses_config(corpus, **parser) -> PreprocessConfig:
+    files = {"source": [corpus / "en"], "target": [corpus / "de"]}
+    values = {"splits": {"train": files}, "tokenized": "moses", "subwords": {"vocab_size": 400}}
+    return PreprocessConfig.model_validate(values | {"parser": {"name": "shipped", "device": "cpu"} | parser})
+
+
+def shard_hashes(out):
+    return [s["sha256"] for stage in ("text", "parsed", "encoded") for s in read_index(out / stage)["shards"]]
+
+
+def test_a_data_set_of_moses_tokens_is_parsed_as_treebanks_write_them(corpus, tmp_path):
+    out = tmp_path / "data"
+    index = preprocess(moses_config(corpus), out)
+    assert index["parser"]["treebank_words"] is True and not verify(out).problems
+    pieces = Subwords(out / "encoded" / "vocab" / "pieces.model")
+    (text,), (parsed,), (encoded,) = (open_shards(out / stage, "train") for stage in ("text", "parsed", "encoded"))
+    for line, row in zip(text.rows(), encoded.rows(), strict=True):
+        assert pieces.decode([row["leaves"]["piece"]]) == [line["source"]]
+    assert parsed.row(0)["words"]["pos_tag"][1:3] == ["VBP", "RB"] and text.row(0)["words"]["text"][1:3] == ["don", "'t"]
+    assert LineEncoder(out).encode(["They know it ."])[0]["leaves"]["piece"].size
+
+
+def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tmp_path, caplog):
+    out = tmp_path / "data"
+    preprocess(moses_config(corpus, treebank_words=False), out)
+    made = shard_hashes(out)
+    # As the settings were written before this was one of them.
+    values = yaml.safe_load((out / "config.yaml").read_text())
+    del values["parser"]["treebank_words"]
+    (out / "config.yaml").write_text(yaml.safe_dump(values))
+    with caplog.at_level("INFO"):
+        index = preprocess(moses_config(corpus), out)
+    assert shard_hashes(out) == made and "treebank_words" not in index["parser"]
+    assert "was begun with Moses tokens as they are" in caplog.text
+    with pytest.raises(UserError, match="parser.treebank_words: False -> True"):
+        preprocess(moses_config(corpus, treebank_words=True), out)
+
+
+def test_only_english_moses_tokens_are_treebank_words(corpus):
+    assert moses_config(corpus).settled().parser.treebank_words is True
+    assert moses_config(corpus, name="words").settled().parser.treebank_words is False
+    assert moses_config(corpus, name="corenlp", language="de").settled().parser.treebank_words is False
+    plain = ParserConfig(name="shipped", device="cpu")
+    assert describe_parser(plain) == describe_parser(plain.model_copy(update={"treebank_words": False}))
+    with pytest.raises(ValueError, match="treebank_words: is for tokenized: moses"):
+        PreprocessConfig.model_validate({"parser": {"treebank_words": True}})

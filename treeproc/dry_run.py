@@ -18,6 +18,7 @@ _PROBE_ROWS = 500
 
 def dry_run(config: PreprocessConfig) -> str:
     """Filter all input into a temporary folder, parse a sample of it, and report. Raises UserError as the job would."""
+    config = config.settled()
     with tempfile.TemporaryDirectory(prefix="tree-attention-") as name:
         folder = Path(name)
         parser, records = text_alone(config, folder)

@@ -1,7 +1,7 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from treeproc.provenance import Recorder, recorded
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.report import dropped, reasons
 from treeproc.schema import SCHEMA_VERSION, SPLITS
-from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings
+from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.shard_jobs import Work, make_shards
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, TreeConfig, count_classes, encoded_columns
@@ -42,7 +42,9 @@ class PreprocessConfig(Settings):
     )
     format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
     tokenized: Literal["none", "moses"] = Field(
-        "none", description="'moses': the Moses tokeniser's escapes are undone, and the parser takes its tokens as words"
+        "none",
+        description="'moses': the Moses tokeniser's escapes are undone, and its tokens are the words; English ones reach the "
+        "parser as treebanks write them",
     )
     labels: dict[int, int] | None = Field(
         None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
@@ -69,6 +71,8 @@ class PreprocessConfig(Settings):
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
         if self.tokenized == "moses" and form.columns:
             raise ValueError(f"tokenized: must be none for format {self.format}, which has words of its own or a label")
+        if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):
+            raise ValueError("parser.treebank_words: is for tokenized: moses; set it to null")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
             raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
         if form.has_pairs and (self.filters.drop_duplicates or self.filters.drop_overlap != "none"):
@@ -83,6 +87,24 @@ class PreprocessConfig(Settings):
     def inputs(self) -> Inputs:
         """What the text stage reads."""
         return Inputs(self.splits, self.format, self.tokenized, self.labels)
+
+    def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
+        """With `treebank_words` decided where the input is Moses tokens and the user left it open.
+
+        `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
+        no such setting.
+        """
+        if self.tokenized != "moses":
+            return self
+        begun = begun if begun and begun.get("tokenized") == "moses" else {}
+        decided = {}
+        for name in ("parser", "target_parser"):
+            side = getattr(self, name)
+            if side is not None and side.treebank_words is None:
+                before = (begun.get(name) or {}).get("treebank_words", False if begun else None)
+                chosen = side.knows_treebank_words if before is None else before
+                decided[name] = side.model_copy(update={"treebank_words": chosen})
+        return self.model_copy(update=decided)
 
 
 def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
@@ -106,6 +128,9 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """
     if config.parsed is not None:
         return _encode_again(config, out)
+    open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))
+    if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
+        logger.info("%s was begun with Moses tokens as they are for the parser, and goes on so; see parser.treebank_words", out)
     parser, target_parser, scans = check_inputs(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
@@ -199,6 +224,15 @@ _OPEN_UNTIL = {
 }
 
 
+def _begun(out: AnyPath) -> dict | None:
+    """The settings in `out` as they were written; None where there are none that can be read."""
+    try:
+        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
 def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
 
@@ -209,7 +243,8 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
-        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (load_settings(PreprocessConfig, path), config))
+        there = load_settings(PreprocessConfig, path).settled(_begun(out))
+        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (there, config))
         if old == new:
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
@@ -297,6 +332,7 @@ class _Job:
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
+        settings = settings.model_copy(update={"treebank_words": parser.get("treebank_words")})
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}

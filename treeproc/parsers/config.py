@@ -39,6 +39,11 @@ class ParserConfig(Settings):
         "keep",
         description="labels of given trees: as they are; X; PHRASE; or those of the same spans in a Stanza parse, else X",
     )
+    treebank_words: bool | None = Field(
+        None,
+        description="with tokenized: moses: the parser reads English tokens as treebanks write them (don 't as do n't); "
+        "false: as they are; null: true for English, false where the data set was begun so",
+    )
     endpoint: str = Field("http://localhost:9000", description="address of a running CoreNLP server")
 
     @model_validator(mode="after")
@@ -51,12 +56,19 @@ class ParserConfig(Settings):
             raise ValueError(f"models: is for name: stanza or shipped, but name is {self.name}")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
+        if self.treebank_words and not self.knows_treebank_words:
+            raise ValueError("treebank_words: is for language: en and name: stanza, shipped or corenlp")
         return self
 
     @property
     def runs_stanza(self) -> bool:
         """Whether Stanza's models are loaded."""
         return self.name in ("stanza", "shipped") or self.given_labels == "parsed"
+
+    @property
+    def knows_treebank_words(self) -> bool:
+        """Whether Moses tokens can be put into the form that this parser was trained on."""
+        return self.language == "en" and self.name in ("stanza", "shipped", "corenlp")
 
     @property
     def gpus_per_actor(self) -> int:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.documents import batches
-from treeproc.parsers.lines import Line, LineParser, Sentence, Token
+from treeproc.parsers.lines import Line, LineParser, Sentence
 from treeproc.parsers.models import CORENLP_LANGUAGES
+from treeproc.parsers.tokens import Token
 from treeproc.settings import UserError
 from treeproc.trees import read_brackets
 
@@ -82,11 +83,12 @@ class CoreNLPParser(LineParser):
         out: list[list[Sentence]] = [[] for _ in lines]
         for tokenised in (False, True):
             chosen = [i for i, line in enumerate(lines) if (line.words is not None) == tokenised]
-            texts = [_blank_separated(lines[i]) if tokenised else lines[i].text for i in chosen]
+            given = [self._given_tokens(lines[i]) if tokenised else [] for i in chosen]
+            texts = [_blank_separated(t) if tokenised else lines[i].text for i, t in zip(chosen, given, strict=True)]
             for batch in batches([len(text) for text in texts], _CHARS_PER_REQUEST):
                 groups = self._request([texts[k] for k in batch], tokenised)
                 for k, group in zip(batch, groups, strict=True):
-                    out[chosen[k]] = _put_in_place(group, lines[chosen[k]]) if tokenised else group
+                    out[chosen[k]] = _put_in_place(group, given[k]) if tokenised else group
         return out
 
     def _request(self, texts: Sequence[str], tokenised: bool) -> list[list[Sentence]]:
@@ -123,15 +125,15 @@ class CoreNLPParser(LineParser):
         return Sentence(tokens, tags, arcs, read_brackets(answer["parse"])[2], PARSED)
 
 
-def _blank_separated(line: Line) -> str:
-    return " ".join("_".join(text.split()) or "_" for _, _, text in line.words)
+def _blank_separated(tokens: Sequence[Token]) -> str:
+    return " ".join("_".join(text.split()) or "_" for token in tokens for text in token.words)
 
 
-def _put_in_place(group: list[Sentence], line: Line) -> list[Sentence]:
-    """The offsets of the given words instead of those of the blank-separated ones."""
-    if sum(len(s.tokens) for s in group) != len(line.words) or len(group) != 1:
+def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
+    """The given tokens instead of the blank-separated words."""
+    if sum(len(s.tokens) for s in group) != sum(len(token.words) for token in tokens) or len(group) != 1:
         raise RuntimeError("CoreNLP did not take the given words as they are")
-    group[0].tokens = [Token(start, end, (text,)) for start, end, text in line.words]
+    group[0].tokens = tokens
     return group
 
 

@@ -3,7 +3,7 @@
 import bisect
 from collections.abc import Iterator, Sequence
 
-from treeproc.parsers.lines import Token
+from treeproc.parsers.tokens import Token
 from treeproc.trees import SpanTree
 
 Tags = list[tuple[str, str]]  # (UPOS, XPOS) of every word of a sentence

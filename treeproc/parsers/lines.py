@@ -6,21 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.parsers.tokens import Token
+from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.schema import UNANALYSED
 from treeproc.trees import SpanTree, flat_tree, keep_leaves, write_brackets
 
 logger = logging.getLogger(__name__)
 
 _SMALLEST_BATCH = 16
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token of a line, [start, end), and the syntactic words that it stands for: one, or more (don't = do + n't)."""
-
-    start: int
-    end: int
-    words: tuple[str, ...]
 
 
 @dataclass
@@ -98,6 +91,12 @@ class LineParser(ABC):
 
     def _analyse(self, lines: list[Line]) -> list[ParsedLine]:
         return [self._line(line, group) for line, group in zip(lines, self._sentences(lines), strict=True)]
+
+    def _given_tokens(self, line: Line) -> list[Token]:
+        """The given words of a line, as the parser reads them."""
+        if self._config.treebank_words:
+            return treebank_tokens(line.words)
+        return [Token(start, end, (text,)) for start, end, text in line.words]
 
     def _fallback(self, line: Line, status: str) -> ParsedLine:
         return fallback(line.text, status, line.given_words(), self._config.dependencies)

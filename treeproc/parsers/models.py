@@ -116,7 +116,9 @@ def describe_parser(config: ParserConfig) -> dict:
 
     Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
     """
-    out = config.model_dump(exclude={"endpoint", "models"}) | {"schema_version": SCHEMA_VERSION}
+    out = config.model_dump(exclude={"endpoint", "models", "treebank_words"}) | {"schema_version": SCHEMA_VERSION}
+    if config.treebank_words:
+        out["treebank_words"] = True
     if config.runs_stanza:
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}

@@ -7,7 +7,7 @@ import torch
 
 from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Line, LineParser, Sentence, Token
+from treeproc.parsers.lines import Line, LineParser, Sentence
 from treeproc.parsers.models import VECTORS, ModelFiles, find_models
 
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
@@ -73,7 +73,7 @@ class StanzaParser(LineParser):
         split = iter(self._tokenizer.tokenize(raw, self._batch_words * _CHARS_PER_WORD))
         groups = []
         for line in lines:
-            given = [[Token(start, end, (text,)) for start, end, text in line.words]] if line.words else []
+            given = [self._given_tokens(line)] if line.words else []
             groups.append([Sentence(s) for s in (given if line.words is not None else next(split))])
         short = []
         for group in groups:

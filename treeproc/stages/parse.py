@@ -5,6 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, read_trees
+from treeproc.parsers.config import blank_words
 from treeproc.schema import FULL_PARSED_SCHEMA, select
 from treeproc.settings import UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
@@ -47,6 +48,7 @@ class ParseShard:
         self._schema = select(FULL_PARSED_SCHEMA, parsed_columns(config, target))
         self._source: Parser = build_parser(config)
         self._target: Parser | None = None
+        self._target_tokens = target is not None and bool(target.treebank_words)
         if target is not None:
             self._target = self._source if target == config else build_parser(target)
 
@@ -64,7 +66,9 @@ class ParseShard:
                 counts.update(f"tag.{tag}" for tag in tags)
                 counts.update(f"label.{label}" for label in normalise(tree, collapse_unary=False).labels)
         if self._target is not None:
-            for row, parsed in zip(rows, self._target.parse([e["target"] for e in examples]), strict=True):
+            lines = [e["target"] for e in examples]
+            given = [Given(blank_words(line)) for line in lines] if self._target_tokens else None
+            for row, parsed in zip(rows, self._target.parse(lines, given), strict=True):
                 row |= {f"target_{name}": value for name, value in vars(parsed).items()}
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
         return write_shard(
