@@ -89,22 +89,31 @@ class PreprocessConfig(Settings):
         return Inputs(self.splits, self.format, self.tokenized, self.labels)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
-        """With `treebank_words` decided where the input is Moses tokens and the user left it open.
+        """With what the user left open decided: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
 
         `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
         no such setting.
         """
-        if self.tokenized != "moses":
-            return self
-        begun = begun if begun and begun.get("tokenized") == "moses" else {}
-        decided = {}
-        for name in ("parser", "target_parser"):
+        begun = begun or {}
+        has_target = any(files.target for files in self.splits.values())
+        decided: dict = {"tree": _one_root(self.tree, (self.parser, self.target_parser), has_target, begun)}
+        for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
             side = getattr(self, name)
             if side is not None and side.treebank_words is None:
-                before = (begun.get(name) or {}).get("treebank_words", False if begun else None)
+                before = (begun.get(name) or {}).get("treebank_words", False if begun.get("tokenized") == "moses" else None)
                 chosen = side.knows_treebank_words if before is None else before
                 decided[name] = side.model_copy(update={"treebank_words": chosen})
         return self.model_copy(update=decided)
+
+
+def _one_root(
+    tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping
+) -> TreeConfig:
+    """The sentences of a pair's line stand under one root, unless the user or a data set that was begun has it otherwise."""
+    parser = parsers[tree.side == "target"]
+    if "documents" in tree.model_fields_set or not (has_target and parser and parser.split_sentences):
+        return tree
+    return tree.model_copy(update={"documents": (begun.get("tree") or {}).get("documents", "dummy_root")})
 
 
 def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
@@ -207,6 +216,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
     _check_sides(config, *(index["columns"] for index in stages))
+    tree = _one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
+    config = config.model_copy(update={"tree": tree})
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)

@@ -8,7 +8,7 @@ import numpy as np
 
 from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
-from treeproc.parsers.config import PARSED
+from treeproc.parsers.config import PARSED, PARTLY
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.files import pair_up, read_byte_lines
 from treeproc.readers.words import blank_words
@@ -151,7 +151,9 @@ class _Draft:
             self.problem = f"{count:,} pieces are more than {max_pieces:,}; split the line into sentences, or raise max_leaves"
             return
         self.row = row
-        if parsed.parse_status not in _PLAIN_STATUSES:
+        if parsed.parse_status.startswith(PARTLY):
+            self.note = f"has a sentence without a tree of its own ({parsed.parse_status}); translated with a flat one for it"
+        elif parsed.parse_status not in _PLAIN_STATUSES:
             self.note = f"has no tree of its own ({parsed.parse_status}); translated with a flat one"
 
     def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 PARSED = "parsed"
+PARTLY = "partly_"  # before the fallback that only some of the sentences of a line got
 
 
 class ParserConfig(Settings):
@@ -31,7 +32,7 @@ class ParserConfig(Settings):
     )
     language: str = Field("en", description="language of this side")
     max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
-    split_sentences: bool = Field(False, description="a line is a document: it is split into sentences with a tree each")
+    split_sentences: bool = Field(False, description="a line is a document or several sentences: each is parsed by itself")
     dependencies: bool = Field(False, description="also one arc per word, in the column `arcs`")
     batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run; auto: a GPU where there is one")

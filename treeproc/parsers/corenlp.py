@@ -94,7 +94,7 @@ class CoreNLPParser(LineParser):
     def _request(self, texts: Sequence[str], tokenised: bool) -> list[list[Sentence]]:
         properties = self._properties
         if tokenised:
-            properties = properties | {"tokenize.whitespace": "true", "tokenize.keepeol": "true", "ssplit.eolonly": "true"}
+            properties = properties | {"tokenize.whitespace": "true", "tokenize.keepeol": "true"}
         # Every separator that CoreNLP may take for a line end is a blank inside a line.
         text = "\n".join(_SEPARATORS.sub(" ", part) for part in texts)
         answer = self._client.annotate(text, properties=properties)
@@ -131,9 +131,15 @@ def _blank_separated(tokens: Sequence[Token]) -> str:
 
 def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
     """The given tokens instead of the blank-separated words."""
-    if sum(len(s.tokens) for s in group) != sum(len(token.words) for token in tokens) or len(group) != 1:
+    rest = iter(tokens)
+    for sentence in group:
+        wanted, sentence.tokens = len(sentence.tokens), []
+        while len(sentence.words) < wanted and (token := next(rest, None)):
+            sentence.tokens.append(token)
+        if len(sentence.words) != wanted:
+            raise RuntimeError("CoreNLP did not take the given words as they are")
+    if next(rest, None) is not None:
         raise RuntimeError("CoreNLP did not take the given words as they are")
-    group[0].tokens = tokens
     return group
 
 

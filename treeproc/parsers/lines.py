@@ -1,11 +1,12 @@
 """From sentences to results: what all parsers that read characters or given words share."""
 
+import bisect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
 from treeproc.parsers.tokens import Token
 from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.schema import UNANALYSED
@@ -132,7 +133,7 @@ class LineParser(ABC):
             arcs["deprel"] += part["deprel"]
         status = PARSED
         if failed:
-            status = failed[0] if len(failed) == len(sentences) else f"partly_{failed[0]}"
+            status = failed[0] if len(failed) == len(sentences) else f"{PARTLY}{failed[0]}"
         return ParsedLine(words, trees, status, arcs if self._config.dependencies else None)
 
 
@@ -180,6 +181,14 @@ def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first
                 out["deprel"][number] = relation
                 break
     return out
+
+
+def cut_at(tokens: Sequence[Token], starts: Sequence[int]) -> list[list[Token]]:
+    """The tokens of a line as sentences that start at these characters; a token belongs where it starts."""
+    sentences: dict[int, list[Token]] = {}
+    for token in tokens:
+        sentences.setdefault(bisect.bisect_right(starts, token.start), []).append(token)
+    return list(sentences.values())
 
 
 def _word_tuples(words: dict[str, list] | None) -> tuple[tuple[int, int, str], ...] | None:

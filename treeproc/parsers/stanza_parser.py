@@ -7,7 +7,7 @@ import torch
 
 from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Line, LineParser, Sentence
+from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at
 from treeproc.parsers.models import VECTORS, ModelFiles, find_models
 
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
@@ -69,12 +69,18 @@ class StanzaParser(LineParser):
         self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos = loaded
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
-        raw = [line.text for line in lines if line.words is None]
+        # Given words are read for the ends of their sentences alone.
+        raw = [line.text for line in lines if line.words is None or (line.words and self._config.split_sentences)]
         split = iter(self._tokenizer.tokenize(raw, self._batch_words * _CHARS_PER_WORD))
         groups = []
         for line in lines:
-            given = [self._given_tokens(line)] if line.words else []
-            groups.append([Sentence(s) for s in (given if line.words is not None else next(split))])
+            if line.words is None:
+                sentences = next(split)
+            elif line.words and self._config.split_sentences:
+                sentences = cut_at(self._given_tokens(line), [s[0].start for s in next(split)])
+            else:
+                sentences = [self._given_tokens(line)] if line.words else []
+            groups.append([Sentence(s) for s in sentences])
         short = []
         for group in groups:
             for sentence in group:

@@ -38,7 +38,9 @@ class TreeConfig(Settings):
         "none", description="nodes of more than two children get nodes in between, labelled @ and their own label"
     )
     documents: Literal["separate", "dummy_root"] = Field(
-        "separate", description="the trees of an example stand side by side, or below one more node, labelled DOC"
+        "separate",
+        description="the trees of an example stand side by side, or below one more node, labelled DOC; where it is not set, "
+        "dummy_root for translation pairs with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of the random control trees")
 
