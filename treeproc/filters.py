@@ -27,7 +27,7 @@ class FilterConfig(Settings):
     drop_damaged: bool = Field(True, description="training examples with U+FFFD or control characters on a side are dropped")
     drop_duplicates: bool = Field(False, description="of equal training examples (both sides, or text and label) the first stays")
     drop_overlap: Literal["none", "source", "example"] = Field(
-        "none", description="training examples whose source, or all of it, stands in valid or test are dropped"
+        "none", description="training examples whose source, or all of it, stands in another split are dropped"
     )
     source_script: Script | None = Field(
         None, description="training examples with too few letters of it in the source are dropped"

@@ -14,7 +14,7 @@ from treeproc.errors import UserError
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
 from treeproc.report import parse_statuses
-from treeproc.schema import SPLITS
+from treeproc.schema import in_order
 from treeproc.settings import ArgumentParser, run_cli
 from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths
 from treeproc.storage import AnyPath, as_path
@@ -114,7 +114,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
         *(f"  {line}" for line in describe_sessions(read_sessions(data))),
     ]
     found = {}
-    for split in (split for split in SPLITS if split in index["totals"]):
+    for split in in_order(index["totals"]):
         figures = found[split] = statistics(folders["encoded"], split)
         elements = max(1, figures.leaves + figures.nodes)
         lines += [
@@ -198,7 +198,7 @@ def main(argv: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m treeproc.inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
     parser.add_argument("--example", type=int, metavar="ID", help="draw this example instead")
-    parser.add_argument("--split", default="train", choices=SPLITS, help="split of --example (default train)")
+    parser.add_argument("--split", default="train", help="split of --example (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
     args = parser.parse_args(argv)
     if args.example is not None:

@@ -3,11 +3,14 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from treeproc.borrowed import borrow_settings, check_borrower
+from treeproc.errors import shown
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
@@ -15,7 +18,7 @@ from treeproc.progress import Progress
 from treeproc.provenance import Recorder, recorded
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.report import dropped, reasons
-from treeproc.schema import SCHEMA_VERSION, SPLITS
+from treeproc.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
 from treeproc.settings import Settings, UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.shard_jobs import Work, make_shards
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
@@ -23,7 +26,7 @@ from treeproc.stages.encode import EncodeShard, TreeConfig, count_classes, encod
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Inputs, Scan, SplitFiles, TextWriter, scan
-from treeproc.stages.vocabulary import vocabulary_files, write_vocabulary
+from treeproc.stages.vocabulary import copy_vocabulary, vocabulary_files, write_vocabulary
 from treeproc.storage import AnyPath, DataPath
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords
 
@@ -36,7 +39,14 @@ COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the sh
 class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
-    splits: dict[str, SplitFiles] = Field({}, description="files of train, valid and test")
+    splits: dict[str, SplitFiles] = Field(
+        {}, description="files of train, valid, test and of further test splits, of any names: newstest, test_2017"
+    )
+    vocab_from: DataPath | None = Field(
+        None,
+        description="folder of a finished data set whose vocabulary is taken as it is, and the settings that are left open here; "
+        "train is then not needed: new test splits for models of that data set",
+    )
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
     )
@@ -60,12 +70,19 @@ class PreprocessConfig(Settings):
         None, exclude=True, description="0: in this process, without Ray; unset: as many Ray actors as there is room for"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_left_open(cls, values):
+        return borrow_settings(values) if isinstance(values, dict) and values.get("vocab_from") else values
+
     @model_validator(mode="after")
     def _inputs_fit_the_format(self):
         form = FORMATS[self.format]
         for split, files in self.splits.items():
             if files.hold_out is not None and split != "valid":
                 raise ValueError(f"splits.{split}: hold_out makes the valid split, no other")
+            if files.hold_out is not None and "train" not in self.splits:
+                raise ValueError(f"splits.{split}: hold_out takes examples of train, which is not there")
             if files.source and bool(files.target) != _has_target(form, self.splits):
                 needs = "takes no target files" if files.target else "needs target files"
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
@@ -159,13 +176,39 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
 
 def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str, Scan]]:
     """The descriptions of the parsers, and what the text stage knows of every split before it writes. Reads all inputs."""
-    unknown = sorted(set(config.splits) - set(SPLITS))
-    if unknown or "train" not in config.splits:
-        raise UserError(f"splits: must be train and any of valid, test, but are {', '.join(sorted(config.splits)) or 'none'}")
+    _check_splits(config)
     inputs = config.inputs()
     check_columns(config.parser, config.target_parser, inputs.columns())
-    _check_sides(config, inputs.columns(), parsed_columns(config.parser, config.target_parser))
-    return describe_parser(config.parser), _describe_target_parser(config), scan(inputs, config.filters)
+    stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
+    _check_sides(config, *stages)
+    parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
+    if config.vocab_from is not None:
+        _check_borrower(config, parser, target_parser, stages)
+    return parser, target_parser, scan(inputs, config.filters)
+
+
+def _check_splits(config: PreprocessConfig) -> None:
+    if "train" not in config.splits and (config.vocab_from is None or not config.splits):
+        there = ", ".join(map(shown, sorted(config.splits))) or "none"
+        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one"
+        raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
+    for name in config.splits:
+        if not SPLIT_NAME.fullmatch(name):
+            raise UserError(f"splits: a name has small letters of a to z, digits and _, 50 at most, but one is {shown(name)}")
+        if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
+            meant = close[0] if close[0] in SPLITS else "valid"
+            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name less like that")
+
+
+def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
+    """Raises UserError where models of the data set `vocab_from` could not be scored on this one."""
+    check_borrower(
+        config.vocab_from.absolute(),
+        parser=parser if config.tree.side == "source" else target_parser,
+        subwords=config.subwords.model_dump(),
+        tree=config.tree.model_dump(),
+        columns=encoded_columns(*stages, config.tree).names,
+    )
 
 
 def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
@@ -205,7 +248,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    if borrowed := config.model_fields_set - {"parsed", "subwords", "tree", "workers"}:
+    if borrowed := config.model_fields_set - {"parsed", "vocab_from", "subwords", "tree", "workers"}:
         raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
     base = config.parsed.absolute()
     if base == out:
@@ -218,6 +261,10 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     _check_sides(config, *(index["columns"] for index in stages))
     tree = _one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
     config = config.model_copy(update={"tree": tree})
+    if config.vocab_from is not None:
+        _check_borrower(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
+    elif not any(shard["split"] == "train" for shard in stages[0]["shards"]):
+        raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; give vocab_from=DATA as well")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)
@@ -299,7 +346,7 @@ class _Job:
         self.record.note(text=0)
         writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark)
         with Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress:
-            for split in (split for split in SPLITS if split in config.splits):
+            for split in in_order(config.splits):
                 for record in writer.write(split):
                     records.append(record)
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
@@ -334,9 +381,12 @@ class _Job:
         train = [i for i, record in enumerate(text) if record.split == "train"]
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
         with Progress("vocabulary", None, unit="pieces") as progress:
-            vocab_mark = write_vocabulary(
-                self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
-            )
+            if config.vocab_from is not None:
+                vocab_mark = copy_vocabulary(self.out, config.vocab_from.absolute())
+            else:
+                vocab_mark = write_vocabulary(
+                    self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
+                )
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.model_dump()
@@ -371,9 +421,19 @@ class _Job:
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),
             parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
-            **({"num_classes": count_classes(folder, records)} if "label" in stages[0] else {}),
+            **({"num_classes": self._num_classes(records)} if "label" in stages[0] else {}),
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
+
+    def _num_classes(self, records: list[ShardRecord]) -> int:
+        """Of the examples, or of the data set whose models are to be scored on them. Raises UserError when it has fewer."""
+        found, other = count_classes(self.out / "encoded", records), self.config.vocab_from
+        if other is None:
+            return found
+        known = read_index(other.absolute() / "encoded")["num_classes"]
+        if found > known:
+            raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; see labels")
+        return known
 
     def _make(
         self, work: Work, stage: str, text: Sequence[ShardRecord], marks: Sequence[str], jobs: Sequence[dict]

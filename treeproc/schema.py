@@ -11,13 +11,16 @@ One row is one example. Section 4.1 of the paper names the three tables of an en
 every nonterminal, written as half-open intervals).
 """
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
 
+# The three that every data set may have; further test splits have names of their own.
 SPLITS = ("train", "valid", "test")
+SPLIT_NAME = re.compile("[a-z0-9_]{1,50}")
 
 # Ids of the special sentencepiece pieces, the same in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
@@ -122,6 +125,11 @@ LENGTHS_SCHEMA = _schema(
     nodes=pa.int32(),
     tgt_pieces=pa.int32(),
 )
+
+
+def in_order(splits: Iterable[str]) -> list[str]:
+    """Names of splits in the order of a data set: train, valid, test, then the others by name."""
+    return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
 
 
 def shard_name(split: str, index: int, count: int) -> str:

@@ -23,7 +23,7 @@ from treeproc.arrow import Batches, column_views, ipc_bytes, pick
 from treeproc.cache import local_copy
 from treeproc.errors import UserError
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
-from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, SPLITS
+from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, in_order
 from treeproc.storage import AnyPath, as_path
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
@@ -102,7 +102,10 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
     `facts` go into the index as they are: the fingerprint of the stage, what was dropped, which
     parser ran.
     """
-    ordered = sorted(records, key=lambda record: (SPLITS.index(record.split), record.index))
+    by_split: dict[str, list[ShardRecord]] = {}
+    for record in records:
+        by_split.setdefault(record.split, []).append(record)
+    ordered = [record for split in in_order(by_split) for record in sorted(by_split[split], key=lambda record: record.index)]
     totals: dict[str, Counter] = {}
     for record in ordered:
         totals.setdefault(record.split, Counter()).update({"rows": record.rows, "bytes": record.bytes, **record.counts})

@@ -16,7 +16,8 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, PreprocessConfig, remote_out=True)
     parser.add_argument("--dry-run", action="store_true", help="say what the job would do and how long, and leave --out alone")
     args = parser.parse_intermixed_args(argv)
-    if args.sample == (args.config is not None):
+    borrows = any(override.startswith("vocab_from=") for override in args.overrides)
+    if args.sample == (args.config is not None) and (args.sample or not borrows):
         raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
     if args.out is None and not args.dry_run:
         raise UserError("preprocess.py needs --out DIR, the folder for the shards")

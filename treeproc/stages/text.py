@@ -52,7 +52,8 @@ class Inputs:
     def columns(self) -> tuple[str, ...]:
         """Columns of the text shards beside `example_id`."""
         form, tokenized = FORMATS[self.format], ("words",) if self.tokenized == "moses" else ()
-        names = {"source", *form.columns, *tokenized, *(("target",) if self.splits["train"].target else ())}
+        target = ("target",) if any(files.target for files in self.splits.values()) else ()
+        names = {"source", *form.columns, *tokenized, *target}
         return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
 
     def rows(self, split: str) -> Iterator[dict]:

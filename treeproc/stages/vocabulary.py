@@ -1,5 +1,6 @@
 """Pieces, labels, tags and dependency relations of the training split."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,10 @@ import pyarrow.compute as pc
 from treeproc.files import atomic_write, file_sha256
 from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
-from treeproc.shards import Shard, ShardRecord, fingerprint
+from treeproc.settings import UserError
+from treeproc.shards import Shard, ShardRecord, fingerprint, read_index
 from treeproc.stages.encode import TreeConfig
+from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
@@ -109,6 +112,41 @@ def write_vocabulary(
     atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
     atomic_write(folder / "labels.txt", LabelVocab(_node_labels(counts, tree)).file_bytes())
     atomic_write(done, _vocabulary_note(folder, mark))
+    return mark
+
+
+def copy_vocabulary(data: Path, other: AnyPath) -> str:
+    """The vocabulary of the data set `other`, byte for byte, under `encoded/vocab` of `data`; returns its fingerprint.
+
+    Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
+    """
+    source, folder = other / "encoded", data / "encoded"
+    index = read_index(source)
+    if (folder / "index.json").exists() and read_index(folder)["vocab_fingerprint"] != index["vocab_fingerprint"]:
+        raise UserError(f"{data} was encoded with another vocabulary than that of {other}; choose another --out")
+    contents = {}
+    for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES):
+        if sha256 := index["files"].get(name):
+            try:
+                contents[name] = (source / name).read_bytes()
+            except OSError:
+                contents[name] = b""
+            if hashlib.sha256(contents[name]).hexdigest() != sha256:
+                raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
+    note = source / "vocab" / "fingerprint.txt"
+    mark = note.read_text(encoding="utf-8").partition("\n")[0] if note.exists() else ""
+    pieces = [index["files"][name] for name in contents if name.endswith(".model")]
+    if fingerprint(mark, *pieces) != index["vocab_fingerprint"]:
+        raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
+    (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    done = folder / "vocab" / "fingerprint.txt"
+    if done.exists() and done.read_bytes() == _vocabulary_note(folder / "vocab", mark):
+        return mark
+    for name in OPTIONAL_VOCABULARY_FILES:
+        (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        atomic_write(folder / name, content)
+    atomic_write(done, _vocabulary_note(folder / "vocab", mark))
     return mark
 
 

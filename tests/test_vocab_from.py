@@ -1,0 +1,186 @@
+"""Test splits of any name, in data sets of their own too: with the vocabulary of another data set, for models of that one."""
+
+import gzip
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+from treenet.config import DecodingConfig, ModelConfig, TrainConfig
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.training.run import run_training
+from treeproc.filters import FilterConfig
+from treeproc.inspect import describe
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.settings import UserError, load_settings
+from treeproc.shards import open_shards, read_index, read_lengths
+from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
+from treeproc.verify import verify
+
+MODEL = ModelConfig(name="tree_transformer", d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+SST = ["(3 (2 The) (4 best))", "(0 (1 Bad) (2 .))", "(2 (2 So) (2 so))"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    for side in ("en", "de"):
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")
+        for name, some in (("train", lines[:60]), ("test", lines[60:70]), ("news", lines[70:75])):
+            (folder / f"{name}.{side}").write_text("\n".join(some) + "\n")
+    return folder
+
+
+def files(text: Path, **names: str) -> dict:
+    return {split: {"source": [text / f"{name}.en"], "target": [text / f"{name}.de"]} for split, name in names.items()}
+
+
+@pytest.fixture(scope="module")
+def data(text, tmp_path_factory) -> Path:
+    """Without a parser model: what a data set takes from another is the same for all parsers."""
+    out = tmp_path_factory.mktemp("data") / "data"
+    settings = {
+        "splits": files(text, train="train", test="test"),
+        "parser": {"name": "words"},
+        "tree": {"tree_source": "right"},
+        "subwords": {"vocab_size": 400},
+        "rows_per_shard": 30,
+    }
+    preprocess(PreprocessConfig.model_validate(settings), out)
+    return out
+
+
+def new_settings(text: Path, data: Path, **more) -> dict:
+    splits = files(text, newstest="news", test_2017="test")
+    return {"splits": splits, "vocab_from": data, "rows_per_shard": 30} | more
+
+
+@pytest.fixture(scope="module")
+def new(text, data) -> Path:
+    out = data.parent / "new"
+    preprocess(PreprocessConfig.model_validate(new_settings(text, data)), out)
+    return out
+
+
+def test_new_test_splits_have_vocabulary_and_settings_of_the_other_data_set(data, new):
+    old, index = read_index(data / "encoded"), read_index(new / "encoded")
+    for name in ("vocab_fingerprint", "tree_fingerprint", "subword_settings", "tree_settings", "num_pieces", "num_labels"):
+        assert index[name] == old[name], name
+    for path in (data / "encoded" / "vocab").iterdir():
+        assert (new / "encoded" / "vocab" / path.name).read_bytes() == path.read_bytes()
+    assert list(index["totals"]) == ["newstest", "test_2017"] and not verify(new).problems
+    assert read_lengths(new / "encoded", "newstest")["example_id"].tolist() == list(range(5))
+    # The same lines are the same bytes, whatever the split and the data set are called.
+    (there,), (here,) = open_shards(data / "encoded", "test"), open_shards(new / "encoded", "test_2017")
+    assert there.record.sha256 == here.record.sha256
+    assert "newstest" in describe(new)[0]
+
+
+def test_the_same_command_continues_and_the_settings_are_written_down(text, data, new):
+    before = {path: path.stat().st_mtime_ns for path in new.rglob("*.arrow") if path.name != "lengths.arrow"}
+    preprocess(PreprocessConfig.model_validate(new_settings(text, data)), new)
+    settings = load_settings(PreprocessConfig, new / "config.yaml")
+    assert settings.parser.name == "words" and settings.tree.tree_source == "right" and settings.subwords.vocab_size == 400
+    preprocess(settings, new)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path):
+    decoding = DecodingConfig(beam_size=2)
+    config = TrainConfig(data=data, model=MODEL, decoding=decoding, workers=0, max_steps=2, checkpoint_every=1)
+    run_training(config, tmp_path / "run")
+    for split in ("newstest", "test_2017"):
+        name, scores = evaluate_run(tmp_path / "run", EvaluateSettings(data=new, split=split))
+        assert name == f"{split}.new" and scores["split"] == split
+    evaluate_run(tmp_path / "run", EvaluateSettings())
+    assert (tmp_path / "run" / "translations.test_2017.new.txt").read_bytes() == (
+        tmp_path / "run" / "translations.test.txt"
+    ).read_bytes()
+    with pytest.raises(UserError, match="has no split 'test'; there are: newstest, test_2017"):
+        evaluate_run(tmp_path / "run", EvaluateSettings(data=new))
+
+
+def test_control_trees_of_new_test_splits(data, new):
+    settings = {"parsed": new, "vocab_from": data, "tree": {"tree_source": "random"}}
+    index = preprocess(PreprocessConfig.model_validate(settings), data.parent / "random")
+    assert index["tree_source"] == "random" and index["vocab_fingerprint"] == read_index(data / "encoded")["vocab_fingerprint"]
+    with pytest.raises(UserError, match=r"has no train split to learn a vocabulary from; give vocab_from=DATA"):
+        preprocess(PreprocessConfig.model_validate({"parsed": new}), data.parent / "none")
+    assert not (data.parent / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"parser": {"max_words": 9}}, r"was made otherwise \(parser.max_words: 150 -> 9\)"),
+        ({"subwords": {"vocab_size": 500}}, r"was made otherwise \(subwords.vocab_size: 400 -> 500\)"),
+        ({"tree": {"binarize": "right"}}, r"was made otherwise \(tree.binarize: 'none' -> 'right'\)"),
+        ({"format": "brackets", "splits": {"test": {"source": ["a.mrg"]}}}, "have tgt_pieces, those of these splits have not"),
+        ({"splits": {}}, "splits: must be at least one, but are none"),
+    ],
+)
+def test_what_would_make_scores_meaningless_is_refused(text, data, tmp_path, change, message):
+    with pytest.raises(UserError, match=message):
+        preprocess(PreprocessConfig.model_validate(new_settings(text, data, **change)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp_path):
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    path = other / "encoded" / "vocab" / "labels.txt"
+    path.write_text("<unk>\nX\nY\n")
+    with pytest.raises(UserError, match=r"labels.txt is missing or damaged"):
+        preprocess(PreprocessConfig.model_validate(new_settings(text, other)), tmp_path / "out")
+    with pytest.raises(UserError, match=r"vocab_from: .*none/config.yaml cannot be read; give the folder of a finished data set"):
+        PreprocessConfig.model_validate(new_settings(text, tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["test"], "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"),
+        (["train", "vald"], "splits.vald: did you mean valid?"),
+        (["train", "Test"], "splits: a name has small letters of a to z, digits and _, 50 at most, but one is 'Test'"),
+        (["train", "../x"], "but one is '../x'"),
+    ],
+)
+def test_names_of_splits(text, tmp_path, names, message):
+    settings = {"splits": files(text, **dict.fromkeys(names, "test")), "parser": {"name": "words"}}
+    with pytest.raises(UserError) as error:
+        preprocess(PreprocessConfig.model_validate(settings), tmp_path / "out")
+    assert message in str(error.value)
+
+
+def test_every_held_out_split_counts_as_overlap(text, tmp_path):
+    splits = {name: SplitFiles(**one) for name, one in files(text, train="train", newstest="train").items()}
+    inputs, filters = Inputs(splits, "parallel", "none", None), FilterConfig(drop_overlap="source")
+    writer = TextWriter(tmp_path, inputs, filters, scan(inputs, filters), 100, "")
+    assert [record.counts for record in writer.write("train")] == [{"dropped.overlap": 60}]
+
+
+def test_classes_are_those_of_the_other_data_set(tmp_path):
+    (tmp_path / "train.txt").write_text("\n".join(SST * 20))
+    (tmp_path / "more.txt").write_text("\n".join(SST[:2]))
+    settings = {
+        "splits": {"train": {"source": [tmp_path / "train.txt"]}},
+        "format": "sst",
+        "labels": {0: 0, 3: 1},
+        "parser": {"name": "given"},
+        "subwords": {"vocab_size": 290},
+    }
+    data = tmp_path / "data"
+    preprocess(PreprocessConfig.model_validate(settings), data)
+    more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data)}
+    assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
+    assert [row["label"] for row in open_shards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
+    with pytest.raises(UserError, match="has 2 classes, but these examples have 4; see labels"):
+        preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
+
+
+def test_the_command_needs_no_configuration(text, data, new, repository):
+    main = runpy.run_path(str(repository / "workflows" / "preprocess.py"))["main"]
+    splits = [f"splits.newstest.{side}=[{text / f'news.{end}'}]" for side, end in (("source", "en"), ("target", "de"))]
+    main(["--out", str(data.parent / "command"), *splits, f"vocab_from={data}"])
+    (there,), (here,) = (open_shards(folder / "encoded", "newstest") for folder in (new, data.parent / "command"))
+    assert there.record.sha256 == here.record.sha256
