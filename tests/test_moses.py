@@ -112,7 +112,7 @@ def corpus(tmp_path_factory):
 
 def moses_config(corpus, **parser) -> PreprocessConfig:
     files = {"source": [corpus / "en"], "target": [corpus / "de"]}
-    values = {"splits": {"train": files}, "tokenized": "moses", "subwords": {"vocab_size": 400}}
+    values = {"splits": {"train": files}, "tokenized": "moses", "subwords": {"vocab_size": 400}, "workers": 0}
     return PreprocessConfig.model_validate(values | {"parser": {"name": "shipped", "device": "cpu"} | parser})
 
 

@@ -31,7 +31,8 @@ def data(tmp_path_factory):
         lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")[:40]
         (folder / side).write_text("\n".join([*LINES, *lines]) + "\n")
     files = {"source": [folder / "en"], "target": [folder / "de"]}
-    settings = {"splits": {"train": files}, "parser": SPLITTING.model_dump(mode="json"), "subwords": {"vocab_size": 400}}
+    settings = {"splits": {"train": files}, "parser": SPLITTING.model_dump(mode="json"), "workers": 0}
+    settings["subwords"] = {"vocab_size": 400}
     preprocess(PreprocessConfig.model_validate(settings), folder / "data")
     return folder / "data"
 

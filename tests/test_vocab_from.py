@@ -46,6 +46,7 @@ def data(text, tmp_path_factory) -> Path:
         "tree": {"tree_source": "right"},
         "subwords": {"vocab_size": 400},
         "rows_per_shard": 30,
+        "workers": 0,
     }
     preprocess(PreprocessConfig.model_validate(settings), out)
     return out
@@ -53,7 +54,7 @@ def data(text, tmp_path_factory) -> Path:
 
 def new_settings(text: Path, data: Path, **more) -> dict:
     splits = files(text, newstest="news", test_2017="test")
-    return {"splits": splits, "vocab_from": data, "rows_per_shard": 30} | more
+    return {"splits": splits, "vocab_from": data, "rows_per_shard": 30, "workers": 0} | more
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,7 @@ def test_the_same_command_continues_and_the_settings_are_written_down(text, data
     preprocess(PreprocessConfig.model_validate(new_settings(text, data)), new)
     settings = load_settings(PreprocessConfig, new / "config.yaml")
     assert settings.parser.name == "words" and settings.tree.tree_source == "right" and settings.subwords.vocab_size == 400
-    preprocess(settings, new)
+    preprocess(settings.model_copy(update={"workers": 0}), new)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -102,7 +103,7 @@ def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path):
 
 
 def test_control_trees_of_new_test_splits(data, new):
-    settings = {"parsed": new, "vocab_from": data, "tree": {"tree_source": "random"}}
+    settings = {"parsed": new, "vocab_from": data, "tree": {"tree_source": "random"}, "workers": 0}
     index = preprocess(PreprocessConfig.model_validate(settings), data.parent / "random")
     assert index["tree_source"] == "random" and index["vocab_fingerprint"] == read_index(data / "encoded")["vocab_fingerprint"]
     with pytest.raises(UserError, match=r"has no train split to learn a vocabulary from; give vocab_from=DATA"):
@@ -168,10 +169,11 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
         "labels": {0: 0, 3: 1},
         "parser": {"name": "given"},
         "subwords": {"vocab_size": 290},
+        "workers": 0,
     }
     data = tmp_path / "data"
     preprocess(PreprocessConfig.model_validate(settings), data)
-    more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data)}
+    more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data), "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
     assert [row["label"] for row in open_shards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
     with pytest.raises(UserError, match="has 2 classes, but these examples have 4; see labels"):
@@ -181,6 +183,6 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
 def test_the_command_needs_no_configuration(text, data, new, repository):
     main = runpy.run_path(str(repository / "workflows" / "preprocess.py"))["main"]
     splits = [f"splits.newstest.{side}=[{text / f'news.{end}'}]" for side, end in (("source", "en"), ("target", "de"))]
-    main(["--out", str(data.parent / "command"), *splits, f"vocab_from={data}"])
+    main(["--out", str(data.parent / "command"), *splits, f"vocab_from={data}", "workers=0"])
     (there,), (here,) = (open_shards(folder / "encoded", "newstest") for folder in (new, data.parent / "command"))
     assert there.record.sha256 == here.record.sha256
