@@ -64,7 +64,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {folder} was trained on, but is "
-            f"{index['vocab_fingerprint']}; encode the data with the vocabulary of the training data"
+            f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
         )
     check_hashes(data / "encoded", settings.split)
     source = task.open(settings.split)

@@ -111,7 +111,7 @@ def load_model(
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
-            f"{index['vocab_fingerprint']}; encode the data with the vocabulary of the training data"
+            f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
         )
     if folder:
         _check_vocabulary(folder, index)
