@@ -124,6 +124,15 @@ LENGTHS_SCHEMA = _schema(
 )
 
 
+# By the name of a stage's folder: what its shards may hold, and what every one of them holds.
+STAGE_SCHEMAS = {"text": FULL_TEXT_SCHEMA, "parsed": FULL_PARSED_SCHEMA, "encoded": FULL_ENCODED_SCHEMA}
+NEEDED_COLUMNS = {
+    "text": ("example_id", "source"),
+    "parsed": ("example_id", "words", "trees", "parse_status"),
+    "encoded": ("example_id", "leaves", "nodes", "spans"),
+}
+
+
 def shard_name(split: str, index: int, count: int) -> str:
     """File name of shard `index` of `count`, for example `train-00002-of-00016.arrow`."""
     return f"{split}-{index:05d}-of-{count:05d}.arrow"
