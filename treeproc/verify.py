@@ -22,7 +22,7 @@ from treeproc.schema import ROWS_PER_RECORD_BATCH
 from treeproc.settings import ArgumentParser, UserError, run_cli
 from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
 from treeproc.stages.lengths import example_ids, row_sizes
-from treeproc.storage import AnyPath, as_path
+from treeproc.storage import AnyPath, as_path, inside
 from treeproc.subwords import LabelVocab, Subwords
 
 STAGES = ("text", "parsed", "encoded")
@@ -98,7 +98,7 @@ def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], r
         whats = list(pool.map(lambda record: _file_problem(folder, record), records))
     found = {record.name: Problem(folder / record.name, what) for record, what in zip(records, whats, strict=True) if what}
     for name, sha256 in index.get("files", {}).items():
-        path = folder / name
+        path = inside(folder, name)
         if not path.exists() or file_sha256(path) != sha256:
             found[name] = Problem(path, "its hash is not the one in index.json" if path.exists() else "is missing")
     report.problems += found.values()
