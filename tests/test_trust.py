@@ -94,7 +94,7 @@ def job(tmp_path_factory) -> Path:
         (folder / side).write_text("".join(f"the cat number {i} sees a dog\n" for i in range(12)))
     values = {
         "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
-        "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 6,
+        "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 6, "workers": 0,
     }  # fmt: skip
     preprocess(PreprocessConfig.model_validate(values), folder / "data")
     return folder / "data"
