@@ -66,6 +66,38 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
+def is_stream(path: AnyPath) -> bool:
+    """Whether a path is a device or a pipe, or a link to one: what is written there goes on, and is no file afterwards."""
+    if isinstance(path, RemotePath):
+        return False
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from None
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
+    """An output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
+
+    Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
+    """
+    if not is_stream(path):
+        with atomic_output(Path(os.path.realpath(path)) if isinstance(path, Path) else path) as file:
+            yield file
+        return
+    try:
+        with open(path, "wb", buffering=0) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
 @contextmanager
 def locked(folder: AnyPath) -> Iterator[None]:
     """Hold a folder against other processes; the lock goes with the process.

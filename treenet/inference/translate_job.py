@@ -12,7 +12,7 @@ from typing import IO
 
 from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
 from treenet.inference.part_store import PartStore
-from treeproc.files import atomic_output
+from treeproc.files import is_stream, named_output
 from treeproc.progress import Progress
 from treeproc.settings import UserError
 from treeproc.storage import AnyPath
@@ -42,7 +42,8 @@ def translate_lines(
     first = next(parts, None)
     if first is None:
         raise UserError(f"{name} is empty; it must have a sentence a line")
-    store = PartStore(settings, runs) if settings.output else None
+    # What went into a pipe cannot be taken up again.
+    store = PartStore(settings, runs) if settings.output and not is_stream(settings.output) else None
     with ExitStack() as stack:
         output = stack.enter_context(_open_output(settings.output))
         progress = None
@@ -140,7 +141,7 @@ def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
     if path is None:
         yield sys.stdout.buffer
         return
-    with atomic_output(path) as file:
+    with named_output(path) as file:
         yield file
 
 
