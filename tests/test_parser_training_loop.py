@@ -143,3 +143,43 @@ def test_other_settings_are_refused(tmp_path):
     wider.model = nn.Linear(1, 1)
     with pytest.raises(UserError, match="other data or a model of other sizes"):
         fit(wider, tmp_path, SETTINGS, seed=1)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:500]),
+        lambda path: path.write_bytes(b""),
+        flip,
+        lambda path: torch.save({}, path),
+        lambda path: torch.save([1], path),
+        lambda path: torch.save({**torch.load(path), "averaged": []}, path),
+        lambda path: torch.save({**torch.load(path), "step": "many"}, path),
+        lambda path: torch.save({**torch.load(path), "optimizer": {}}, path),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
+    fit(Line(), tmp_path, SETTINGS, seed=1)
+    damage(tmp_path / "checkpoint.pt")
+    with pytest.raises(UserError, match=r"checkpoint\.pt is .*; remove its folder and run the same command again") as error:
+        fit(Line(), tmp_path, SETTINGS, seed=1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tail", ['{"step": 3', '{"epoch": 1}\n', '[]\n', '{"step": "x", "epoch": 1}\n', "\0\0\n", "\udcff\n"])
+def test_a_damaged_end_of_the_metrics_is_dropped(tmp_path, tail, save_often):
+    fit(Line(), tmp_path, SETTINGS, seed=1)
+    before = metrics(tmp_path)
+    with open(tmp_path / "metrics.jsonl", "a", errors="surrogateescape") as file:
+        file.write(tail)
+    fit(Line(), tmp_path, SETTINGS, seed=1)
+    assert metrics(tmp_path) == before
+    (tmp_path / "metrics.jsonl").unlink()
+    fit(Line(), tmp_path, SETTINGS, seed=1)
+    assert metrics(tmp_path) == []

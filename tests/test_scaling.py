@@ -260,7 +260,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
     [
         ([], "give --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
-        (["--sample", "--out", "x"], "data: is missing (data set that workflows/preprocess.py wrote: a folder"),
+        (["--sample", "--out", "x"], r"data: is missing \(data set that workflows/preprocess.py wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
     ],
 )

@@ -17,7 +17,6 @@ from treeproc.settings import (
     run_cli,
 )
 
-
 ALIAS_BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from object_store import SECRET, s3_server
 
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
+from treenet.training.remote_run import RunMirror
 from treeproc.cache import cache_folder, local_copy
 from treeproc.files import atomic_write, file_sha256, locked
 from treeproc.preprocess import SAMPLE
@@ -104,6 +106,41 @@ def test_one_machine_has_one_writer(bucket):
     folder = as_path(bucket) / "lock"
     with locked(folder), pytest.raises(UserError, match="another process is writing to s3://bucket/lock"), locked(folder):
         pass
+
+
+def test_a_bucket_writes_nothing_outside_of_the_mirror(bucket, fresh_cache, tmp_path):
+    """Names of objects that leave their run, hide, or lie behind a link in the mirror."""
+    run = as_path(bucket) / "hostile"
+    atomic_write(run / "config.yaml", b"x")
+    atomic_write(run / ".pull-lock", b"x")
+    atomic_write(run / "meta.json", b"{}")
+    mirror = RunMirror(run)
+    mirror.pull()
+    assert sorted(path.name for path in mirror.folder.iterdir()) == [".pull-lock", "config.yaml", "meta.json"]
+    assert not (mirror.folder / ".pull-lock").read_bytes()
+    (mirror.folder / "notes").symlink_to(tmp_path)
+    atomic_write(run / "notes" / "x.txt", b"x")
+    with pytest.raises(UserError, match="behind a link that leads out of"):
+        mirror.pull()
+    (run / "notes" / "x.txt").unlink()
+    # Arrow's own client would take the .. for a step.
+    url = f"{os.environ['AWS_ENDPOINT_URL']}/bucket/hostile/{'..%2F' * 3}escaped.txt"
+    urllib.request.urlopen(urllib.request.Request(url, data=b"x", method="PUT"), timeout=10).close()
+    for read in (mirror.pull, RunMirror(run, only=["averaged"]).pull, run.objects):
+        with pytest.raises(UserError, match=r"escaped.txt' is no name of a file in that folder") as error:
+            read()
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.rglob("escaped.txt")) and not list(tmp_path.parent.glob("escaped.txt"))
+
+
+def test_a_shard_is_cached_by_a_hash_and_by_nothing_else(bucket, fresh_cache, tmp_path):
+    """An index that names a path in the place of a hash would write there."""
+    folder = as_path(bucket) / "paths" / "encoded"
+    record = {"name": "train-0.arrow", "split": "train", "index": 0, "rows": 1, "bytes": 1, "fingerprint": "x"}
+    index = {"schema_version": 1, "totals": {}, "shards": [record | {"sha256": f"../../{tmp_path.name}"}]}
+    atomic_write(folder / "index.json", json.dumps(index).encode())
+    with pytest.raises(UserError, match="shards.0.sha256"):
+        check_hashes(folder, "train")
 
 
 def local_snapshot(folder: Path) -> dict[str, bytes]:

@@ -82,6 +82,18 @@ def test_one_line_out_for_every_line_in_whatever_the_parts(translate, lines, tmp
     assert out.read_text().split("\n") == [*expected, ""]
 
 
+def test_an_output_that_is_a_link_or_a_device_stays_one(translate, lines, tmp_path):
+    source = write(tmp_path / "source.txt", lines[:3])
+    expected, _ = translate(f"input={source}")
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "nowhere").symlink_to("/dev/null")
+    assert translate(f"input={source}", f"output={tmp_path / 'link'}")[0] == []
+    assert translate(f"input={source}", f"output={tmp_path / 'nowhere'}")[0] == []
+    assert (tmp_path / "target").read_text().split("\n") == [*expected, ""]
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "nowhere").is_symlink()
+    assert not list(tmp_path.glob("*.parts"))
+
+
 def test_a_bad_line_is_empty_and_told_and_the_others_are_as_without_it(translate, lines, tmp_path):
     good = [line.encode() for line in lines[:6]]
     long = " ".join(["ba"] * 2000).encode()

@@ -4,20 +4,15 @@ A copy is named by the hash of its content, so it is never out of date, and the 
 The folder (`TREE_ATTENTION_CACHE`, else ~/.cache/tree-attention) may be deleted whenever nothing reads from it.
 """
 
-import fcntl
 import hashlib
 import os
 from pathlib import Path
 
 from treeproc.errors import UserError
-from treeproc.files import TEMPORARY_PREFIX, file_sha256
+from treeproc.files import TEMPORARY_PREFIX, cache_folder, create, file_sha256, held
 from treeproc.storage import AnyPath
 
 _CHUNK = 1 << 20
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
 
 
 def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
@@ -34,8 +29,7 @@ def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
         return copy
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with held(folder / ".lock"):
             if not copy.exists() or (recheck and file_sha256(copy) != sha256):
                 _load(path, sha256, copy)
     except FileNotFoundError:
@@ -49,7 +43,7 @@ def _load(path: AnyPath, sha256: str, copy: Path) -> None:
     """Under the lock: what an earlier process left half-done is overwritten."""
     temporary = copy.with_name(TEMPORARY_PREFIX + copy.name)
     digest = hashlib.sha256()
-    with path.open("rb") as source, open(temporary, "wb") as sink:
+    with path.open("rb") as source, create(temporary) as sink:
         while chunk := source.read(_CHUNK):
             digest.update(chunk)
             sink.write(chunk)

@@ -1,9 +1,12 @@
 """The error that every command turns into one line, and values as such a line shows them."""
 
+import re
 import reprlib
 
 # With the word that goes before it, a message is a line of at most 500 characters.
 MOST_CHARACTERS = 480
+# User and password of a URI, up to the last @ of a word; and its query, which may hold a token.
+_CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@|(?<=://)([^\s'\"?]*\?)[^\s'\"]*")
 
 
 class UserError(Exception):
@@ -18,6 +21,7 @@ class UserError(Exception):
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Text of any length and any characters as one printable line of at most `most` characters."""
+    text = without_credentials(text)
     if len(text) > 4 * most:
         text = f"{text[: 2 * most]} ... {text[-2 * most :]}"
     text = " ".join(text.split())
@@ -28,12 +32,20 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     return f"{text[:head]} ... {text[head + 5 - most :]}"
 
 
+def without_credentials(text: str) -> str:
+    """Text with *** in place of what URIs in it hold of users, passwords and queries."""
+    return _CREDENTIALS.sub(lambda match: f"{match[1]}***" if match[1] else "***@", text) if "://" in text else text
+
+
 class _Short(reprlib.Repr):
     """`repr` that stops early: a value may be of any size and depth."""
 
     def __init__(self):
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 80, 80, 40
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(without_credentials(x), level)
 
 
 def shown(value: object) -> str:

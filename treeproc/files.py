@@ -1,12 +1,14 @@
 """Files and objects that are whole or absent: atomic writes, locks, hashes, JSON."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -50,7 +52,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
         return
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
     try:
-        with open(temporary, "wb") as file:
+        with create(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -64,6 +66,38 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
     sync_folder(path.parent)
 
 
+def is_stream(path: AnyPath) -> bool:
+    """Whether a path is a device or a pipe, or a link to one: what is written there goes on, and is no file afterwards."""
+    if isinstance(path, RemotePath):
+        return False
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from None
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
+    """An output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
+
+    Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
+    """
+    if not is_stream(path):
+        with atomic_output(Path(os.path.realpath(path)) if isinstance(path, Path) else path) as file:
+            yield file
+        return
+    try:
+        with open(path, "wb", buffering=0) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
 @contextmanager
 def locked(folder: AnyPath) -> Iterator[None]:
     """Hold a folder against other processes; the lock goes with the process.
@@ -72,16 +106,66 @@ def locked(folder: AnyPath) -> Iterator[None]:
     write the same data set write the same bytes. Raises UserError when another one has it.
     """
     if isinstance(folder, RemotePath):
-        name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
-        lock = Path(tempfile.gettempdir()) / f"tree-attention-{os.getuid()}-{name}.lock"
+        lock = _private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
     else:
         lock = folder / ".lock"
-    with open(lock, "w") as file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(held(lock, wait=False))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}; wait for it, or choose another --out") from None
         yield
+
+
+@contextmanager
+def held(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold a lock file, which is made where it is missing and never written to.
+
+    Raises BlockingIOError where another process has it and `wait` is false, and UserError where `lock` is a link or
+    anything else that is no file: opening that would reach what somebody else chose.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _no_lock(lock) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_lock(lock)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _no_lock(lock: Path) -> UserError:
+    return UserError(f"{lock} must be a lock file, but is a link or no file; remove it and run the same command again")
+
+
+def cache_folder() -> Path:
+    """Where copies of objects and what belongs to this user alone lie: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
+    return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
+
+
+def _private_folder(name: str) -> Path:
+    """A folder in the cache that nobody else can write to. Raises UserError where it belongs to somebody else or is a link."""
+    folder = cache_folder() / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+            raise UserError(f"{folder} must be a folder of your own; set TREE_ATTENTION_CACHE to another")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+    return folder
+
+
+def create(path: Path) -> IO[bytes]:
+    """A new file to write to. What is in its place is removed first, so that nothing is written through a link."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
 
 
 def sync_folder(folder: Path) -> None:

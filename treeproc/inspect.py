@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from treeproc.checks import node_depths
+from treeproc.drawing import draw_row
 from treeproc.errors import UserError
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
@@ -19,7 +20,6 @@ from treeproc.settings import ArgumentParser, run_cli
 from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths
 from treeproc.storage import AnyPath, as_path
 from treeproc.subwords import LabelVocab, Subwords
-from treeproc.trees import SpanTree, draw
 from treeproc.verify import stage_folders
 
 _BAR = 40
@@ -154,22 +154,17 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
     vocab, side = folder / "vocab", leaf_side(read_index(folder))
     other = "source" if side == "target" else "target"
     subwords = Subwords(vocab / "pieces.model")
-    labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
-    leaves, spans = row["leaves"], row["spans"]
-    tree = SpanTree([labels[i] for i in row["nodes"]["label"]], spans["start"].tolist(), spans["end"].tolist())
+    pieces, (tree, *arcs) = row["leaves"]["piece"], draw_row(row, vocab)
     lines = [
-        f"{split} example {example_id}: {len(leaves['piece'])} leaves, {len(tree)} nodes",
-        draw(tree, subwords.names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]]),
-        f"{side}: {subwords.decode([leaves['piece']])[0]}",
+        f"{split} example {example_id}: {len(pieces)} leaves, {len(row['nodes']['label'])} nodes",
+        tree,
+        f"{side}: {subwords.decode([pieces])[0]}",
     ]
     if "tgt_pieces" in row:
         own = vocab / "pieces.tgt.model"
         others = Subwords(own) if own.exists() else subwords
         lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
-    if "arcs" in row:
-        relations = LabelVocab.load(vocab / "deprels.txt").names
-        arcs = zip(row["arcs"]["governor"], row["arcs"]["deprel"], strict=True)
-        lines.append(f"arcs: {', '.join(f'{governor} {relations[deprel]}' for governor, deprel in arcs)}")
+    lines += arcs
     known = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
     return "\n".join(lines)

@@ -1,18 +1,38 @@
 """Raw lines to encoded rows, with the parser and vocabulary of an existing data set."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.arrow import batch_views, pick, record_batches
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
-from treeproc.parsers.config import PARSED, flat_arcs
+from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.schema import FULL_PARSED_SCHEMA, select
-from treeproc.settings import UserError, differences
+from treeproc.settings import UserError, build_settings, differences
 from treeproc.shards import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
+
+
+def _endpoint(data: Path, recorded: str) -> str:
+    """Where lines are sent to be parsed: $CORENLP_ENDPOINT, else a server on this machine that `data` was made with.
+
+    Raises UserError for a server elsewhere: a data set does not decide who reads the text.
+    """
+    if chosen := os.environ.get("CORENLP_ENDPOINT"):
+        try:
+            return check_endpoint(chosen)
+        except ValueError as error:
+            raise UserError(f"$CORENLP_ENDPOINT {error}") from None
+    if urlsplit(recorded).hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise UserError(
+            f"{data} was parsed by a CoreNLP server at {public_endpoint(recorded)}, which would read your text: set "
+            "CORENLP_ENDPOINT to the server that may"
+        )
+    return recorded
 
 
 class LineEncoder:
@@ -24,7 +44,7 @@ class LineEncoder:
 
     def __init__(self, data: Path, *, given_trees: bool = False):
         index = read_index(data / "encoded")
-        config = ParserConfig.model_validate(index["parser_settings"])
+        config = build_settings(ParserConfig, index["parser_settings"], f"{data / 'encoded' / 'index.json'}: parser_settings")
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)
         elif given_trees and config.given_labels != "parsed":
@@ -33,10 +53,13 @@ class LineEncoder:
             raise UserError(f"{data} was made of trees that its input gave: give these lines' trees as well")
         elif changed := differences(index["parser"], describe_parser(config)):
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
+        if config.name == "corenlp":
+            config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
         self._parser: Parser = build_parser(config)
         self.gives_arcs = config.dependencies
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
-        tree = TreeConfig.model_validate({**index["tree_settings"], "side": "source"})
+        settings = {**index["tree_settings"], "side": "source"}
+        tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:

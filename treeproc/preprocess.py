@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.borrowed import borrow_settings, check_borrower
-from treeproc.errors import shown
+from treeproc.errors import shown, without_credentials
 from treeproc.files import atomic_write, file_sha256, locked, read_json
 from treeproc.filters import FilterConfig
 from treeproc.parsers import ParserConfig, describe_in_words, describe_parser
@@ -301,9 +301,11 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
-        there = load_settings(PreprocessConfig, path).settled(_begun(out))
-        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (there, config))
+        written = load_settings(PreprocessConfig, path).settled(_begun(out))
+        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (written, config))
         if old == new:
+            if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
+                atomic_write(path, dump_settings(written).encode())
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
         if changed := [line for name in fixed for line in differences(old[name], new[name], name)]:

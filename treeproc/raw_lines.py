@@ -1,11 +1,13 @@
 """Lines of text as users have them, one by one: what a line cannot give is told, and the others go on."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import IO
 
 import numpy as np
 
+from treeproc.drawing import draw_row
 from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARSED, PARTLY
@@ -60,6 +62,15 @@ def read_raw_lines(text: AnyPath | None, trees: AnyPath | None, targets: AnyPath
         yield RawLine(**{"text": None, **dict(zip(names, parts, strict=True))})
 
 
+def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLine]:
+    """The lines of a terminal as they are written, `ask` called before each; they end with Ctrl-D."""
+    while True:
+        ask()
+        if not (line := stream.readline()):
+            return
+        yield RawLine(line.removesuffix(b"\n"))
+
+
 def _side_by_side(paths: Sequence[AnyPath]) -> Iterator[tuple[bytes, ...]]:
     lines: Iterator[tuple[bytes, ...]] = ((line,) for line in read_byte_lines(paths[0]))
     for path in paths[1:]:
@@ -75,11 +86,16 @@ class RawLineEncoder:
 
     def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int):
         self._encoder, self._given_trees, self._max_pieces = LineEncoder(data, given_trees=given_trees), given_trees, max_pieces
+        self._vocab = data / "encoded" / "vocab"
 
     @property
     def gives_arcs(self) -> bool:
         """Whether rows have arcs between their words."""
         return self._encoder.gives_arcs
+
+    def draw(self, row: dict) -> str:
+        """The tree of an encoded row as text, and its arcs where there are some."""
+        return "\n".join(draw_row(row, self._vocab))
 
     def encode(self, lines: Sequence[RawLine], first_id: int = 0) -> list[EncodedLine]:
         """One result a line, in order; `first_id` is the number of the first. No line makes another one fail."""

@@ -127,6 +127,15 @@ LENGTHS_SCHEMA = _schema(
 )
 
 
+# By the name of a stage's folder: what its shards may hold, and what every one of them holds.
+STAGE_SCHEMAS = {"text": FULL_TEXT_SCHEMA, "parsed": FULL_PARSED_SCHEMA, "encoded": FULL_ENCODED_SCHEMA}
+NEEDED_COLUMNS = {
+    "text": ("example_id", "source"),
+    "parsed": ("example_id", "words", "trees", "parse_status"),
+    "encoded": ("example_id", "leaves", "nodes", "spans"),
+}
+
+
 def in_order(splits: Iterable[str]) -> list[str]:
     """Names of splits in the order of a data set: train, valid, test, then the others by name."""
     return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))

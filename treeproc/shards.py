@@ -14,37 +14,73 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 
 from treeproc.arrow import Batches, column_views, ipc_bytes, pick
+from treeproc.arrow_file import BadArrowFile, read_arrow
 from treeproc.cache import local_copy
 from treeproc.errors import UserError
 from treeproc.files import atomic_write, file_sha256, json_bytes, read_json
-from treeproc.schema import LENGTHS_SCHEMA, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, in_order
-from treeproc.storage import AnyPath, as_path
+from treeproc.schema import LENGTHS_SCHEMA, NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, STAGE_SCHEMAS, in_order
+from treeproc.storage import AnyPath, as_path, inside
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
 _THREADS = 8
-_STAGES = ("text", "parsed", "encoded")
+
+_Int = Annotated[int, Strict()]  # in JSON, neither a string nor true
+_Count = Annotated[int, Strict(), Field(ge=0)]
+_ShardName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00.][^/\\\x00]*\.arrow$", max_length=200)]
+_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # names a file in the cache
 
 
 @dataclass(frozen=True)
 class ShardRecord:
     """What a sidecar says of its shard. `counts` add up over shards; `longest` are maxima."""
 
-    name: str
+    name: _ShardName
     split: str
-    index: int
-    rows: int
-    bytes: int
-    sha256: str
+    index: _Count
+    rows: _Count
+    bytes: _Count
+    sha256: _Sha256
     fingerprint: str
-    schema_version: int = SCHEMA_VERSION
-    counts: dict[str, int] = field(default_factory=dict)
-    longest: dict[str, int] = field(default_factory=dict)
+    schema_version: _Int = SCHEMA_VERSION
+    counts: dict[str, _Int] = field(default_factory=dict)
+    longest: dict[str, _Int] = field(default_factory=dict)
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+class _Index(BaseModel):
+    """What readers rely on in an `index.json`, where it is there."""
+
+    model_config = ConfigDict(extra="allow")
+
+    shards: list[ShardRecord]
+    totals: dict[str, dict[str, _Int]]
+    columns: list[str] = []
+    files: dict[str, _Sha256] = {}
+    stages: dict[str, str] = {}
+    dropped: dict[str, dict[str, _Int]] = {}
+    fingerprint: str = ""
+    text_fingerprint: str = ""
+    tree_fingerprint: str = ""
+    vocab_fingerprint: str = ""
+    tree_source: str = ""
+    parser: dict | None = None
+    parser_settings: dict = {}
+    tree_settings: dict = {}
+    num_pieces: _Count = 0
+    num_labels: _Count = 0
+    num_classes: _Count = 0
+
+
+_RECORD = TypeAdapter(ShardRecord)
 
 
 def fingerprint(*parts: object) -> str:
@@ -89,9 +125,9 @@ def sidecar_path(shard: AnyPath) -> AnyPath:
 def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
     """The record of a shard that is whole, hash included, and of this fingerprint; else None."""
     try:
-        record = ShardRecord(**json.loads(sidecar_path(folder / name).read_bytes()))
-        whole = record.fingerprint == fingerprint and record.sha256 == file_sha256(folder / name)
-    except (OSError, ValueError, TypeError):
+        record = _RECORD.validate_json(sidecar_path(folder / name).read_bytes())
+        whole = (record.name, record.fingerprint) == (name, fingerprint) and record.sha256 == file_sha256(folder / name)
+    except (OSError, ValueError):
         return None
     return record if whole else None
 
@@ -120,9 +156,12 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
 
 
 def read_index(folder: AnyPath) -> dict:
-    """The index of a finished stage. Raises UserError when it is missing or of another version."""
+    """The index of a finished stage.
+
+    Raises UserError when it is missing, of another version, not of the form of an index, or names files outside of `folder`.
+    """
     above = folder.parent
-    if above.name in _STAGES and not (folder / "index.json").exists() and (above / "index.json").exists():
+    if above.name in STAGE_SCHEMAS and not (folder / "index.json").exists() and (above / "index.json").exists():
         raise UserError(f"{above} is one stage of a data set; give the folder above it: {above.parent}")
     index = read_json(folder / "index.json")
     if index.get("schema_version") != SCHEMA_VERSION:
@@ -132,20 +171,37 @@ def read_index(folder: AnyPath) -> dict:
         )
     if not {"shards", "totals"} <= set(index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
+    try:
+        _Index.model_validate(index)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"])
+        raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; run workflows/preprocess.py again") from None
+    for name in index.get("files", ()):
+        inside(folder, name)
     return index
 
 
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 
-    Text and parsed stage may be those of another data set, which the index of the encoded stage names.
+    Text and parsed stage may be those of another data set, which the index of the encoded stage names: ../NEIGHBOUR/STAGE,
+    or an absolute path or URI that ends with /STAGE. Raises UserError for any other place.
     """
     place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
-    # A neighbour's place begins with ../ and is found without it: object stores have no such step.
-    if place.startswith("../"):
-        return data.parent / place.removeprefix("../")
-    path = as_path(place)
-    return path if path.is_absolute() else data / place
+    if place == stage:
+        return data / stage
+    first, *rest = place.split("/")
+    if ".." not in rest and rest[-1:] == [stage] and "\0" not in place:
+        # A neighbour's place begins with ../ and is found without it: object stores have no such step.
+        if first == ".." and len(rest) == 2:
+            return data.parent / rest[0] / stage
+        if first != ".." and as_path(place).is_absolute():
+            return as_path(place)
+    raise UserError(
+        f"{data / 'encoded' / 'index.json'}: stages.{stage} must be ../NEIGHBOUR/{stage} or an absolute path that ends with "
+        f"/{stage}, but is {place[:200]!r}"
+    )
 
 
 def check_hashes(folder: AnyPath, *splits: str) -> None:
@@ -157,7 +213,7 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
     shards = [shard for split in splits for shard in open_shards(folder, split)]
     hashes = {shard.record.name: shard.record.sha256 for shard in shards}
     for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
-        path = folder / name
+        path = inside(folder, name)
         try:
             whole = file_sha256(local_copy(path, sha256, recheck=True)) == sha256
         except FileNotFoundError:
@@ -173,7 +229,7 @@ class Shard:
     """
 
     def __init__(self, folder: AnyPath, record: ShardRecord):
-        path = folder / record.name
+        path = inside(folder, record.name)
         try:
             local = local_copy(path, record.sha256)
             size = local.stat().st_size
@@ -183,14 +239,19 @@ class Shard:
             raise UserError(
                 f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
             )
+        known = [STAGE_SCHEMAS[folder.name]] if folder.name in STAGE_SCHEMAS else list(STAGE_SCHEMAS.values())
         try:
             with pa.memory_map(str(local)) as source:
-                reader = pa.ipc.open_file(source)
-                batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{path} is damaged ({error}); run workflows/preprocess.py again to restore it") from None
+                self.schema, batches = read_arrow(source, known)
+        except (OSError, BadArrowFile) as error:
+            raise UserError(f"{path} {error}; run workflows/preprocess.py again to restore it") from None
+        if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
+            raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
+        rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
+        rows += [record.rows % ROWS_PER_RECORD_BATCH] * bool(record.rows % ROWS_PER_RECORD_BATCH)
+        if list(map(len, batches)) != rows:
+            raise UserError(f"{path}: its number of rows is not the one in index.json; run workflows/preprocess.py again")
         self.record = record
-        self.schema = reader.schema
         self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
 
     def __len__(self) -> int:
@@ -211,18 +272,32 @@ def open_shards(folder: AnyPath, split: str) -> list[Shard]:
     records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
     if not records:
         raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
-    return [Shard(folder, record) for record in records]
+    shards = [Shard(folder, record) for record in records]
+    columns = index.get("columns")
+    if columns and (other := next((shard for shard in shards if shard.schema.names != columns), None)):
+        raise UserError(
+            f"{folder / other.record.name}: its columns are {', '.join(other.schema.names)}, but index.json names "
+            f"{', '.join(columns)[:200]}; run workflows/preprocess.py again"
+        )
+    return shards
 
 
 def read_lengths(folder: AnyPath, split: str) -> dict[str, np.ndarray]:
     """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces."""
     path = folder / "lengths.arrow"
     try:
-        local = path if isinstance(path, Path) else local_copy(path, read_index(folder)["files"]["lengths.arrow"])
+        local = path
+        if not isinstance(path, Path):
+            if "lengths.arrow" not in (files := read_index(folder).get("files", {})):
+                raise BadArrowFile("is not in index.json")
+            local = local_copy(path, files["lengths.arrow"])
         with pa.memory_map(str(local)) as source:
-            table = pa.ipc.open_file(source).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path} cannot be read ({error}); run workflows/preprocess.py again") from None
+            schema, batches = read_arrow(source, [LENGTHS_SCHEMA])
+        if schema != LENGTHS_SCHEMA:
+            raise BadArrowFile(f"must have the columns {', '.join(LENGTHS_SCHEMA.names)}")
+    except (OSError, BadArrowFile) as error:
+        raise UserError(f"{path} {error}; run workflows/preprocess.py again") from None
+    table = pa.Table.from_batches(batches, LENGTHS_SCHEMA)
     chosen = table.filter(pa.compute.equal(table["split"].cast(pa.string()), split))
     return {name: chosen[name].to_numpy() for name in LENGTHS_SCHEMA.names if name != "split"}
 

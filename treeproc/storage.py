@@ -115,12 +115,15 @@ class RemotePath:
         return (self / name for name in names if fnmatch.fnmatchcase(name, pattern))
 
     def objects(self) -> dict[str, int]:
-        """Bytes of all objects below this prefix, by name relative to it."""
+        """Bytes of all objects below this prefix, by name relative to it. Raises UserError for a name that leaves the prefix."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
         with _told(self):
             infos = _file_system(self.scheme).get_file_info(selector)
         files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
-        return {str(PurePosixPath(info.path).relative_to(self.key)): info.size for info in files}
+        found = {str(PurePosixPath(info.path).relative_to(self.key)): info.size for info in files}
+        for name in found:
+            inside(self, name)
+        return found
 
     def open(self, mode: str = "rb") -> IO[bytes]:
         """The object as a buffered stream of bytes."""
@@ -204,8 +207,10 @@ def as_path(value: str | AnyPath) -> AnyPath:
     if not isinstance(value, str):
         return value
     match = _URI.match(value)
-    if not match:
+    if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
         return Path(value)
+    if not match:
+        raise UserError(f"{value.partition(':')[0]}:...: a URI has two slashes: s3://BUCKET/NAME or gs://BUCKET/NAME")
     scheme, key = match[1].lower(), match[2].strip("/")
     if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
         raise UserError(
@@ -213,6 +218,21 @@ def as_path(value: str | AnyPath) -> AnyPath:
             "those belong into the environment"
         )
     return RemotePath(scheme, str(PurePosixPath(key)))
+
+
+def inside(root: AnyPath, name: str) -> AnyPath:
+    """The place of a recorded or remote name below `root`: what a data set, a run or an object store says of its own files.
+
+    Raises UserError where it would leave `root`: the name is empty, absolute, or has a `..` or a NUL; or a folder on the way
+    is a link that leads out. A link in the place of the file itself is only read through, never written through.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
+        raise UserError(f"{root}: the recorded name {name[:200]!r} is no name of a file in that folder; it is not used")
+    path = root / name
+    if isinstance(path, Path) and len(parts) > 1 and not path.parent.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{path} lies behind a link that leads out of {root}; it is not used")
+    return path
 
 
 def _validate(value: object) -> AnyPath:

@@ -63,8 +63,8 @@ class SeedsConfig(TrainConfig):
 def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
     """The cells in the order in which they run: all systems with one seed, then with the next.
 
-    Raises UserError for settings that no run takes, for a data set that a system cannot learn from, and when the data sets of the systems (each may have its own, as of
-    control trees) differ in text or classes.
+    Raises UserError for settings that no run takes, for a data set that a system cannot learn from, and when the data sets
+    of the systems (each may have its own, as of control trees) differ in text or classes.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}

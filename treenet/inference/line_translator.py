@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -79,6 +79,12 @@ class LineSource(Protocol):
 
     def encode(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
 
+    def draw(self, row: dict) -> str: ...
+
+
+# (number of the line, the line, its hypotheses) -> what is written.
+Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]
+
 
 @dataclass(frozen=True)
 class Translated:
@@ -131,12 +137,20 @@ class LineTranslator:
 
     def __call__(self, lines: Sequence, first: int) -> Translated:
         """The output for `lines`, the first of which has the 0-based number `first` in the input."""
+        return self._translate(lines, first, self._settings.nbest, self._json if self._settings.json_lines else self._text)
+
+    def explain(self, lines: Sequence, first: int) -> Translated:
+        """The same for a person: trees, where the model reads some, and translations with rank and score; all of the beam
+        where `nbest` is not set."""
+        given = "nbest" in self._settings.model_fields_set
+        return self._translate(lines, first, self._settings.nbest if given else self._decoding.beam_size, self._explanation)
+
+    def _translate(self, lines: Sequence, first: int, num_best: int, write: Writer) -> Translated:
         encoded = self._encoder.encode(lines, first)
         rows = [line.row for line in encoded if line.row is not None]
-        results = iter(self._hypotheses(rows))
+        results = iter(self._hypotheses(rows, num_best))
         found = [next(results) if line.row is not None else [] for line in encoded]
         numbered = list(enumerate(encoded, start=first + 1))
-        write = self._json if self._settings.json_lines else self._text
         return Translated(
             len(encoded),
             "".join(write(number, line, hypotheses) for (number, line), hypotheses in zip(numbered, found, strict=True)),
@@ -144,15 +158,13 @@ class LineTranslator:
             [(number, line.note) for number, line in numbered if line.note and not line.problem],
         )
 
-    def _hypotheses(self, rows: Sequence[dict]) -> list[Sequence[Hypothesis]]:
+    def _hypotheses(self, rows: Sequence[dict], num_best: int) -> list[Sequence[Hypothesis]]:
         window = max(1, len(rows))
         if self._settings.score is not None:
             scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
             return [[target] for target in scored]
         return list(
-            translate_examples(
-                self._run.model, rows, self._decoding, num_best=self._settings.nbest, device=self._device, window=window
-            )
+            translate_examples(self._run.model, rows, self._decoding, num_best=num_best, device=self._device, window=window)
         )
 
     def _words(self, line: EncodedLine, hypothesis: Hypothesis) -> str:
@@ -168,6 +180,12 @@ class LineTranslator:
             columns.append(self._words(line, hypothesis) if hypothesis else "")
             out.append("\t".join(columns) + "\n")
         return "".join(out)
+
+    def _explanation(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
+        drawn = line.row is not None and self._run.model.reads != "leaves" and len(line.row["leaves"]["piece"])
+        out = [self._encoder.draw(line.row)] if drawn else []
+        out += [f"{rank}\t{found.score:.4f}\t{self._words(line, found)}" for rank, found in enumerate(hypotheses, 1) if found.ids]
+        return "".join(f"{text}\n" for text in out)
 
     def _json(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
         found = []

@@ -10,6 +10,7 @@ from treenet.inference.metrics import check_lines
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError
 from treeproc.shards import fingerprint
+from treeproc.storage import inside
 
 SCORES = "scores.json"
 PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations
@@ -17,7 +18,8 @@ _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
 def translations_path(folder: Path, name: str) -> Path:
-    return folder / f"translations.{name}.txt"
+    """Raises UserError for a recorded name that leaves the folder."""
+    return inside(folder, f"translations.{name}.txt")
 
 
 def read_scores(folder: Path) -> dict[str, dict]:

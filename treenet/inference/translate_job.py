@@ -12,7 +12,7 @@ from typing import IO
 
 from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
 from treenet.inference.part_store import PartStore
-from treeproc.files import atomic_output
+from treeproc.files import is_stream, named_output
 from treeproc.progress import Progress
 from treeproc.settings import UserError
 from treeproc.storage import AnyPath
@@ -42,7 +42,8 @@ def translate_lines(
     first = next(parts, None)
     if first is None:
         raise UserError(f"{name} is empty; it must have a sentence a line")
-    store = PartStore(settings, runs) if settings.output else None
+    # What went into a pipe cannot be taken up again.
+    store = PartStore(settings, runs) if settings.output and not is_stream(settings.output) else None
     with ExitStack() as stack:
         output = stack.enter_context(_open_output(settings.output))
         progress = None
@@ -53,9 +54,7 @@ def translate_lines(
         for translated in _translate(chain([first], parts), store, settings, runs, encoder):
             output.write(translated.text.encode())
             output.flush()
-            empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
-            for number, message in sorted(empty + translated.notes):
-                _tell(f"{name}, line {number}: {message}")
+            _tell_of_lines(translated, name)
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
@@ -65,6 +64,27 @@ def translate_lines(
     if failed:
         listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
         _tell(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
+
+
+def answer_lines(
+    lines: Iterable, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource], *, name: str, explain: bool
+) -> None:
+    """Write the translation of each line to standard output before the next one is asked of `lines`, the first of which is
+    asked for when the models are loaded; with `explain`, trees and scores too. Messages are those of `translate_lines`.
+    """
+    translator = LineTranslator(settings, runs, encoder)
+    print(translator.describe(), file=sys.stderr, flush=True)
+    for number, line in enumerate(lines):
+        translated = (translator.explain if explain else translator)([line], number)
+        sys.stdout.buffer.write(translated.text.encode())
+        sys.stdout.buffer.flush()
+        _tell_of_lines(translated, name)
+
+
+def _tell_of_lines(translated: Translated, name: str) -> None:
+    empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
+    for number, message in sorted(empty + translated.notes):
+        _tell(f"{name}, line {number}: {message}")
 
 
 def _translate(
@@ -121,7 +141,7 @@ def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
     if path is None:
         yield sys.stdout.buffer
         return
-    with atomic_output(path) as file:
+    with named_output(path) as file:
         yield file
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from treeproc.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.settings import UserError
+from treeproc.storage import inside
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 
@@ -41,10 +42,10 @@ def is_whole(folder: Path) -> bool:
     try:
         files = json.loads((folder / META).read_bytes())["files"]
         return all(
-            (folder / name).stat().st_size == facts["bytes"] and file_sha256(folder / name) == facts["sha256"]
+            inside(folder, name).stat().st_size == facts["bytes"] and file_sha256(folder / name) == facts["sha256"]
             for name, facts in files.items()
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
 
 

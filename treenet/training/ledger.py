@@ -14,6 +14,7 @@ from treenet.training.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.training.run import OPERATIONAL
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError, build_settings, differences
+from treeproc.storage import inside
 
 LEDGER = "ledger.json"
 WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
@@ -82,7 +83,7 @@ class Ledger:
         mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
         cells = read_json(path, mend).get("cells")
         try:
-            return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
+            return cls(path, {inside(folder / "cells", name).name: Entry(**facts) for name, facts in cells.items()})
         except (AttributeError, TypeError):
             raise UserError(f"{path} is not a ledger of runs; {mend}") from None
 

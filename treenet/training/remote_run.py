@@ -4,7 +4,6 @@ What lies in the store counts, so that another machine continues from it. A fold
 average) is whole there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
 """
 
-import fcntl
 import fnmatch
 import hashlib
 import os
@@ -16,10 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.training.checkpoint import META, checkpoint_folders, checkpoint_step, remove_checkpoint
-from treeproc.cache import cache_folder
-from treeproc.files import TEMPORARY_PREFIX, atomic_output, locked
+from treeproc.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
 from treeproc.settings import UserError
-from treeproc.storage import AnyPath, RemotePath
+from treeproc.storage import AnyPath, RemotePath, inside
 
 # How often training looks for what to upload, and whether it is asked to stop.
 POLL_S = 2.0
@@ -48,7 +46,7 @@ class RunMirror:
             return
         with _exclusive(self.folder):
             there = self._remote.objects()
-            folders = {_folder_of(name) for name in there if PurePosixPath(name).name == META}
+            folders = _folders_with_meta(there)
             cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
             self._folders_there = set(folders)
             self._remove_all_but(there, folders)
@@ -58,7 +56,10 @@ class RunMirror:
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
             for name in there:
-                if _folder_of(name) not in folders | cut_off and not name.startswith(_NEVER_PULLED) and name != STOP_FILE:
+                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)  # locks: never uploaded
+                if hidden or name.startswith(_NEVER_PULLED) or name == STOP_FILE:
+                    continue
+                if _folder_of(name) not in folders | cut_off:
                     self._download(name)
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
 
@@ -67,7 +68,7 @@ class RunMirror:
         if self._remote is None:
             return
         names = _files_below(self.folder)
-        folders = {_folder_of(name) for name in names if PurePosixPath(name).name == META}
+        folders = _folders_with_meta(names)
         for name in names:
             if _folder_of(name) not in folders and not name.startswith("checkpoints/"):
                 self._upload(name)
@@ -164,7 +165,7 @@ class RunMirror:
                 (self.folder / name).unlink(missing_ok=True)
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
-        here, meta = self.folder / folder, f"{folder}/{META}"
+        here, meta = inside(self.folder, folder), f"{folder}/{META}"
         content = (self._remote / meta).read_bytes()
         if not (
             (here / META).is_file()
@@ -194,7 +195,7 @@ class RunMirror:
         self._folders_there.discard(folder)
 
     def _download(self, name: str) -> None:
-        path = self.folder / name
+        path = inside(self.folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with (self._remote / name).open() as source, atomic_output(path) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
@@ -249,12 +250,15 @@ def _exclusive(folder: Path) -> Iterator[None]:
     """The ranks of one machine bring the run there one after the other: the first one does the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".pull-lock", "w")
     except OSError as error:
         raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held(folder / ".pull-lock"):
         yield
+
+
+def _folders_with_meta(names: Collection[str]) -> set[str]:
+    """Folders below the run, not the run itself, that have a meta.json."""
+    return {_folder_of(name) for name in names if PurePosixPath(name).name == META} - {""}
 
 
 def _folder_of(name: str) -> str:

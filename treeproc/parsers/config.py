@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from treeproc.schema import UNANALYSED
 from treeproc.settings import Settings, UserError
@@ -17,6 +18,24 @@ if TYPE_CHECKING:
 
 PARSED = "parsed"
 PARTLY = "partly_"  # before the fallback that only some of the sentences of a line got
+
+
+def check_endpoint(endpoint: str) -> str:
+    """Raises ValueError, which does not repeat what may be a secret, for anything but http://HOST or https://HOST."""
+    try:
+        parts = urlsplit(endpoint)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is no number, of brackets that are not closed
+        good = False
+    if not good or parts.query or parts.fragment or not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
+        raise ValueError("must be http://HOST:PORT or https://HOST:PORT, without a query")
+    return endpoint.rstrip("/")
+
+
+def public_endpoint(endpoint: str) -> str:
+    """The address without user and password: what is written and printed of it."""
+    parts = urlsplit(endpoint)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 class ParserConfig(Settings):
@@ -45,7 +64,12 @@ class ParserConfig(Settings):
         description="with tokenized: moses: the parser reads English tokens as treebanks write them (don 't as do n't); "
         "false: as they are; null: true for English, false where the data set was begun so",
     )
-    endpoint: str = Field("http://localhost:9000", description="address of a running CoreNLP server")
+    endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")] = Field(
+        "http://localhost:9000",
+        repr=False,
+        description="address of a running CoreNLP server, http:// or https://; user and password in it are used and never "
+        "written, and ~/.netrc may hold them instead",
+    )
 
     @model_validator(mode="after")
     def _settings_that_go_together(self):

@@ -4,12 +4,10 @@ import bisect
 import os
 import re
 import socket
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.parsers.config import PARSED, ParserConfig
+from treeproc.parsers.config import PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Line, LineParser, Sentence
 from treeproc.parsers.models import CORENLP_LANGUAGES
@@ -39,17 +37,18 @@ def describe_server(config: ParserConfig) -> str:
     releases = [jar.stem for jar in jars if jar.stem.removeprefix("stanford-corenlp-").replace(".", "").isdigit()]
     if not releases:
         raise UserError(
-            f"parser.name: is corenlp, but no server answers at {config.endpoint} and $CORENLP_HOME holds no CoreNLP; "
-            "docs/parsers.md says how to start one"
+            f"parser.name: is corenlp, but no server answers at {public_endpoint(config.endpoint)} and $CORENLP_HOME holds no "
+            "CoreNLP; docs/parsers.md says how to start one"
         )
     return releases[-1]
 
 
 def _is_alive(endpoint: str) -> bool:
+    import requests  # Stanza's client speaks through it: user and password of the address, ~/.netrc, proxies
+
     try:
-        with urllib.request.urlopen(f"{endpoint}/ping", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError, ValueError):
+        return requests.get(f"{endpoint}/ping", timeout=5).ok
+    except (requests.RequestException, OSError, ValueError):
         return False
 
 

@@ -46,7 +46,7 @@ class Line:
         return {name: list(values) for name, values in columns}
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Python's, the GPU's, and the words of PyTorch's CPU allocators."""
     signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
@@ -77,7 +77,7 @@ class LineParser(ABC):
         try:
             return self._analyse(lines)
         except Exception as error:
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 # Less memory must mean a smaller batch, and where that cannot help a failed job, but never another tree.
                 if self._batch_words <= _SMALLEST_BATCH:
                     raise

@@ -7,10 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from treeproc.files import file_sha256
+from treeproc.files import file_sha256, read_json
 from treeproc.parsers.config import ParserConfig
 from treeproc.schema import SCHEMA_VERSION
 from treeproc.settings import UserError
+from treeproc.torch_files import check_archive
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
 CORENLP_LANGUAGES = {
@@ -28,6 +29,7 @@ _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constitu
 
 # Word vectors of the constituency parser, beside the models that are not Stanza's own.
 VECTORS = "vectors.pt"
+SCORES = "scores.json"  # what was trained, with hashes
 
 
 @dataclass(frozen=True)
@@ -38,10 +40,48 @@ class ModelFiles:
     folder: Path
     files: dict[str, Path]
 
+    @property
+    def mend(self) -> str:
+        """What to do about a damaged file."""
+        return {
+            "installed": "remove it and download Stanza's models again",
+            "shipped": "install this project again",
+            "trained": "restore it, or remove it and run the workflows/train_parser.py command that made it again",
+        }[self.origin]
+
+    def read(self) -> dict[str, Path]:
+        """All files that are read, by name."""
+        return self.files if self.origin == "installed" else {**self.files, "vectors": self.folder / VECTORS}
+
     def describe(self) -> dict:
-        """What the index and the fingerprint say of the parser: names and hashes, no paths."""
-        files = self.files if self.origin == "installed" else {**self.files, "vectors": self.folder / VECTORS}
-        return {"origin": self.origin, "files": {name: file_sha256(path)[:16] for name, path in files.items()}}
+        """What the index and the fingerprint say of the parser: names and hashes, no paths.
+
+        Raises UserError for a file that is damaged.
+        """
+        return {"origin": self.origin, "files": {name: sha256[:16] for name, sha256 in self.check().items()}}
+
+    def check(self) -> dict[str, str]:
+        """The sha256 of every file that is read. Raises UserError for one that is not as it was written."""
+        hashes = {}
+        for name, path in self.read().items():
+            check_archive(path, self.mend)
+            hashes[name] = file_sha256(path)
+        for name, sha256 in self._written().items():
+            for own in (own for own in hashes if self.read()[own].stem == name):
+                if hashes[own] != sha256:
+                    path = self.read()[own]
+                    raise UserError(f"{path} is not the model that {path.parent / SCORES} tells of; {self.mend}")
+        return hashes
+
+    def _written(self) -> dict[str, str]:
+        """Hashes by name of the file, as train_parser.py notes them at its end."""
+        path = self.folder / SCORES
+        if self.origin == "installed" or not path.is_file():
+            return {}
+        models = read_json(path, self.mend).get("models")
+        if not isinstance(models, dict) or not all(isinstance(sha256, str) for sha256 in models.values()):
+            raise UserError(f"{path} is damaged: it names no models; {self.mend}")
+        return models
 
 
 def find_models(config: ParserConfig) -> ModelFiles:

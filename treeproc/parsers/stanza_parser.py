@@ -1,15 +1,19 @@
 """Stanza's tokeniser, tagger and parsers, offline, with one CPU thread or on one GPU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
+from treeproc.errors import UserError, one_line
 from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at
+from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at, is_out_of_memory
 from treeproc.parsers.models import VECTORS, ModelFiles, find_models
+from treeproc.torch_files import check_archive, load_archive
 
+_PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
 
 
@@ -24,7 +28,33 @@ class Processors(NamedTuple):
 
 
 def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
-    """Lean forms of the models where they are known, else Stanza's own processors."""
+    """Lean forms of the models where they are known, else Stanza's own processors. Raises UserError for a damaged model."""
+    with blamed_on(models):
+        for path in models.read().values():
+            check_archive(path, models.mend)
+        return _load_processors(config, models)
+
+
+@contextmanager
+def blamed_on(models: ModelFiles) -> Iterator[None]:
+    """Whatever fails here is told as the models' fault, in one line that names the file."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # Stanza raises any kind on what is no model of its own
+        if is_out_of_memory(error):
+            raise
+        for path in models.read().values():
+            load_archive(path, models.mend)
+        said = one_line(f"{type(error).__name__}: {error}", 150)
+        names = ", ".join(path.name for path in models.read().values())
+        raise UserError(
+            f"{models.folder}: one of {names} is damaged, or they do not go together ({said}); {models.mend}"
+        ) from None
+
+
+def _load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
     torch.set_num_threads(1)
     import stanza
 
@@ -65,8 +95,11 @@ class StanzaParser(LineParser):
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
-        loaded = load_processors(config, find_models(config))
+        models = find_models(config)
+        loaded = load_processors(config, models)
         self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos = loaded
+        with blamed_on(models):  # models of wrong sizes fail when they are used, and every line would get a flat tree
+            self._analyse([Line(_PROBE, None)])
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         # Given words are read for the ends of their sentences alone.
@@ -113,7 +146,7 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
         "dir": str(models.folder),
         "download_method": None,
         "use_gpu": config.torch_device().type == "cuda",
-        "logging_level": "ERROR",
+        "logging_level": "CRITICAL",  # errors are told here
         "tokenize_no_ssplit": not config.split_sentences,
     }
     if models.origin != "installed":

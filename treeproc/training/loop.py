@@ -20,9 +20,12 @@ from treeproc.errors import UserError
 from treeproc.files import atomic_output, atomic_write
 from treeproc.progress import Progress
 from treeproc.settings import Settings, differences
+from treeproc.torch_files import load_archive
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
+_MEND = "remove its folder and run the same command again: this model is then trained from its start"
+_NUMBERS = {"step": int, "epoch": int, "batch": int, "evaluated": int, "seconds": float, "best": dict}
 Weights = dict[str, Tensor]
 
 
@@ -58,7 +61,8 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
     """Train, or go on training, in `folder`; leave the best weights in `learner.model` and return their dev scores.
 
     The folder holds checkpoint.pt, at most a minute old, and metrics.jsonl: {step, epoch, loss, learning_rate, seconds} and
-    at evaluations the dev scores. Raises UserError when it belongs to other settings.
+    at evaluations the dev scores. PyTorch writes a checksum of every tensor into the checkpoint, which is compared. Raises
+    UserError when it is damaged or belongs to other settings.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -69,6 +73,21 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
     learner.model.load_state_dict(run.best_weights)
     learner.model.eval()
     return run.best
+
+
+def read_metrics(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl up to the first one that was cut off or damaged; none without such a file."""
+    path = folder / METRICS
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict) or not all(isinstance(record.get(name), int | float) for name in ("step", "epoch")):
+            break
+        records.append(record)
+    return records
 
 
 class _Run:
@@ -92,19 +111,27 @@ class _Run:
         if not path.exists():
             (self.folder / METRICS).unlink(missing_ok=True)
             return
-        state = torch.load(path, weights_only=True)
-        self._refuse_others(state["settings"])
+        state = load_archive(path, _MEND)
+        try:
+            self._refuse_others(state["settings"])
+            self._take_up(state, path)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_MEND}") from None
+        kept = [json.dumps(record) + "\n" for record in read_metrics(self.folder) if record["step"] <= self.step]
+        atomic_write(self.folder / METRICS, "".join(kept).encode())
+
+    def _take_up(self, state: dict, path: Path) -> None:
         try:
             self.learner.model.load_state_dict(state["model"])
         except RuntimeError:
             raise UserError(f"{path} was trained on other data or a model of other sizes; use another --out") from None
         self.optimizer.load_state_dict(state["optimizer"])
-        self.averaged, self.best_weights = state["averaged"], state["best_weights"]
-        for name in ("step", "epoch", "batch", "evaluated", "seconds", "best"):
-            setattr(self, name, state[name])
-        lines = (self.folder / METRICS).read_text().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= self.step]
-        atomic_write(self.folder / METRICS, "".join(kept).encode())
+        self.averaged, self.best_weights = list(state["averaged"]), dict(state["best_weights"])
+        shapes = [p.shape for p in self.parameters]
+        if [average.shape for average in self.averaged] != shapes:
+            raise ValueError("the averaged weights have other sizes")
+        for name, kind in _NUMBERS.items():
+            setattr(self, name, kind(state[name]))
 
     def _settings(self) -> dict:
         return self.settings.model_dump() | {"seed": self.seed}
@@ -184,8 +211,7 @@ class _Run:
     def _save(self, record: dict[str, float]) -> None:
         with open(self.folder / METRICS, "a") as file:
             file.write(json.dumps(record) + "\n")
-        names = ("step", "epoch", "batch", "evaluated", "seconds", "best", "best_weights", "averaged")
-        state = {name: getattr(self, name) for name in names} | {
+        state = {name: getattr(self, name) for name in (*_NUMBERS, "best_weights", "averaged")} | {
             "settings": self._settings(),
             "model": self.learner.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),

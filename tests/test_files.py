@@ -1,0 +1,84 @@
+"""Outputs at the places that users name: files whole or not at all, links kept, devices and pipes written to."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from treeproc.files import named_output
+from treeproc.settings import UserError
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from treeproc.files import named_output
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with named_output(Path(sys.argv[1])) as file:
+    file.write(bytes(100_000))
+"""
+
+
+def write(path, content=b"new") -> None:
+    with named_output(path) as file:
+        file.write(content)
+
+
+def test_a_link_stays_a_link_and_its_target_is_written(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("there/target")
+    write(tmp_path / "link")
+    assert os.readlink(tmp_path / "link") == "there/target"
+    assert (tmp_path / "there" / "target").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["link", "target", "there"]
+
+
+def test_a_link_to_nothing_makes_its_target(tmp_path):
+    (tmp_path / "link").symlink_to("target")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_bytes() == b"new"
+
+
+def test_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(UserError, match="cannot write .*link: "):
+        write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_device_stays_a_device(tmp_path, linked):
+    (tmp_path / "link").symlink_to("/dev/null")
+    write(tmp_path / "link" if linked else type(tmp_path)("/dev/null"))
+    assert os.path.exists("/dev/null") and not os.path.isfile("/dev/null") and not os.path.exists("/dev/null.parts")
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    got = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_bytes()))
+    reader.start()
+    write(tmp_path / "pipe")
+    reader.join(timeout=20)
+    assert got == [b"new"] and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_full_device_is_one_line(tmp_path):
+    (tmp_path / "link").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="cannot write .*link: No space left"):
+        write(tmp_path / "link")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_full_disk_leaves_the_old_output(tmp_path, linked):
+    (tmp_path / "target").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("target")
+    name = "link" if linked else "target"
+    full = subprocess.run([sys.executable, "-c", FULL, tmp_path / name], capture_output=True, text=True, timeout=100)
+    assert "UserError: cannot write" in full.stderr and "File too large" in full.stderr
+    assert (tmp_path / "target").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "target"]

@@ -1,0 +1,148 @@
+"""Arrow files that anybody may have written: what is checked before a value is touched.
+
+Arrow builds an extension type while it reads a schema, and so runs code of the library that registered it; Ray registers
+types whose values are pickles. So the schema is read from a copy of the file's footer first, in which no such type is named,
+and must be the known one. Buffers must be uncompressed and no larger than the file, offsets must stay inside them.
+The layout is that of Arrow's File.fbs and Message.fbs; flatbuffers are read as flatbuffers.dev/internals describes.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+_MAGIC = b"ARROW1"
+_END = struct.Struct("<i6s")  # length of the footer, magic
+_MOST_FOOTER_BYTES = 64 << 20  # 24 bytes a record batch
+_EXTENSION, _HIDDEN = b"ARROW:extension:", b"arrow:extension:"
+_BLOCK_BYTES = 24
+# Numbers of fields: of Footer, of Message, of DictionaryBatch, of RecordBatch.
+_DICTIONARIES, _RECORD_BATCHES, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 2, 3, 2, 1, 3
+
+
+class BadArrowFile(Exception):
+    """Why a file is not read, in one line."""
+
+
+def read_arrow(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Schema and record batches of an Arrow IPC file, whose columns are those of one of the `known` schemas or some of them.
+
+    Raises BadArrowFile for any other file, and for one that is damaged.
+    """
+    try:
+        footer = _footer(source)
+        schema = _check_schema(_schema_of(footer), known)
+        if _EXTENSION in footer:
+            raise BadArrowFile("names an extension type, but no column may have one")
+        if any(batch.table(_COMPRESSION) for batch in _batch_headers(source, footer)):
+            raise BadArrowFile("is compressed, but data sets are not")
+        reader = pa.ipc.open_file(source)
+        if reader.schema != schema:
+            raise BadArrowFile("has two different schemas")
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        for batch in batches:
+            batch.validate(full=True)
+            if any(map(_has_nulls, batch.columns)):
+                raise BadArrowFile("has empty values, but no column may have any")
+    except (OSError, ValueError, pa.ArrowException, struct.error, AttributeError, OverflowError) as error:
+        raise BadArrowFile(f"is damaged ({' '.join(str(error).split())[:200]})") from None
+    if (taken := sum(batch.nbytes for batch in batches)) > source.size():
+        raise BadArrowFile(f"says that it holds {taken:,} bytes, more than it has")
+    return schema, batches
+
+
+def _footer(source: pa.NativeFile) -> bytes:
+    size = source.size()
+    if size < len(_MAGIC) + _END.size:
+        raise BadArrowFile("is too short for an Arrow file")
+    length, magic = _END.unpack(source.read_at(_END.size, size - _END.size))
+    if magic != _MAGIC or not 0 < length <= min(size - _END.size, _MOST_FOOTER_BYTES):
+        raise BadArrowFile("is not an Arrow file, or was cut off")
+    return source.read_at(length, size - _END.size - length)
+
+
+def _schema_of(footer: bytes) -> pa.Schema:
+    """The schema as it is stored. Fields of extension types have their storage's type, and the name in their metadata."""
+    hidden = footer.replace(_EXTENSION, _HIDDEN)
+    return pa.ipc.open_file(pa.py_buffer(_MAGIC + b"\0\0" + hidden + _END.pack(len(hidden), _MAGIC))).schema
+
+
+def _check_schema(found: pa.Schema, known: Sequence[pa.Schema]) -> pa.Schema:
+    """The known schema of these columns. Raises BadArrowFile that says which column is wrong."""
+    full = max(known, key=lambda schema: sum(field in schema for field in found))
+    for field in found:
+        name = _short(field.name)
+        if field.name not in full.names:
+            raise BadArrowFile(f"has a column {name} that no data set has")
+        if field.type != full.field(field.name).type or _extensions(field):
+            there = _extensions(field) or _short(str(field.type))
+            raise BadArrowFile(f"column {name} must be {full.field(field.name).type}, but is {there}")
+    expected = pa.schema([field for field in full if field.name in found.names])
+    if found != expected:
+        raise BadArrowFile(f"its columns must be {', '.join(expected.names)}, in this order, none nullable")
+    return expected
+
+
+def _extensions(field: pa.Field) -> str:
+    """The extension type that a field or one inside it names; empty for none."""
+    for key, value in (field.metadata or {}).items():
+        if key == _HIDDEN + b"name":
+            return f"the extension type {_short(value.decode(errors='replace'))}"
+    return next(filter(None, (_extensions(field.type.field(i)) for i in range(field.type.num_fields))), "")
+
+
+def _short(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:80]
+
+
+def _has_nulls(array: pa.Array) -> bool:
+    if array.null_count:
+        return True
+    if pa.types.is_list(array.type):
+        return _has_nulls(array.values)
+    if pa.types.is_struct(array.type):
+        return any(_has_nulls(array.field(i)) for i in range(array.type.num_fields))
+    return pa.types.is_dictionary(array.type) and _has_nulls(array.dictionary)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of a flatbuffer at byte `place` of `data`."""
+
+    data: bytes | pa.Buffer
+    place: int
+
+    def table(self, number: int) -> "_Table | None":
+        """The table in field `number`, None where it has none."""
+        at = self._field(number)
+        return _Table(self.data, at + self._u32(at)) if at else None
+
+    def vector(self, number: int) -> tuple[int, int]:
+        """Place of the first item, and number of items, of the vector in field `number`."""
+        at = self._field(number)
+        if not at:
+            return 0, 0
+        start = at + self._u32(at)
+        return start + 4, self._u32(start)
+
+    def _field(self, number: int) -> int:
+        vtable = self.place - struct.unpack_from("<i", self.data, self.place)[0]
+        size, at = struct.unpack_from("<H", self.data, vtable)[0], 4 + 2 * number
+        offset = struct.unpack_from("<H", self.data, vtable + at)[0] if at < size else 0
+        return self.place + offset if offset else 0
+
+    def _u32(self, at: int) -> int:
+        return struct.unpack_from("<I", self.data, at)[0]
+
+
+def _batch_headers(source: pa.NativeFile, footer: bytes) -> Iterator[_Table]:
+    """The RecordBatch tables of all messages that the footer names, those of dictionaries among them."""
+    root = _Table(footer, struct.unpack_from("<I", footer)[0])
+    for number, is_dictionary in ((_DICTIONARIES, True), (_RECORD_BATCHES, False)):
+        start, count = root.vector(number)
+        for i in range(count):
+            source.seek(struct.unpack_from("<q", footer, start + i * _BLOCK_BYTES)[0])
+            message = pa.ipc.read_message(source).metadata
+            header = _Table(message, struct.unpack_from("<I", message)[0]).table(_HEADER)
+            yield header.table(_DICTIONARY_DATA) if is_dictionary else header
