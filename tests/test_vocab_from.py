@@ -13,6 +13,7 @@ from treenet.training.run import run_training
 from treeproc.filters import FilterConfig
 from treeproc.inspect import describe
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.schema import in_order
 from treeproc.settings import UserError, load_settings
 from treeproc.shards import open_shards, read_index, read_lengths
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
@@ -87,7 +88,7 @@ def test_the_same_command_continues_and_the_settings_are_written_down(text, data
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path):
+def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, repository, capsys):
     decoding = DecodingConfig(beam_size=2)
     config = TrainConfig(data=data, model=MODEL, decoding=decoding, workers=0, max_steps=2, checkpoint_every=1)
     run_training(config, tmp_path / "run")
@@ -98,6 +99,10 @@ def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path):
     assert (tmp_path / "run" / "translations.test_2017.new.txt").read_bytes() == (
         tmp_path / "run" / "translations.test.txt"
     ).read_bytes()
+    evaluate = runpy.run_path(str(repository / "workflows" / "evaluate.py"))["main"]
+    shutil.copy(tmp_path / "run" / "translations.newstest.new.txt", tmp_path / "lines.txt")
+    evaluate(["--compare", str(tmp_path / "run"), str(tmp_path / "lines.txt"), f"data={new}", "split=newstest"])
+    assert "newstest" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no split 'test'; there are: newstest, test_2017"):
         evaluate_run(tmp_path / "run", EvaluateSettings(data=new))
 
@@ -151,6 +156,10 @@ def test_names_of_splits(text, tmp_path, names, message):
     with pytest.raises(UserError) as error:
         preprocess(PreprocessConfig.model_validate(settings), tmp_path / "out")
     assert message in str(error.value)
+
+
+def test_splits_have_one_order():
+    assert in_order(["test_2017", "valid", "newstest", "test", "train"]) == ["train", "valid", "test", "newstest", "test_2017"]
 
 
 def test_every_held_out_split_counts_as_overlap(text, tmp_path):

@@ -32,7 +32,7 @@ from treenet.inference.evaluate import (
     format_signatures,
     score_file,
 )
-from treenet.inference.results import System, read_system, result_in_run, translations_path
+from treenet.inference.results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.inference.run import checkpoint_names
 from treenet.training.remote_run import read_run
 from treeproc.files import atomic_write, json_bytes
@@ -41,10 +41,12 @@ from treeproc.settings import UserError, build_arg_parser, load_settings, run_cl
 from treeproc.storage import AnyPath, RemotePath, as_path
 
 
-def find_system(path: AnyPath, split: str, stack: ExitStack) -> System:
-    """The translations of `split` in a run folder, a result of a run, or the lines of any other file."""
+def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> System:
+    """The translations of the split in a run folder, a result of a run, or the lines of any other file."""
     if isinstance(path, RemotePath) or path.is_dir():
-        return read_system(stack.enter_context(read_run(path)), split)
+        run, name = stack.enter_context(read_run(path)), settings.split
+        of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name
+        return read_system(run, of_data if of_data in read_scores(run) else name)
     if name := result_in_run(path):
         return read_system(path.parent, name)
     return System(str(path), list(read_lines([path])))
@@ -52,7 +54,7 @@ def find_system(path: AnyPath, split: str, stack: ExitStack) -> System:
 
 def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, references: list[str] | None, out: Path | None) -> None:
     with ExitStack() as stack:
-        baseline, system = (find_system(path, settings.split, stack) for path in paths)
+        baseline, system = (find_system(path, settings, stack) for path in paths)
         found = compare_results(baseline, system, references, settings)
     print(format_comparison(found))
     if out is not None:
