@@ -89,7 +89,7 @@ def test_the_same_command_continues_and_the_settings_are_written_down(text, data
 
 
 def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, repository, capsys):
-    decoding = DecodingConfig(beam_size=2)
+    decoding = DecodingConfig(beam_size=1, max_length_factor=0.1, max_length_offset=3)
     config = TrainConfig(data=data, model=MODEL, decoding=decoding, workers=0, max_steps=2, checkpoint_every=1)
     run_training(config, tmp_path / "run")
     for split in ("newstest", "test_2017"):
@@ -101,7 +101,8 @@ def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, 
     ).read_bytes()
     evaluate = runpy.run_path(str(repository / "workflows" / "evaluate.py"))["main"]
     shutil.copy(tmp_path / "run" / "translations.newstest.new.txt", tmp_path / "lines.txt")
-    evaluate(["--compare", str(tmp_path / "run"), str(tmp_path / "lines.txt"), f"data={new}", "split=newstest"])
+    systems = [str(tmp_path / "run"), str(tmp_path / "lines.txt")]
+    evaluate(["--compare", *systems, f"data={new}", "split=newstest", "compare.samples=20"])
     assert "newstest" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no split 'test'; there are: newstest, test_2017"):
         evaluate_run(tmp_path / "run", EvaluateSettings(data=new))
