@@ -119,6 +119,47 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     assert killed_at < step < 600 and losses(run_dir) == undisturbed[: step // 10]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_is_one_line_and_the_same_command_continues(data, undisturbed, tmp_path, repository, workers):
+    """As on a terminal, all processes of the foreground get the signal; none of them is left."""
+    run_dir = tmp_path / "run"
+    config = tiny_config(data, f"workers={workers}", "max_steps=5000", "checkpoint_every=10", "log_every=10")
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
+    command = [sys.executable, str(repository / "workflows" / "train_wmt.py"), "--config", str(tmp_path / "config.yaml")]
+    with open(tmp_path / "log", "a") as log:
+        environment = os.environ | {"PYTHONPATH": str(repository)}
+        arguments = dict(stdout=log, stderr=log, env=environment, start_new_session=True)
+        process = subprocess.Popen([*command, "--out", str(run_dir)], **arguments)
+    wait_until(process, tmp_path, lambda: checkpoint_folders(run_dir))
+    children = psutil_processes(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    status = process.wait(timeout=150)
+    said = (tmp_path / "log").read_text()
+    assert status == 130 and said.endswith("\ninterrupted; the same command continues\n"), said[-3000:]
+    assert "Traceback" not in said and "Error" not in said and said.count("interrupted") == 1
+    deadline = time.monotonic() + 60
+    while left := [child for child in children if child.is_running() and child.status() != "zombie"]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert (len(children) > 4) == (workers > 0)
+    assert {path.name for path in run_dir.iterdir()} >= {"checkpoints", "config.yaml", "metrics.jsonl", "run.json"}
+
+    step = checkpoint_step(latest_checkpoint(run_dir))
+    if workers:
+        train_ranks(2, tiny_config(data, "max_steps=600", "checkpoint_every=600", "log_every=10"), run_dir)
+        assert losses(run_dir) == undisturbed
+    else:
+        run_training(config.model_copy(update={"max_steps": step + 10}), run_dir)
+        assert [at for at, _ in losses(run_dir)] == list(range(10, step + 11, 10))
+
+
+def psutil_processes(pid: int) -> list:
+    """The processes below `pid` as psutil knows them, which comes with ray and is found once ray is imported."""
+    import ray  # noqa: F401
+
+    return importlib.import_module("psutil").Process(pid).children(recursive=True)
+
+
 @pytest.mark.cluster
 def test_a_lost_node_is_replaced_by_another(data, undisturbed, tmp_path):
     result = run_job("lost_node", tmp_path, data)

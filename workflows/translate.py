@@ -55,9 +55,9 @@ def main(argv: Sequence[str]) -> None:
         try:
             answer_lines(lines, settings, runs, RawLineEncoder, name=str(STDIN), explain=args.interactive)
         except KeyboardInterrupt:
+            print(file=sys.stderr)
             sys.exit(INTERRUPTED)
-        finally:
-            print(file=sys.stderr)  # the shell's prompt does not go on the line of ours
+        print(file=sys.stderr)  # the shell's prompt does not go on the line of ours
         return
     files = [path for path in (source, settings.trees, settings.score) if path is not None]
     # Files are counted before hours of work; what comes through a pipe is counted while it is translated.

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import ray
@@ -17,7 +17,8 @@ import ray.train
 import ray.train.collective
 import ray.train.torch
 import torch
-from ray.exceptions import RayActorError
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
 from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -39,6 +40,8 @@ MAX_FAILURES = 3
 COLLECTIVE_TIMEOUT_S = 900
 # How often the driver looks for new metrics, on disk and in an object store.
 POLL_S, REMOTE_POLL_S = 1.0, 5.0
+# How long the driver waits after Ctrl-C for workers to end, before it leaves that to Ray.
+ABORT_S = 10
 # Workers of a driver that was killed live on for some seconds.
 ORPHANS_S = 120
 
@@ -94,11 +97,26 @@ def _fit_with_restarts(
             sys.stderr.write(f"warning: {what}; new workers continue from step {reached}\n")
 
 
+class _Trainer(TorchTrainer):
+    """Ctrl-C is a KeyboardInterrupt, as everywhere. Ray Train's own handler ends the driver with status 1 and says nothing."""
+
+    _controller: ActorHandle | None = None
+
+    def _register_sigint_handler(self, controller: ActorHandle) -> None:
+        self._controller = controller
+
+    def abort(self) -> None:
+        """End workers and controller."""
+        if self._controller is not None:
+            with suppress(RayError):  # the controller leaves without an answer
+                ray.get(self._controller.abort.remote(), timeout=ABORT_S)
+
+
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
     """One group of workers, from its start to its end."""
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
-    trainer = TorchTrainer(
+    trainer = _Trainer(
         _work,
         train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
@@ -109,7 +127,11 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
         ),
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
-    return trainer.fit().return_value
+    try:
+        return trainer.fit().return_value
+    except KeyboardInterrupt:
+        trainer.abort()
+        raise
 
 
 def _one_line(error: BaseException) -> str:
