@@ -8,6 +8,7 @@ from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.inference.run import load_run
+from treenet.training.facts import read_facts
 from treenet.training.logs import read_metrics
 from treenet.training.run import run_training
 from treeproc.settings import UserError, load_settings, read_yaml, run_cli
@@ -77,6 +78,40 @@ def test_a_stage_in_the_place_of_a_data_set_is_told_apart(data, stage):
 def test_zeros_after_a_power_cut_do_not_stop_reading(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"event": "train", "step": 1}\n\x00\x00\n{"event": "train", "step": 3}\n')
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "train"}',
+        '{"step": 2}',
+        "[]",
+        "3",
+        '{"event": "train", "step": "2"}',
+        '{"event": "train", "step": 2, "nll": "x"}',
+        "[" * 100_000,
+    ],
+)
+def test_reading_stops_at_a_line_that_is_no_metric(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"event": "train", "step": 1}}\n{line}\n{{"event": "train", "step": 3}}\n')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"data_fingerprint": 3}', r"run.json is damaged: data_fingerprint: .*but is 3; restore it"),
+        ("{}", r"run.json is damaged: it has no parameters; restore it"),
+        ('{"parameters": "\\ud800"}', r"run.json cannot be read"),
+        ("[" * 100_000, r"run.json cannot be read"),
+        ("[]", r"run.json must hold a JSON object"),
+    ],
+)
+def test_edited_facts_of_a_run_are_one_line(tmp_path, text, message):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        read_facts(tmp_path, needed=("parameters",))
+    assert "\n" not in str(error.value)
 
 
 def test_a_refused_setting_can_be_mended_in_the_same_folder(data, tmp_path):

@@ -2,17 +2,20 @@
 
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from treeproc.errors import UserError
+from pydantic import TypeAdapter, ValidationError
+
+from treeproc.errors import UserError, shown
 from treeproc.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -181,14 +184,47 @@ def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_json(path: AnyPath, mend: str = "run workflows/preprocess.py to the end") -> dict:
-    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object."""
+def read_json(
+    path: AnyPath,
+    mend: str = "run workflows/preprocess.py to the end",
+    form: type | None = None,
+    needed: Iterable[str] = (),
+) -> dict:
+    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object.
+
+    So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        value = json.loads(content)
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character can be neither a name nor printed
     except FileNotFoundError:
         raise UserError(f"{path} is missing; {mend}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}; {mend}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {mend}")
+    if form is not None:
+        try:
+            _adapter(form).validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {mend}") from None
+    if missing := [name for name in needed if name not in value]:
+        raise UserError(f"{path} is damaged: it has no {', '.join(missing)}; {mend}")
     return value
+
+
+@functools.cache
+def _adapter(form: type) -> TypeAdapter:
+    return TypeAdapter(form)
+
+
+def read_text(path: AnyPath, mend: str) -> str:
+    """A small file in UTF-8. Raises UserError, which ends in `mend`, when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; {mend}") from None

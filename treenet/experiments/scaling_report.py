@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
 from treenet.experiments.scaling import ScalingConfig
 from treenet.inference.metrics import compare_seeds
 from treenet.inference.significance import (
@@ -22,8 +24,9 @@ from treenet.inference.significance import (
     summarize,
 )
 from treenet.inference.translate import read_references
+from treenet.training.facts import read_facts
 from treenet.training.ledger import DONE, Ledger
-from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.files import atomic_write, json_bytes, read_json, read_text
 from treeproc.settings import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
     """Everything that the done cells of the ledger say, those of earlier grids included; what scaling.json holds."""
     split = config.grid.split
     done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
+    ledger.check_labels(fraction=float, model=str, seed=int)
     cells = [_read_cell(out / "cells" / name, entry.labels, split) for name, entry in done.items()]
     references = read_references(config.data, split) if cells else []
     points = []
@@ -58,16 +62,24 @@ def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
     }
 
 
+class _Scores(TypedDict, total=False):
+    """What is read of an entry of scores.json."""
+
+    bleu: float
+    chrf: float
+    bleu_signature: str
+
+
 def _read_cell(folder: Path, labels: dict, split: str) -> dict:
     mend = "remove the folder and run the same command again"
-    facts = read_json(folder / "run.json", mend)
-    scores = read_json(folder / "scores.json", mend)
-    if split not in scores:
+    facts = read_facts(folder, mend, ("examples", "parameters"))
+    scores = read_json(folder / "scores.json", mend, dict[str, _Scores])
+    if not _Scores.__annotations__.keys() <= scores.get(split, {}).keys():
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
         )
-    kept = {name: scores[split][name] for name in ("bleu", "chrf", "bleu_signature")}
-    step = read_json(folder / "averaged" / "meta.json", mend)["step"]
+    kept = {name: scores[split][name] for name in _Scores.__annotations__}
+    step = read_json(folder / "averaged" / "meta.json", mend, needed=("step",))["step"]
     return {"cell": folder.name, **labels, "pairs": facts["examples"], "parameters": facts["parameters"], "step": step, **kept}
 
 
@@ -97,7 +109,8 @@ def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
 
 
 def _translations(folder: Path, split: str) -> list[str]:
-    return (folder / f"translations.{split}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    redo = f"run workflows/evaluate.py --out {folder} split={split}"
+    return read_text(folder / f"translations.{split}.txt", redo).split("\n")[:-1]
 
 
 def format_table(report: dict) -> str:

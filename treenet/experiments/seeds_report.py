@@ -7,15 +7,19 @@ the batch order, and its test is about training with other seeds and scoring on 
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from annotated_types import MinLen
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treenet.experiments.seeds import SeedsConfig
 from treenet.inference.significance import EXPLAIN_SEEDS, SeedTest, compare_examples, half_interval, summarize
 from treenet.training.curves import write_png
+from treenet.training.facts import read_facts
 from treenet.training.ledger import DONE, Ledger
 from treenet.training.logs import read_metrics
 from treeproc.files import atomic_write, json_bytes, read_json
@@ -39,6 +43,7 @@ TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
 def build_report(config: SeedsConfig, ledger: Ledger, out: Path) -> dict:
     """Everything that the done cells of the ledger say, those of earlier grids included; what comparison.json holds."""
     done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
+    ledger.check_labels(system=str, seed=int)
     cells = [_read_cell(out / "cells" / name, entry.labels) for name, entry in done.items()]
     systems = list(dict.fromkeys([*config.grid.systems, *(cell["system"] for cell in cells)]))
     rows = [_summarize_system(system, cells, config.grid.baseline, out) for system in systems]
@@ -50,16 +55,27 @@ def build_report(config: SeedsConfig, ledger: Ledger, out: Path) -> dict:
     }
 
 
+class _Scores(TypedDict, total=False):
+    """What is read of an entry of scores.json."""
+
+    accuracy: float
+    binary_accuracy: float
+    steps: Annotated[list[int], MinLen(1)]
+
+
 def _read_cell(folder: Path, labels: dict) -> dict:
     mend = "remove the folder and run the same command again"
-    scores, facts = read_json(folder / "scores.json", mend), read_json(folder / "run.json", mend)
+    scores = read_json(folder / "scores.json", mend, dict[str, _Scores])
+    facts = read_facts(folder, mend, ("parameters",))
     lines = read_metrics(folder)
+    if not lines or "elapsed" not in lines[-1]:
+        raise UserError(f"{folder / 'metrics.jsonl'} is damaged: it has no whole line; {mend}")
     measures = {f"{entry}.{name}": scores[entry][name] for entry, name in MEASURES if name in scores.get(entry, {})}
     return {
         "cell": folder.name,
         **labels,
         "parameters": facts["parameters"],
-        "best_step": scores["test"]["steps"][-1] if "test" in scores else None,
+        "best_step": scores["test"]["steps"][-1] if "steps" in scores.get("test", {}) else None,
         "last_step": lines[-1]["step"],
         "seconds": lines[-1]["elapsed"],
         **measures,
@@ -85,7 +101,15 @@ def _summarize_system(system: str, cells: Sequence[dict], baseline: str, out: Pa
 
 def _compare(pairs: Sequence[tuple[Path, Path]], result: str) -> SeedTest:
     """Of accuracy: baseline and system of every seed."""
-    right = np.array([[_read_right(folder / f"predictions.{result}.tsv") for folder in pair] for pair in pairs])
+    files = [[folder / f"predictions.{result}.tsv" for folder in pair] for pair in pairs]
+    read = [[_read_right(path) for path in pair] for pair in files]
+    for path, one in zip(chain(*files), chain(*read), strict=True):
+        if len(one) != len(read[0][0]):
+            raise UserError(
+                f"{path} has predictions of {len(one)} examples, but {files[0][0]} of {len(read[0][0])}; remove its folder and "
+                "run the same command again"
+            )
+    right = np.array(read)
     return compare_examples(right[:, 1].astype(float) - right[:, 0])
 
 

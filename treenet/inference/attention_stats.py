@@ -27,6 +27,7 @@ from treenet.inference.run import LoadedRun
 from treenet.inference.translate import in_order, longer_side, read_split, translate_examples
 from treenet.layers.attention import CrossAttention, KeysValues
 from treenet.models.seq2seq import Seq2Seq
+from treeproc.files import read_text
 from treeproc.schema import PAD_ID, SPLIT_WORD_PREFIX
 from treeproc.storage import AnyPath
 
@@ -185,7 +186,7 @@ def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") ->
 
 def read_labels(data: AnyPath) -> list[str]:
     """Names of node labels by id."""
-    return (data / "encoded" / "vocab" / "labels.txt").read_text(encoding="utf-8").splitlines()
+    return read_text(data / "encoded" / "vocab" / "labels.txt", "run workflows/preprocess.py again").splitlines()
 
 
 def node_heights(subtree_ends: np.ndarray) -> np.ndarray:

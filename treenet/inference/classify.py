@@ -19,6 +19,7 @@ from treenet.pairs import PairBatch, PairSource
 from treenet.plan import plan_in_order
 from treenet.training.checkpoint import META, checkpoint_folders
 from treenet.training.classification import count_right, summarize_counts
+from treenet.training.facts import read_facts
 from treenet.training.run import load_trained
 from treenet.training.tasks import build_task
 from treeproc.files import atomic_write, json_bytes, read_json
@@ -59,7 +60,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{scorer}")
     data = settings.data or config.data
     task = build_task(config.model_copy(update={"data": data}))
-    index, facts = read_index(data / "encoded"), read_json(folder / "run.json")
+    index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(

@@ -1,7 +1,6 @@
 """Parts of an output that are done, on disk until the output is whole: a command that was killed goes on after them."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from pathlib import Path
 from treenet.inference.line_translator import Translated, TranslateSettings, local_runs
 from treenet.inference.run import checkpoint_path
 from treenet.training.checkpoint import META
-from treeproc.files import atomic_write, json_bytes
+from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError
 from treeproc.storage import AnyPath
 
@@ -26,19 +25,19 @@ class PartStore:
         self._made_of = [settings.model_dump_json(exclude=_OPERATIONAL)]
         for run in local_runs(settings, runs):
             files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
-            self._made_of += [path.read_text(encoding="utf-8") if path.is_file() else "" for path in files]
+            self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]
 
     def find(self, lines: Sequence, first: int) -> Translated | None:
         """What was kept of these lines, the first of which has the 0-based number `first`."""
         path = self._path(first)
         try:
-            stored = json.loads(path.read_bytes()) if path.is_file() else {}
-        except ValueError:
+            stored = read_json(path) if path.is_file() else {}
+            if stored.pop("key", None) != self._key(lines, first):
+                return None
+            told = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
+            return Translated(**stored, **told)
+        except (UserError, KeyError, TypeError, ValueError):  # damaged: it is translated again
             return None
-        if stored.pop("key", None) != self._key(lines, first):
-            return None
-        told = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
-        return Translated(**stored, **told)
 
     def keep(self, lines: Sequence, first: int, result: Translated) -> None:
         """Keep it. Raises UserError when the disk or the store refuses."""

@@ -11,6 +11,7 @@ from torch import nn
 from treenet.config import TrainConfig
 from treenet.data import check_columns
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treenet.training.facts import read_facts
 from treenet.training.run import load_trained
 from treenet.training.tasks import build_task, workflow_of
 from treeproc.files import read_json
@@ -95,7 +96,7 @@ def load_model(
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
-    config, facts = load_settings(TrainConfig, run / "config.yaml"), read_json(run / "run.json")
+    config, facts = load_settings(TrainConfig, run / "config.yaml"), read_facts(run)
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
     folder = None if untrained else checkpoint_folder(run, checkpoint)

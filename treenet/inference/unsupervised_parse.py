@@ -28,7 +28,7 @@ from treenet.inference.brackets import (
 from treenet.inference.results import PARSE, SCORES, read_scores
 from treenet.inference.run import AVERAGED, load_model, load_processor
 from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
-from treeproc.files import atomic_write, json_bytes
+from treeproc.files import atomic_write, json_bytes, read_text
 from treeproc.forest import BINARY_PREFIX
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
@@ -281,7 +281,7 @@ def write_tree(sentence: Sentence) -> str:
 
 def _read_names(data: AnyPath, name: str) -> list[str]:
     """Names of a vocabulary by id: labels or pos_tags."""
-    return (data / "encoded" / "vocab" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    return read_text(data / "encoded" / "vocab" / f"{name}.txt", "run workflows/preprocess.py again").splitlines()
 
 
 def format_parse(name: str, scores: Mapping) -> str:

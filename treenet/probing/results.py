@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treeproc.files import read_json
 
@@ -14,10 +16,32 @@ _COLUMNS = ("embeddings", "untrained", "trained")
 _MARKERS = {"root": "s", "mean": "o", "first": "o"}
 
 
+class _Result(TypedDict):
+    states: str
+    layer: int
+    of: Literal["root", "mean", "first"]
+    test: float
+
+
+class _Task(TypedDict):
+    classes: dict[str, int]
+    examples: dict[str, int]
+    majority: float
+    results: list[_Result]
+
+
+class _Entry(TypedDict):
+    """What readers use of the probes of a checkpoint."""
+
+    settings: dict
+    data: dict[str, str]
+    tasks: dict[str, _Task]
+
+
 def read_probes(folder: Path) -> dict[str, dict]:
     """The entries of probes.json, none where there is no such file yet."""
     path = folder / PROBES
-    return read_json(path, "remove it and run the same command again") if path.exists() else {}
+    return read_json(path, "remove it and run the same command again", dict[str, _Entry]) if path.exists() else {}
 
 
 def figure_name(name: str) -> str:

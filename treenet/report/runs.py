@@ -10,10 +10,11 @@ from treenet.inference.results import PARSE, read_scores, read_system
 from treenet.inference.run import AVERAGED
 from treenet.probing.results import read_probes
 from treenet.training.checkpoint import is_whole
+from treenet.training.facts import read_facts
 from treenet.training.ledger import LEDGER, last_step
 from treenet.training.logs import read_metrics
 from treenet.training.remote_run import RunMirror
-from treeproc.files import read_json
+from treeproc.files import read_json, read_text
 from treeproc.settings import UserError, read_yaml
 from treeproc.shards import read_index
 from treeproc.storage import AnyPath, as_path
@@ -97,7 +98,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def _read_config(path: Path) -> dict:
-    config = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    config = read_yaml(read_text(path, "restore it"), str(path))
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
         raise UserError(f"{path} is not the configuration of a run: it must name data and model")
     return config
@@ -119,7 +120,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         folder=folder,
         given=given,
         config=config,
-        facts=read_json(folder / "run.json", "run the workflows/train_wmt.py command of the run again"),
+        facts=read_facts(folder, "run the workflows/train_wmt.py command of the run again"),
         metrics=read_metrics(folder),
         scores=scores,
         translations=dict(_translations(folder, scores)),

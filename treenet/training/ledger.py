@@ -8,10 +8,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal, Required
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treenet.config import TrainConfig
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.training.run import OPERATIONAL
+from treeproc.errors import shown
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError, build_settings, differences
 from treeproc.storage import inside
@@ -59,6 +64,26 @@ class Entry:
     error: str = ""
 
 
+class _EntryForm(TypedDict, total=False):
+    """What `Entry` has, as JSON."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    labels: Required[dict[str, str | float | int]]
+    settings: Required[dict]
+    data_fingerprint: Required[str]
+    status: Literal["waiting", "running", "interrupted", "failed", "done"]
+    starts: int
+    start_step: int
+    seconds: float
+    result: dict[str, float | None]
+    error: str
+
+
+class _LedgerForm(TypedDict):
+    cells: dict[str, _EntryForm]
+
+
 def last_step(run_dir: Path) -> int:
     """Step of the latest checkpoint, whole or not; 0 without one."""
     folders = checkpoint_folders(run_dir)
@@ -81,11 +106,8 @@ class Ledger:
         if not path.exists():
             return cls(path, {})
         mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
-        cells = read_json(path, mend).get("cells")
-        try:
-            return cls(path, {inside(folder / "cells", name).name: Entry(**facts) for name, facts in cells.items()})
-        except (AttributeError, TypeError):
-            raise UserError(f"{path} is not a ledger of runs; {mend}") from None
+        cells = read_json(path, mend, _LedgerForm)["cells"]
+        return cls(path, {inside(folder / "cells", name).name: Entry(**facts) for name, facts in cells.items()})
 
     @classmethod
     def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
@@ -136,6 +158,14 @@ class Ledger:
         entry.status, entry.result, entry.error = result.status, result.result, result.error
         entry.seconds += result.seconds
         self._write()
+
+    def check_labels(self, **kinds: type) -> None:
+        """Raises UserError for an entry whose labels are not of these names and types."""
+        for name, entry in self.entries.items():
+            for label, kind in kinds.items():
+                value = entry.labels.get(label)
+                if not isinstance(value, (kind, int) if kind is float else kind):
+                    raise UserError(f"{self._path} is damaged: {name}: label {label} is {shown(value)}; restore it")
 
     def counts(self) -> str:
         """Cells by status, as a person reads them."""

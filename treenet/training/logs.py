@@ -20,10 +20,21 @@ def read_metrics(run_dir: Path) -> list[dict]:
     lines = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
-            lines.append(json.loads(line))
-        except ValueError:  # a power cut leaves zeros
+            values = json.loads(line)
+        except (ValueError, RecursionError):  # a power cut leaves zeros
             break
+        if not _is_metrics(values):
+            break
+        lines.append(values)
     return lines
+
+
+def _is_metrics(values: object) -> bool:
+    """Whether a line is one that `MetricLog` writes: an event at a step, and numbers."""
+    if not isinstance(values, dict) or not isinstance(values.get("event"), str) or type(values.get("step")) is not int:
+        return False
+    numbers = (value for name, value in values.items() if name != "event")
+    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in numbers)
 
 
 def best_validation(lines: Iterable[dict], criterion: Callable[[dict], float] = itemgetter("nll")) -> dict | None:

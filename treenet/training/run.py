@@ -16,6 +16,7 @@ from treenet.plan import BatchPlan
 from treenet.training.averaging import average_checkpoints
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, load_weights
 from treenet.training.curves import CURVES, plot_curves
+from treenet.training.facts import read_facts
 from treenet.training.logs import best_validation, read_metrics
 from treenet.training.loop import Outcome, finished_outcome, train
 from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
@@ -222,7 +223,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
     changed = [line for line in differences(old, new) if not line.startswith(OPERATIONAL_KEYS)]
-    before = read_json(run_dir / "run.json", "restore it, or use another --out").get("data_fingerprint")
+    before = read_facts(run_dir).get("data_fingerprint")
     if before != facts["data_fingerprint"]:
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
     if changed:

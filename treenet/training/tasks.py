@@ -28,11 +28,13 @@ from treenet.training.memory import check_fits
 from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
+from treeproc.files import read_text
 from treeproc.forest import BINARY_PREFIX
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
 from treeproc.settings import UserError, load_settings
 from treeproc.storage import AnyPath
 
+_AGAIN = "run workflows/preprocess.py again"
 PARSED_TREES = "parsed"  # tree.tree_source of data sets whose trees are no control
 
 
@@ -89,7 +91,7 @@ class Task(ABC):
         sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
         vocab = self.config.data / "encoded" / "vocab"
         files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
-        return sizes | {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items() if path.exists()}
+        return sizes | {name: len(read_text(path, _AGAIN).splitlines()) for name, path in files.items() if path.exists()}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         """The metrics of a validation over so many targets."""
@@ -314,7 +316,7 @@ def check_no_control(data: AnyPath, index: Mapping, reads: Reads, name: str) -> 
 
 def _says_anything(data: AnyPath, vocabulary: str) -> bool:
     """Whether tags or labels tell apart: two of them at least, beside the unknown and those of split words and of binarising."""
-    names = (data / "encoded" / "vocab" / f"{vocabulary}.txt").read_text(encoding="utf-8").splitlines()
+    names = read_text(data / "encoded" / "vocab" / f"{vocabulary}.txt", _AGAIN).splitlines()
     told = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
     return len(told - {UNKNOWN_LABEL, UNANALYSED}) > 1
 

@@ -51,7 +51,9 @@ class ModelFiles:
 
     def read(self) -> dict[str, Path]:
         """All files that are read, by name."""
-        return self.files if self.origin == "installed" else {**self.files, "vectors": self.folder / VECTORS}
+        if self.origin == "installed" or "constituency" not in self.files:
+            return self.files
+        return {**self.files, "vectors": self.folder / VECTORS}
 
     def describe(self) -> dict:
         """What the index and the fingerprint say of the parser: names and hashes, no paths.
