@@ -1,22 +1,33 @@
-"""Fuzz the readers of trees and treebanks: a row or a one-line UserError with file and line, nothing else, and never a hang.
+"""Fuzz readers and whole commands: a result or a one-line error, nothing else, never a hang.
 
-    python benchmarks/fuzz_inputs.py [--examples 100000] [--kinds brackets conllu sentiment sgml] [--seed 1]
+    python benchmarks/fuzz_inputs.py [--examples 100000] [--commands 150] [--processes 3] [--seed 1]
+    python benchmarks/fuzz_inputs.py --quick                                     under 50 seconds
+    python benchmarks/fuzz_inputs.py --kinds "run folders" --keep FOLDER         keeps what broke a rule, to look at it
 
-Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments and SGML fragments each: one draw
-a text, because drawing every part of it takes longer than all readers together.
-One line of JSON a kind: examples, how many differ, how many gave rows, nothing or a refusal, seconds, and the slowest.
+Readers of trees and treebanks: Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments
+and SGML fragments each (one draw a text, because drawing every part of it takes longer than all readers together); a reader
+gives rows, or one line with file and line.
+
+Whole commands: `--commands` of every kind of damage (fuzz_cases.py) in forks of one process, and `--processes` more as users
+start them. They end with a result or one line of at most 500 characters within 60 seconds, and write nowhere else. What
+breaks a rule is told on standard error. Status 1 if anything does.
 """
 
 import argparse
 import json
 import re
 import signal
+import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 
+from fuzz_cases import KINDS as DAMAGES
+from fuzz_commands import Outcome, describe_fault, fuzz_commands, summarize
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -182,14 +193,45 @@ def _too_slow(*_: object) -> None:
     raise AssertionError(f"a reader took more than {LIMIT_SECONDS} s of CPU time")
 
 
+def fuzz_readers(kinds: Sequence[str], examples: int, first_seed: int) -> None:
+    for kind in kinds:
+        for metric, value in fuzz(kind, examples, first_seed).items():
+            if metric != "kind":
+                print(json.dumps({"benchmark": "fuzz", "case": kind, "metric": metric, "value": value}), flush=True)
+
+
+def fuzz_whole_commands(counts: dict[str, int], processes: int, first_seed: int, keep: Path | None) -> bool:
+    """Print the figures of every kind of damage. Returns whether all rules were kept."""
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
+        world, scratch = Path(name) / "world", keep or Path(name) / "cases"
+        for number, as_process in ((counts, False), (dict.fromkeys(counts, processes), True)):
+            shift = 500_000 * as_process  # other cases than those in forks
+            cases = fuzz_commands(number, world, scratch, seed=first_seed, shift=shift, keep=bool(keep), as_process=as_process)
+            for outcome in cases:
+                outcomes.append(outcome)
+                if outcome.faults:
+                    print(describe_fault(outcome), file=sys.stderr, flush=True)
+    for figure in summarize(outcomes):
+        print(json.dumps(figure), flush=True)
+    return not any(outcome.faults for outcome in outcomes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=100_000, help="examples of each kind")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--examples", type=int, default=100_000, help="texts of each kind for readers")
+    parser.add_argument("--commands", type=int, default=150, help="commands of each kind of damage")
+    parser.add_argument("--processes", type=int, default=3, help="further ones of each kind, in processes of their own")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *DAMAGES], default=[*KINDS, *DAMAGES])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="an empty folder for the cases that broke a rule")
+    parser.add_argument("--quick", action="store_true", help="500 texts, two commands of each kind")
     args = parser.parse_args()
-    for kind in args.kinds:
-        print(json.dumps(fuzz(kind, args.examples, args.seed)), flush=True)
+    if args.quick:
+        args.examples, args.commands, args.processes = 500, 2, 0
+    fuzz_readers([kind for kind in args.kinds if kind in KINDS], args.examples, args.seed)
+    if damages := {kind: args.commands for kind in args.kinds if kind in DAMAGES}:
+        sys.exit(not fuzz_whole_commands(damages, args.processes, args.seed, args.keep))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Readers on garbage: rows or a one-line error with file and line. The long run is benchmarks/fuzz_inputs.py."""
+"""Readers and settings on garbage: a result or a one-line error. The long run is benchmarks/fuzz_inputs.py."""
 
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from treeproc.settings import UserError
+from treeproc.settings import UserError, load_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import fuzz_inputs
+from fuzz_cases import Case, settings_class
+from fuzz_commands import everything, judge
+from fuzz_mutations import damage_file, misspelt, override, yaml_text
+from fuzz_world import configurations
 
 
 @pytest.mark.parametrize("kind", fuzz_inputs.KINDS)
@@ -20,7 +25,58 @@ def test_readers_on_garbage(kind):
 @pytest.mark.parametrize("message", ["a problem", "fuzz, line 3: two\nlines"])
 def test_the_fuzzer_takes_no_other_message(message):
     def refuse():
-        raise UserError(message)
+        error = UserError("")
+        error.args = (message,)  # as it comes: UserError itself makes one line of it
+        raise error
 
     with pytest.raises(AssertionError, match="not a one-line message"):
         fuzz_inputs.read_or_refuse(refuse)
+
+
+@pytest.mark.parametrize("workflow", ["preprocess", "train_wmt", "train_parser", "translate", "scaling"])
+def test_settings_on_garbage(workflow, tmp_path):
+    cls, values = settings_class(workflow), configurations(tmp_path / "inputs", tmp_path)[workflow]
+    refused = 0
+    for seed in range(60):
+        random = Random(f"{seed} {workflow}")
+        overrides = [override(random, cls) if seed % 2 else misspelt(random, cls)] if seed % 3 else []
+        (tmp_path / "config.yaml").write_bytes(yaml_text(random, cls, values))
+        try:
+            load_settings(cls, tmp_path / "config.yaml", overrides)
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error) and len(f"error: {error}") <= 500
+    assert 20 < refused < 60
+
+
+@pytest.mark.parametrize("name", ["run.json", "metrics.jsonl", "config.yaml", "train.mrg", "model.pt"])
+def test_a_case_is_the_same_whenever_it_is_asked_for(tmp_path, name):
+    found = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        folder.mkdir()
+        (folder / name).write_text('{"step": 1, "files": {"a": [1, 2]}}')
+        done = damage_file(Random(name), folder / name)
+        found.append((done, [(path.name, path.is_file() and path.read_bytes()) for path in folder.iterdir()]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "errors", "faults"),
+    [
+        (0, 1, "warning: x\ntrain: 1/2 steps\n", []),
+        (2, 1, "train: 1/2 steps\nerror: x\n", []),
+        (2, 1, "error: x\nand more\n", ["not one line"]),
+        (2, 1, "", ["not one line"]),
+        (2, 1, f"error: {'x' * 500}\n", ["long line"]),
+        (1, 1, "Traceback (most recent call last)\n", ["traceback", "other status"]),
+        (-1, 61, "", ["late"]),
+        (-11, 1, "", ["other status"]),
+    ],
+)
+def test_the_rules_for_commands(tmp_path, status, seconds, errors, faults):
+    case = Case("settings", "evaluate", [], tmp_path, [tmp_path / "out"], "")
+    before = everything(tmp_path, case.may_change())
+    (tmp_path / "out").mkdir()
+    assert judge(case, status, seconds, errors, "", before) == faults
+    (tmp_path / "other").touch()
+    assert "written elsewhere" in judge(case, status, seconds, errors, "", before)

@@ -1,0 +1,241 @@
+"""Whole commands on damaged settings, files, models, data sets and run folders, each in a process of its own.
+
+A server that has imported PyTorch and the workflows forks a child for every command, so that one costs tenths of a second.
+The child has a folder with copies of what it damages, a limit of time and of memory, and no terminal.
+"""
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz_cases import Case, make_case
+from fuzz_world import MODULES, REPOSITORY, build_world, main_of
+
+from treeproc.settings import run_cli
+
+LIMIT_S = 60
+MEMORY = 12 << 30
+MOST_CHARACTERS = 500
+FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere", "other status")
+# What a command may end with: done; cells of a study that failed (1); refused.
+STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
+# What a command says on standard error beside the line of its refusal: progress, warnings, and what it is about to do.
+_NOTE = re.compile(
+    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
+    r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished before|start)|[\d,]+ of [\d,]+ |"
+    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; it is made again|\S+ (on|of) |[\w ]+, \d+ s$"
+)
+
+
+@dataclass
+class Outcome:
+    case: Case
+    status: int  # -1 where it was stopped for its time
+    seconds: float
+    errors: str
+    faults: list[str]
+
+
+def everything(folder: Path, but: Sequence[Path]) -> dict[str, tuple]:
+    """What lies below a folder, without what may be written."""
+    found = {}
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if Path(root) / name not in but]
+        for name in [*folders, *files]:
+            path = Path(root) / name
+            if path not in but:
+                state = path.lstat()
+                is_folder = path.is_dir() and not path.is_symlink()
+                found[str(path)] = (state.st_mode, 0 if is_folder else state.st_size, 0 if is_folder else state.st_mtime_ns)
+    return found
+
+
+def _child(case: Case, outputs: tuple[Path, Path]) -> None:
+    """Run the command in this process, which ends with its status."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number, path in ((1, outputs[0]), (2, outputs[1])):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(_environment(case))
+    os.chdir(case.folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    status = 0
+    sys.argv = [case.workflow, *case.argv]
+    try:
+        run_cli(main_of(case.workflow))
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
+def _environment(case: Case) -> dict[str, str]:
+    places = {"TMPDIR": "tmp", "HOME": "home", "TREE_ATTENTION_CACHE": "cache", "MPLCONFIGDIR": "home"}
+    return {name: str(case.folder / place) for name, place in places.items()} | {"RAY_ADDRESS": "local"}
+
+
+def judge(case: Case, status: int, seconds: float, errors: str, output: str, before: dict) -> list[str]:
+    """The rules that a command broke."""
+    faults = []
+    if "Traceback (most recent call last)" in errors + output:
+        faults.append("traceback")
+    if status == -1 or seconds > LIMIT_S:
+        faults.append("late")
+    elif status not in STATUSES.get(case.workflow, (0, 2)):
+        faults.append("other status")
+    lines = [line for line in re.split(r"[\n\r]", errors) if line.strip()]
+    if any(len(line) > MOST_CHARACTERS for line in [*lines, *(output.split("\n") if status == 2 else [])]):
+        faults.append("long line")
+    if status == 2 and "traceback" not in faults:
+        told = [line for line in lines if line.startswith("error: ")]
+        others = [line for line in lines if not line.startswith("error: ") and not _NOTE.match(line)]
+        if others or (len(told) != 1 and case.workflow != "verify") or (told and lines[-1] != told[-1]):
+            faults.append("not one line")
+    if everything(case.folder, case.may_change()) != before:
+        faults.append("written elsewhere")
+    return faults
+
+
+class Pool:
+    """Children that run at the same time, and what became of them."""
+
+    def __init__(self, width: int, keep: bool = False):
+        self._width, self._keep = width, keep
+        self._running: dict[int, tuple[Case, float, dict]] = {}
+
+    def run(self, cases: Iterator[Case], as_process: bool = False) -> Iterator[Outcome]:
+        for case in cases:
+            while len(self._running) >= self._width:
+                yield from self._wait()
+            self._start(case, as_process)
+        while self._running:
+            yield from self._wait()
+
+    def _start(self, case: Case, as_process: bool) -> None:
+        before = everything(case.folder, case.may_change())
+        outputs = case.folder / "stdout", case.folder / "stderr"
+        if as_process:
+            module = MODULES[case.workflow]
+            start = ["-m", module] if "." in module else [str(REPOSITORY / "workflows" / f"{case.workflow}.py")]
+            argv = [arg.encode("utf-8", "surrogateescape").replace(b"\0", b"?") for arg in case.argv]
+            environment = {**os.environ, **_environment(case)}
+            with open(outputs[0], "wb") as out, open(outputs[1], "wb") as errors:
+                pid = subprocess.Popen(
+                    [sys.executable, *start, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=errors, cwd=case.folder,
+                    env=environment, start_new_session=True,
+                ).pid  # fmt: skip
+        else:
+            sys.stdout.flush()
+            pid = os.fork()
+            if pid == 0:
+                _child(case, outputs)
+        self._running[pid] = case, time.monotonic(), before
+
+    def _wait(self) -> Iterator[Outcome]:
+        time.sleep(0.01)
+        for pid, (case, started, before) in list(self._running.items()):
+            seconds = time.monotonic() - started
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if not done and seconds <= LIMIT_S:
+                continue
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # also what it started and left
+            if not done:
+                os.waitpid(pid, 0)
+                status = None
+            del self._running[pid]
+            code = -1 if status is None else os.waitstatus_to_exitcode(status)
+            errors, output = ((case.folder / name).read_bytes().decode(errors="replace") for name in ("stderr", "stdout"))
+            faults = judge(case, code, seconds, errors, output, before)
+            if not faults or not self._keep:
+                shutil.rmtree(case.folder, ignore_errors=True)
+            yield Outcome(case, code, seconds, errors, faults)
+
+
+def in_child(function, *arguments) -> None:
+    """Call a function in a fork, so that this process stays one that has done nothing. Raises RuntimeError when it fails."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            function(*arguments)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(pid, 0)[1]:
+        raise RuntimeError(f"{function.__name__} failed")
+
+
+def loadeverything() -> None:
+    """What commands import, once for all of them."""
+    import safetensors.torch  # noqa: F401
+    import sentencepiece  # noqa: F401
+    import stanza.pipeline.core  # noqa: F401
+    import torch
+
+    torch.set_num_threads(1)
+    for name in MODULES:
+        main_of(name)
+
+
+def fuzz_commands(
+    counts: dict[str, int],
+    world: Path,
+    scratch: Path,
+    *,
+    seed: int = 1,
+    shift: int = 0,
+    keep: bool = False,
+    as_process: bool = False,
+) -> Iterator[Outcome]:
+    """So many cases of every kind. `world` is made where it is not there yet; `keep` leaves the folders of faults."""
+    loadeverything()
+    if not (world / "done.json").exists():
+        world.mkdir(parents=True, exist_ok=True)
+        in_child(build_world, world)
+    numbers = ((kind, seed * 1_000_000 + shift + number) for kind, count in counts.items() for number in range(count))
+    cases = (make_case(number, kind, world, scratch) for kind, number in numbers)
+    yield from Pool(os.cpu_count() or 1, keep).run(cases, as_process)
+
+
+def summarize(outcomes: Sequence[Outcome]) -> Iterator[dict]:
+    """The figures of every kind, as JSON lines have them."""
+    for kind in dict.fromkeys(outcome.case.kind for outcome in outcomes):
+        own = [outcome for outcome in outcomes if outcome.case.kind == kind]
+        figures = {
+            "inputs": len(own),
+            "refused": sum(outcome.status == 2 for outcome in own),
+            "done": sum(outcome.status == 0 for outcome in own),
+            **{name: sum(name in outcome.faults for outcome in own) for name in FAULTS},
+            "slowest_s": round(max(outcome.seconds for outcome in own), 1),
+        }
+        for metric, value in figures.items():
+            yield {"benchmark": "fuzz", "case": kind, "metric": metric, "value": value}
+
+
+def describe_fault(outcome: Outcome) -> str:
+    """One fault, as a person looks into it."""
+    case = outcome.case
+    return json.dumps(
+        {"faults": outcome.faults, "case": case.folder.name, "workflow": case.workflow, "damage": case.damage[:200],
+         "status": outcome.status, "seconds": round(outcome.seconds, 1), "stderr": outcome.errors[-700:]}
+    )  # fmt: skip

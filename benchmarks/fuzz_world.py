@@ -1,0 +1,152 @@
+"""What commands are fuzzed on: small data sets, runs, studies and parser models, made by the workflows themselves."""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from random import Random
+
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "workflows"))
+
+WORKFLOWS = (
+    "preprocess", "train_wmt", "train_classifier", "train_lm", "train_parser", "evaluate", "translate", "probe", "report",
+    "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse",
+)  # fmt: skip
+MODULES = {**{name: name for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
+
+_WORDS = ["the", "old", "man", "saw", "a", "dog", "in", "park", "she", "likes", "cats", "and", "birds", "today", "very", "much"]
+TINY = {
+    "model": {"d_model": 16, "d_ff": 16, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 1},
+    "batch": {"max_tokens": 128},
+    "optimizer": {"warmup_steps": 2},
+    "max_steps": 4,
+    "validate_every": 2,
+    "checkpoint_every": 2,
+    "log_every": 1,
+    "workers": 0,
+}
+
+
+def main_of(name: str) -> Callable[[Sequence[str]], None]:
+    """`main(argv)` of a workflow, or of a module that is a command."""
+    return import_module(MODULES[name]).main
+
+
+def _tree(random: Random, words: list[str]) -> str:
+    if len(words) == 1:
+        return f"({random.choice(['DT', 'NN', 'VBD'])} {words[0]})"
+    middle = random.randrange(1, len(words))
+    return f"({random.choice(['S', 'NP', 'VP'])} {_tree(random, words[:middle])} {_tree(random, words[middle:])})"
+
+
+def _sentiment(random: Random, words: list[str]) -> str:
+    if len(words) == 1:
+        return f"({random.randrange(5)} {words[0]})"
+    middle = random.randrange(1, len(words))
+    return f"({random.randrange(5)} {_sentiment(random, words[:middle])} {_sentiment(random, words[middle:])})"
+
+
+def _conllu(random: Random, words: list[str]) -> str:
+    rows = [f"{i}\t{word}\t_\tNOUN\tNN\t_\t{random.randrange(i)}\tdep\t_\t_" for i, word in enumerate(words, start=1)]
+    return "\n".join(rows) + "\n"
+
+
+def _write_inputs(folder: Path) -> None:
+    random = Random(1)
+    folder.mkdir()
+    for split, count in (("train", 60), ("valid", 12), ("test", 12)):
+        lines = [random.choices(_WORDS, k=random.randint(2, 7)) for _ in range(count)]
+        contents = {
+            "mrg": [f"(ROOT {_tree(random, words)})" for words in lines],
+            "de": [" ".join(reversed(words)) for words in lines],
+            "en": [" ".join(words) for words in lines],
+            "sst": [_sentiment(random, words) for words in lines],
+            "conllu": [_conllu(random, words) for words in lines],
+        }
+        for end, texts in contents.items():
+            (folder / f"{split}.{end}").write_text("".join(f"{text}\n" for text in texts))
+
+
+def configurations(inputs: Path, world: Path) -> dict[str, dict]:
+    """A valid configuration for every workflow, with paths below the folders of inputs and of what was made before."""
+    subwords, tree = {"vocab_size": 290}, {"tree_source": "parsed"}
+    splits = {s: {"source": [str(inputs / f"{s}.mrg")], "target": [str(inputs / f"{s}.de")]} for s in ("train", "valid", "test")}
+    classes = {split: {"source": [str(inputs / f"{split}.sst")]} for split in ("train", "valid", "test")}
+    filters = {"drop_duplicates": False, "drop_overlap": "none"}
+    data = {
+        "format": "brackets",
+        "parser": {"name": "given"},
+        "splits": splits,
+        "subwords": subwords,
+        "tree": tree,
+        "filters": filters,
+        "rows_per_shard": 30,
+        "workers": 0,
+    }
+    fit = {"epochs": 1, "evaluations": 1}
+    treebank = {"conllu": {"train": [str(inputs / "train.conllu")], "valid": [str(inputs / "valid.conllu")]}}
+    lm = {"model": {**TINY["model"], "name": "constituent_transformer"}, "task": "masked_lm"}
+    classification = {"task": "classification", "data": str(world / "classes")}
+    pairs = {"data": str(world / "pairs")}
+    return {
+        "preprocess": data,
+        "preprocess_classes": {**data, "format": "sst", "splits": classes},
+        "train_wmt": {**TINY, **pairs},
+        "train_classifier": {**TINY, **classification},
+        "train_lm": {**TINY, **lm, **pairs},
+        "scaling": {**TINY, **pairs, "max_steps": 2, "grid": {"fractions": [0.5, 1.0], "seeds": [1], "bootstrap_samples": 20}},
+        "compare_seeds": {**TINY, **classification, "max_steps": 2, "grid": {"seeds": [1]}},
+        "train_parser": {
+            "language": "xx",
+            "treebanks": {"toy": treebank},
+            "models": ["tokenizer", "pos"],
+            "tokenizer": {"hidden_dim": 8, "emb_dim": 8, "fit": fit},
+            "pos": {"hidden_dim": 8, "char_hidden_dim": 8, "word_emb_dim": 8, "fit": fit},
+        },
+        "evaluate": {"target_language": "de", "decoding": {"beam_size": 2}},
+        "translate": {"input": str(inputs / "test.en"), "trees": str(inputs / "test.mrg"), "decoding": {"beam_size": 2}},
+        "probe": {"train_sentences": 30, "max_iterations": 3, "l2": [0.1]},
+        "report": {"runs": [str(world / "run")], "sentences": 1, "bootstrap_samples": 20},
+        "average_checkpoints": {"last": 1},
+        "unsupervised_parse": {"parsing": {"min_layer": 0}},
+    }
+
+
+def build_world(folder: Path) -> None:
+    """inputs, data sets `pairs` and `classes`, runs `run`, `classifier` and `lm`, `study`, `seeds` and parser models."""
+    _write_inputs(folder / "inputs")
+    configs = configurations(folder / "inputs", folder)
+    made = {
+        "pairs": ("preprocess", "preprocess", []),
+        "classes": ("preprocess", "preprocess_classes", []),
+        "run": ("train_wmt", "train_wmt", []),
+        "classifier": ("train_classifier", "train_classifier", []),
+        "lm": ("train_lm", "train_lm", []),
+        "study": ("scaling", "scaling", []),
+        "seeds": ("compare_seeds", "compare_seeds", []),
+        "parser": ("train_parser", "train_parser", []),
+    }
+    for name, (workflow, config, more) in made.items():
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(configs[config]))
+        _call(workflow, ["--config", str(path), "--out", str(folder / name), *more])
+    _call("evaluate", ["--out", str(folder / "run"), "target_language=de", "decoding.beam_size=2"])
+    _call("probe", ["--out", str(folder / "run"), "train_sentences=30", "max_iterations=3", "l2=[0.1]"])
+    _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
+    _call("unsupervised_parse", ["--out", str(folder / "lm"), "parsing.min_layer=0"])
+    (folder / "done.json").write_text(json.dumps(sorted(path.name for path in folder.iterdir())))
+
+
+def _call(workflow: str, argv: list[str]) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main_of(workflow)(argv)
+        except SystemExit as end:
+            if end.code:
+                raise RuntimeError(f"{workflow} {' '.join(argv)} ended with {end.code}") from None
