@@ -112,6 +112,8 @@ def test_control_trees_of_new_test_splits(data, new):
     settings = {"parsed": new, "vocab_from": data, "tree": {"tree_source": "random"}, "workers": 0}
     index = preprocess(PreprocessConfig.model_validate(settings), data.parent / "random")
     assert index["tree_source"] == "random" and index["vocab_fingerprint"] == read_index(data / "encoded")["vocab_fingerprint"]
+    again = load_settings(PreprocessConfig, data.parent / "random" / "config.yaml", ["workers=0"])
+    assert preprocess(again, data.parent / "random") == index
     with pytest.raises(UserError, match=r"has no train split to learn a vocabulary from; give vocab_from=DATA"):
         preprocess(PreprocessConfig.model_validate({"parsed": new}), data.parent / "none")
     assert not (data.parent / "none").exists()

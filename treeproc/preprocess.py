@@ -143,8 +143,11 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    if borrowed := config.model_fields_set - {"parsed", "vocab_from", "subwords", "tree", "workers"}:
-        raise UserError(f"{', '.join(sorted(borrowed))}: cannot be set together with parsed, whose data set has its own")
+    own = {"parsed", "vocab_from", "subwords", "tree", "workers"}
+    fields = PreprocessConfig.model_fields
+    # The config.yaml of such a data set holds all settings, the others as they are by default.
+    if borrowed := sorted(name for name in config.model_fields_set - own if getattr(config, name) != fields[name].default):
+        raise UserError(f"{', '.join(borrowed)}: cannot be set together with parsed, whose data set has its own")
     base = config.parsed.absolute()
     if base == out:
         raise UserError(f"parsed: {config.parsed} must be another folder than --out")
