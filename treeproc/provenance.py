@@ -33,7 +33,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CPU_OF_PROCESS = "the command's process and its children that ended"
 _CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers but those that were lost"
 
-_Text = Annotated[str, StringConstraints(max_length=300)]
+# The file may come from anywhere, and what it says is printed: nothing long, and nothing that moves a terminal's cursor.
+_Text = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 _Facts = dict[_Text, _Text | bool | int | None]
 _Seconds = Annotated[float, Field(ge=0, le=1e10)]
 
@@ -154,7 +155,7 @@ def _processor() -> dict[str, str | int | None]:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return {"processor": name[:300], "cores": os.cpu_count()}
+    return {"processor": "".join(filter(str.isprintable, name))[:300], "cores": os.cpu_count()}
 
 
 def packages() -> dict[str, str | None]:
@@ -178,6 +179,8 @@ def read_sessions(folder: AnyPath) -> list[Session]:
 
 def _read(path: AnyPath) -> list[Session]:
     """Raises OSError, ValueError or RecursionError when it is missing or damaged."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a file")
     return _File.model_validate(json.loads(path.read_bytes())).sessions
 
 
