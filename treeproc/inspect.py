@@ -11,7 +11,7 @@ import numpy as np
 
 from treeproc.checks import node_depths
 from treeproc.drawing import draw_row
-from treeproc.errors import UserError
+from treeproc.errors import UserError, printable
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
 from treeproc.report import parse_statuses
@@ -197,10 +197,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
     args = parser.parse_args(argv)
     if args.example is not None:
-        print(draw_example(args.data, args.split, args.example))
+        print(printable(draw_example(args.data, args.split, args.example)))
         return
     text, figures = describe(args.data)
-    print(text)
+    print(printable(text))
     if args.plot:
         plot(figures, args.plot)
         print(f"histograms: {args.plot}")

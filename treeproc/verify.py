@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.errors import printable
 from treeproc.files import file_sha256, file_size
 from treeproc.progress import Progress
 from treeproc.schema import ROWS_PER_RECORD_BATCH
@@ -244,7 +245,7 @@ def main(argv: Sequence[str]) -> None:
     data = parser.parse_args(argv).data
     report = verify(data)
     for problem in report.problems:
-        print(problem)
+        print(printable(str(problem)))
     print(advice(report, data))
     if report.problems:
         sys.exit(2)
