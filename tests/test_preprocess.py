@@ -18,7 +18,7 @@ from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.files import locked
-from treeproc.inspect import describe, draw_example
+from treeproc.inspect import describe, draw_line
 from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.provenance import PROVENANCE, read_sessions
@@ -325,7 +325,7 @@ def test_separate_vocabularies_and_lower_case(data):
     for i, row in encoded.items():
         assert source.decode([row["leaves"]["piece"]]) == [lines[i]["source"].lower()]
         assert target.decode([row["tgt_pieces"]]) == [lines[i]["target"].lower()]
-    drawn = draw_example(out, "train", 0)
+    drawn = draw_line(out, "train", 1)
     assert f"source: {lines[0]['source'].lower()}\n" in drawn
     assert drawn.partition("target: ")[2].replace(" ", "").replace("▁", " ").strip() == lines[0]["target"].lower()
     with pytest.raises(UserError, match="has a vocabulary for each side"):

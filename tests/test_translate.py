@@ -129,13 +129,13 @@ def test_a_line_at_which_the_parser_fails_stands_alone(translate, lines, tmp_pat
 
     def fail(self, chosen, given=None):
         if lines[4] in chosen:
-            raise ValueError("example 4 has trees over another number of words than it has")
+            raise ValueError("line 5 has trees over another number of words than it has")
         return parse(self, chosen, given)
 
     monkeypatch.setattr(LineEncoder, "parse", fail)
     found, errors = translate(f"input={source}")
     assert found == [*expected[:4], "", *expected[5:]]
-    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: example 4 has trees over another number")
+    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: line 5 has trees over another number")
 
 
 def test_formats(translate, lines, tmp_path):

@@ -219,21 +219,29 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
         did = ", ".join(f"{name} {count:,}" for name, count in session.did.items())
         began = session.started.replace("T", " ").replace("Z", " UTC")
         lines.append(f"{began}, {session.command} ({did}): {session.outcome} after {', '.join(times) or 'an unknown time'}")
-        made_by = [f"  {_describe_software(session)}", f"  {_describe_machines(session)}"]
+        made_by = [
+            f"  {describe_software(session.software)}; {describe_packages(session.packages)}",
+            f"  {describe_machines(session)}",
+        ]
         lines += ["  with the same software and machine"] if made_by == before else made_by
         before = made_by
     return lines
 
 
-def _describe_software(session: Session) -> str:
-    own = session.software
+def describe_software(own: _Facts) -> str:
+    """What `software` found, for a person."""
     changed = " with changes" if own.get("clean") is False else ""
     commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
-    others = ", ".join(f"{name} {number or 'missing'}" for name, number in session.packages.items())
-    return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit}); {others}"
+    return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
 
 
-def _describe_machines(session: Session) -> str:
+def describe_packages(found: _Facts) -> str:
+    """What `packages` found, for a person."""
+    return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
+
+
+def describe_machines(session: Session) -> str:
+    """The kind of machine of the command, and those of Ray's workers where they are others."""
     workers = [machine for machine in session.workers if machine != session.machine]
     return _describe_machine(session.machine) + "".join(f"; workers on {_describe_machine(machine)}" for machine in workers)
 

@@ -32,7 +32,10 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """`row` counts within the shard. `mendable`: the job writes the file anew when it runs again."""
+    """`row` counts within the shard, from 0; messages count rows and lines from 1.
+
+    `mendable`: the job writes the file anew when it runs again.
+    """
 
     path: AnyPath
     what: str
@@ -41,7 +44,7 @@ class Problem:
     mendable: bool = True
 
     def __str__(self) -> str:
-        where = "" if self.row is None else f", row {self.row}, example {self.example_id}"
+        where = "" if self.row is None else f", row {self.row + 1}, line {self.example_id + 1}"
         return f"{self.path}{where}: {self.what}"
 
 

@@ -167,6 +167,11 @@ class Ledger:
                 if not isinstance(value, (kind, int) if kind is float else kind):
                     raise UserError(f"{self._path} is damaged: {name}: label {label} is {shown(value)}; restore it")
 
+    def reopen(self, cell: Cell) -> None:
+        """A cell that is done runs again."""
+        self.entries[cell.name].status = INTERRUPTED
+        self._write()
+
     def counts(self) -> str:
         """Cells by status, as a person reads them."""
         counts = Counter(entry.status for entry in self.entries.values())
