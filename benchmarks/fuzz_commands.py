@@ -187,7 +187,7 @@ def in_child(function, *arguments) -> None:
         raise RuntimeError(f"{function.__name__} failed")
 
 
-def loadeverything() -> None:
+def load_everything() -> None:
     """What commands import, once for all of them."""
     import safetensors.torch  # noqa: F401
     import sentencepiece  # noqa: F401
