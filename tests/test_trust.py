@@ -553,6 +553,17 @@ def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatc
         LineEncoder(data)
 
 
+def test_settings_that_are_borrowed_name_no_server(job, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(job, data)
+    text = (data / "config.yaml").read_text()
+    text = text.replace("name: words", "name: corenlp").replace("http://localhost:9000", "http://elsewhere.example:9000")
+    (data / "config.yaml").write_text(text)
+    files = {"source": [data / "x"], "target": [data / "y"]}
+    config = PreprocessConfig.model_validate({"vocab_from": str(data), "splits": {"test": files}})
+    assert config.parser.name == "corenlp" and config.parser.endpoint == "http://localhost:9000"
+
+
 def test_models_of_parsers_with_pickles_are_refused(tmp_path):
     """Stanza loads weights alone."""
     from treeproc.parsers import build_parser

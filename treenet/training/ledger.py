@@ -107,7 +107,9 @@ class Ledger:
             return cls(path, {})
         mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
         cells = read_json(path, mend, _LedgerForm)["cells"]
-        return cls(path, {inside(folder / "cells", name).name: Entry(**facts) for name, facts in cells.items()})
+        for name in cells:
+            inside(folder / "cells", name)
+        return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
 
     @classmethod
     def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
