@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -104,6 +105,9 @@ def _command_line(random: Random, case: Case, world: Path) -> None:
     _, argv = _base(case, workflow, world)
     case.argv = arguments(random, settings_class(workflow), argv, case.folder / "out")
     case.damage = " ".join(case.argv)
+    for option, value in pairwise(case.argv):
+        if option == "--out" and "\0" not in value:  # a folder of an odd name is one to write to
+            case.writes += [case.folder / place for place in (value, os.path.normpath(value), value.partition("/")[0]) if place]
 
 
 def _configuration_file(random: Random, case: Case, world: Path) -> None:

@@ -34,7 +34,8 @@ STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 _NOTE = re.compile(
     r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished before|start)|[\d,]+ of [\d,]+ |"
-    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; it is made again|\S+ (on|of) |[\w ]+, \d+ s$"
+    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; it is made again|\S+ (on|of) |[\w ]+, \d+ s$|"
+    r"[\w ,]+ \.\.\.$"  # what is under way
 )
 
 
@@ -118,22 +119,23 @@ def judge(case: Case, status: int, seconds: float, errors: str, output: str, bef
 class Pool:
     """Children that run at the same time, and what became of them."""
 
-    def __init__(self, width: int, keep: bool = False):
-        self._width, self._keep = width, keep
+    def __init__(self, width: int, *, keep: bool, as_process: bool):
+        """`keep` leaves the folders of faults; `as_process` starts commands as users do, and not as forks of this process."""
+        self._width, self._keep, self._as_process = width, keep, as_process
         self._running: dict[int, tuple[Case, float, dict]] = {}
 
-    def run(self, cases: Iterator[Case], as_process: bool = False) -> Iterator[Outcome]:
+    def run(self, cases: Iterator[Case]) -> Iterator[Outcome]:
         for case in cases:
             while len(self._running) >= self._width:
                 yield from self._wait()
-            self._start(case, as_process)
+            self._start(case)
         while self._running:
             yield from self._wait()
 
-    def _start(self, case: Case, as_process: bool) -> None:
+    def _start(self, case: Case) -> None:
         before = everything(case.folder, case.may_change())
         outputs = case.folder / "stdout", case.folder / "stderr"
-        if as_process:
+        if self._as_process:
             module = MODULES[case.workflow]
             start = ["-m", module] if "." in module else [str(REPOSITORY / "workflows" / f"{case.workflow}.py")]
             argv = [arg.encode("utf-8", "surrogateescape").replace(b"\0", b"?") for arg in case.argv]
@@ -185,7 +187,7 @@ def in_child(function, *arguments) -> None:
         raise RuntimeError(f"{function.__name__} failed")
 
 
-def loadeverything() -> None:
+def load_everything() -> None:
     """What commands import, once for all of them."""
     import safetensors.torch  # noqa: F401
     import sentencepiece  # noqa: F401
@@ -197,24 +199,14 @@ def loadeverything() -> None:
         main_of(name)
 
 
-def fuzz_commands(
-    counts: dict[str, int],
-    world: Path,
-    scratch: Path,
-    *,
-    seed: int = 1,
-    shift: int = 0,
-    keep: bool = False,
-    as_process: bool = False,
-) -> Iterator[Outcome]:
-    """So many cases of every kind. `world` is made where it is not there yet; `keep` leaves the folders of faults."""
-    loadeverything()
+def fuzz_commands(counts: dict[str, int], world: Path, scratch: Path, pool: Pool, first: int) -> Iterator[Outcome]:
+    """So many cases of every kind, numbered from `first`. `world` is made where it is not there yet."""
+    load_everything()
     if not (world / "done.json").exists():
         world.mkdir(parents=True, exist_ok=True)
         in_child(build_world, world)
-    numbers = ((kind, seed * 1_000_000 + shift + number) for kind, count in counts.items() for number in range(count))
-    cases = (make_case(number, kind, world, scratch) for kind, number in numbers)
-    yield from Pool(os.cpu_count() or 1, keep).run(cases, as_process)
+    numbers = ((kind, first + number) for kind, count in counts.items() for number in range(count))
+    yield from pool.run(make_case(number, kind, world, scratch) for kind, number in numbers)
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Iterator[dict]:

@@ -15,6 +15,7 @@ breaks a rule is told on standard error. Status 1 if anything does.
 
 import argparse
 import json
+import os
 import re
 import signal
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz_cases import KINDS as DAMAGES
-from fuzz_commands import Outcome, describe_fault, fuzz_commands, summarize
+from fuzz_commands import Outcome, Pool, describe_fault, fuzz_commands, summarize
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -200,14 +201,15 @@ def fuzz_readers(kinds: Sequence[str], examples: int, first_seed: int) -> None:
                 print(json.dumps({"benchmark": "fuzz", "case": kind, "metric": metric, "value": value}), flush=True)
 
 
-def fuzz_whole_commands(counts: dict[str, int], processes: int, first_seed: int, keep: Path | None) -> bool:
+def fuzz_whole_commands(counts: dict[str, int], processes: int, first_seed: int, parallel: int, keep: Path | None) -> bool:
     """Print the figures of every kind of damage. Returns whether all rules were kept."""
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         world, scratch = Path(name) / "world", keep or Path(name) / "cases"
         for number, as_process in ((counts, False), (dict.fromkeys(counts, processes), True)):
             shift = 500_000 * as_process  # other cases than those in forks
-            cases = fuzz_commands(number, world, scratch, seed=first_seed, shift=shift, keep=bool(keep), as_process=as_process)
+            pool = Pool(parallel, keep=bool(keep), as_process=as_process)
+            cases = fuzz_commands(number, world, scratch, pool, first=1_000_000 * first_seed + shift)
             for outcome in cases:
                 outcomes.append(outcome)
                 if outcome.faults:
@@ -224,6 +226,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=3, help="further ones of each kind, in processes of their own")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *DAMAGES], default=[*KINDS, *DAMAGES])
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1, help="commands at a time")
     parser.add_argument("--keep", type=Path, help="an empty folder for the cases that broke a rule")
     parser.add_argument("--quick", action="store_true", help="500 texts, two commands of each kind")
     args = parser.parse_args()
@@ -231,7 +234,7 @@ def main() -> None:
         args.examples, args.commands, args.processes = 500, 2, 0
     fuzz_readers([kind for kind in args.kinds if kind in KINDS], args.examples, args.seed)
     if damages := {kind: args.commands for kind in args.kinds if kind in DAMAGES}:
-        sys.exit(not fuzz_whole_commands(damages, args.processes, args.seed, args.keep))
+        sys.exit(not fuzz_whole_commands(damages, args.processes, args.seed, args.parallel, args.keep))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Parsing with the shipped models: this project's way beside Stanza's own, same models, same trees.
 
     python benchmarks/preprocess.py --captions multi30k/train.en.gz --wmt wmt_sample/src-train-case.txt.gz
-    python benchmarks/preprocess.py --captions multi30k/train.en.gz --sentences 400 --plain 60 --rounds 1   # half a minute
+    python benchmarks/preprocess.py --quick     # 400 lines of the shipped sample, 60 of them plain, one round
 
 One JSON line per figure. `plain` is one `nlp(line)` per line, on every n-th line (`--plain` of them): its cost per line
 does not depend on how many there are. `bulk` is Stanza's own call on all lines, at the fastest of the batch sizes of
@@ -28,6 +28,7 @@ from measure import emit
 from treeproc.parsers import Given, ParsedLine, ParserConfig, build_parser, find_models
 from treeproc.parsers.documents import span_tree
 from treeproc.parsers.stanza_parser import stanza_options
+from treeproc.preprocess import SAMPLE
 from treeproc.trees import write_brackets
 
 CONFIG = ParserConfig(name="shipped", device="cpu")
@@ -35,7 +36,7 @@ BULK_BATCHES = (50, 128, 256, 512)
 CURVE = (512, 1024, 2048, 4096, 8192, 16384)
 
 
-def read_captions(path: str, count: int) -> list[str]:
+def read_captions(path: str | Path, count: int) -> list[str]:
     """The first lines of a file of captions, stripped, without empty ones."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [line.strip() for _, line in zip(range(count), lines, strict=False) if line.strip()]
@@ -80,9 +81,8 @@ def cpu_seconds(call: Callable[[], object]) -> float:
     return time.process_time() - begin
 
 
-def bulk_calls(lines: Sequence[str]) -> dict[str, Callable[[], list]]:
-    """Stanza's bulk calls by name; each returns the sentences, one per line."""
-    pipelines = {batch: build_pipeline(batch) for batch in BULK_BATCHES}
+def bulk_calls(pipelines: dict[int, stanza.Pipeline], lines: Sequence[str]) -> dict[str, Callable[[], list]]:
+    """Stanza's bulk calls by name, of pipelines by batch size; each returns the sentences, one per line."""
 
     def as_documents(nlp) -> list:
         documents = nlp.bulk_process([stanza.Document([], text=line) for line in lines])
@@ -95,10 +95,11 @@ def bulk_calls(lines: Sequence[str]) -> dict[str, Callable[[], list]]:
 def run_case(name: str, lines: list[str], options: argparse.Namespace) -> None:
     """Measure and print one case."""
     few = lines[:: max(1, len(lines) // options.plain)]
-    tenth = bulk_calls(lines[::10])
+    pipelines = {batch: build_pipeline(batch) for batch in BULK_BATCHES}
+    tenth = bulk_calls(pipelines, lines[::10])
     times = {key: min(cpu_seconds(call) for _ in range(2)) for key, call in tenth.items()}
     best = min(times, key=times.get)
-    bulk, plain, ours = bulk_calls(lines)[best], build_pipeline(None), build_parser(CONFIG)
+    bulk, plain, ours = bulk_calls(pipelines, lines)[best], build_pipeline(None), build_parser(CONFIG)
     results: dict[str, list] = {}
 
     def keep(key: str, call: Callable[[], list]) -> Callable[[], None]:
@@ -178,15 +179,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captions", metavar="FILE.gz", help="captions, one a line: case parse_captions")
     parser.add_argument("--wmt", metavar="FILE.gz", help="WMT lines with case factors: case parse_wmt")
-    parser.add_argument("--sentences", type=int, help="lines of a case; default 5,000 captions, 2,000 WMT lines")
-    parser.add_argument("--plain", type=int, default=250, help="lines of the plain way")
-    parser.add_argument("--rounds", type=int, default=2, help="interleaved rounds")
+    parser.add_argument("--quick", action="store_true", help="case parse_sample, on lines of the shipped sample; under 50 s")
+    parser.add_argument("--sentences", type=int, help="lines of a case; default 5,000 captions, 2,000 of WMT, 400 of the sample")
+    parser.add_argument("--plain", type=int, help="lines of the plain way; default 250, with --quick 60")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds; default 2, with --quick 1")
     parser.add_argument("--models", type=Path, metavar="DIR", help="also tag_parse_to_models, against the models of this folder")
     parser.add_argument("--curve", action="store_true", help="also the batch_curve, on 2,000 lines at most")
     parser.add_argument("--actors", action="store_true", help="also two_actors_to_one; wants two idle cores")
     options = parser.parse_args()
+    if not (options.quick or options.captions or options.wmt):
+        parser.error("give --captions or --wmt, or --quick for the shipped sample")
+    options.plain = options.plain or (60 if options.quick else 250)
+    options.rounds = options.rounds or (1 if options.quick else 2)
     torch.set_num_threads(1)
     cases = {}
+    if options.quick:
+        cases["parse_sample"] = read_captions(SAMPLE / "train.en.gz", options.sentences or 400)
     if options.captions:
         cases["parse_captions"] = read_captions(options.captions, options.sentences or 5000)
     if options.wmt:

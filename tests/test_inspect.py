@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from toydata import write_toy_data
 
-from treeproc.inspect import SplitStatistics, describe, draw_example, histogram, plot, statistics
+from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
 from treeproc.settings import UserError
 from treeproc.shards import Shard, open_shards
 from treeproc.subwords import LabelVocab
@@ -63,14 +63,14 @@ def test_histograms_lose_nothing():
 
 def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
     row = next(row for row in open_shards(data / "encoded", "valid")[0].rows() if row["example_id"] == 3)
-    text = draw_example(data, "valid", 3)
+    text = draw_line(data, "valid", 4)
     lines = text.splitlines()
-    assert lines[0] == f"valid example 3: {len(row['leaves']['piece'])} leaves, {len(row['nodes']['label'])} nodes"
+    assert lines[0] == f"valid line 4: {len(row['leaves']['piece'])} leaves, {len(row['nodes']['label'])} nodes"
     assert len(lines) == 3 + len(row["leaves"]["piece"]) + len(row["nodes"]["label"])
     source, target = (line.partition(": ")[2] for line in lines[-2:])
     assert target.replace(" ", "").replace("▁", " ").split() == list(reversed(source.split()))
-    with pytest.raises(UserError, match=r"valid has no example 99 \(ids: 0 to 11"):
-        draw_example(data, "valid", 99)
+    with pytest.raises(UserError, match=r"valid has no line 99 \(there are 1 to 12"):
+        draw_line(data, "valid", 99)
     plot(describe(data)[1], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

@@ -5,7 +5,7 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
 from treenet.training.run import run_training
-from treeproc.inspect import describe, draw_example
+from treeproc.inspect import describe, draw_line
 from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.report import summary
 from treeproc.settings import UserError
@@ -67,7 +67,7 @@ def test_what_is_said_of_it_names_no_pairs(data):
     text = summary(read_index(data / "encoded"), data)
     assert "train: 40 examples" in text and "20 label_2" in text and "target" not in text and "pairs" not in text
     assert "target" not in describe(data)[0]
-    drawn = draw_example(data, "train", 0)
+    drawn = draw_line(data, "train", 1)
     assert "\nsource: The very best .\n" in drawn and "\nlabel: 1\n" in drawn and "target" not in drawn
     assert not verify(data).problems
     assert ExampleSource(data / "encoded", "train").batch([0, 1]).tgt_in.shape == (2, 1)
@@ -87,7 +87,7 @@ def test_statuses_are_those_of_the_leaves_side(tmp_path):
     assert "train: 60 pairs" in summary(index, tmp_path / "data")
     assert "parse_status: 60 parsed" in summary(index, tmp_path / "data")
     assert "parse_status: 60 parsed" in describe(tmp_path / "data")[0]
-    assert "\ntarget: One dog\nsource: ▁" in draw_example(tmp_path / "data", "train", 0)
+    assert "\ntarget: One dog\nsource: ▁" in draw_line(tmp_path / "data", "train", 1)
 
 
 def test_a_translation_model_refuses_it(data, tmp_path):

@@ -14,6 +14,7 @@ PACKAGES = ("treeproc", "treenet")
 # What `treenet` may use of `treeproc`: the shard contract, trees of parsed shards and what every command shares.
 SHARED = {
     "errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache", "forest", "provenance",
+    "torch_files",
 }  # fmt: skip
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
 from treeproc.files import locked
-from treeproc.inspect import describe, draw_example
+from treeproc.inspect import describe, draw_line
 from treeproc.parsers import read_trees
 from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.provenance import PROVENANCE, read_sessions
@@ -167,10 +168,42 @@ def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository)
     assert not (out / "encoded" / "index.json").exists()
     first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("train-*.json")}
     (out / "parsed" / ".tmp-1-leftover").write_text("half")
-    preprocess(config_of(text), out)
+    preprocess(config_of(text, workers=0), out)  # what Ray began goes on without it
     assert snapshot(out) == snapshot(data)
     assert [session.outcome for session in read_sessions(out)] == ["unfinished", "finished"]
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in first.items()), "a finished shard was done again"
+
+
+def without_ray(repository, *arguments: object) -> list[str]:
+    """A command line of preprocess.py that ends with status 1 where it loads Ray."""
+    code = "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__'); sys.exit('ray' in sys.modules)"
+    return [sys.executable, "-c", code, str(repository / "workflows" / "preprocess.py"), *map(str, arguments)]
+
+
+def test_killed_without_ray_and_rerun_with_it_or_without_gives_the_same_bytes(data, text, tmp_path, repository):
+    out, config = tmp_path / "killed", tmp_path / "config.yaml"
+    config.write_text(json.dumps(config_of(text).model_dump(mode="json")))
+    command = without_ray(repository, "--config", config, "--out", out, "workers=0")
+    with open(tmp_path / "log", "w") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, cwd=repository)
+        deadline = time.monotonic() + 120
+        while not list((out / "parsed").glob("train-*.json")):
+            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.005)
+        job.kill()
+        job.wait()
+    assert not (out / "encoded" / "index.json").exists()
+    shutil.copytree(out, tmp_path / "on Ray")
+    first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("*-of-*.json")}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository)
+    assert run.returncode == 0, run.stdout + run.stderr
+    preprocess(config_of(text), tmp_path / "on Ray")
+    assert snapshot(out) == snapshot(data) == snapshot(tmp_path / "on Ray")
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in first.items()), "a finished shard was done again"
+    killed, last = read_sessions(out)
+    assert killed.outcome == "unfinished" and killed.did["text"] == 4
+    assert last.did["parsed"] == 4 - len(first) and last.did["encoded"] == 4
+    assert last.cpu_s > 0.5 and "Ray" not in last.cpu_covers
 
 
 def test_damaged_shards_are_healed_and_nothing_else_is_redone(data, text):
@@ -292,7 +325,7 @@ def test_separate_vocabularies_and_lower_case(data):
     for i, row in encoded.items():
         assert source.decode([row["leaves"]["piece"]]) == [lines[i]["source"].lower()]
         assert target.decode([row["tgt_pieces"]]) == [lines[i]["target"].lower()]
-    drawn = draw_example(out, "train", 0)
+    drawn = draw_line(out, "train", 1)
     assert f"source: {lines[0]['source'].lower()}\n" in drawn
     assert drawn.partition("target: ")[2].replace(" ", "").replace("▁", " ").strip() == lines[0]["target"].lower()
     with pytest.raises(UserError, match="has a vocabulary for each side"):
@@ -338,13 +371,15 @@ def test_sample_splits_share_no_sentence():
     )
 
 
-def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, run_workflow, data):
+def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, repository):
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps(config_of(text).model_dump(mode="json")))
-    run = run_workflow("preprocess.py", "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
+    command = without_ray(repository, "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository)
     assert run.returncode == 0, run.stderr
     assert "train: 57 examples; dropped: 1 empty_source, 1 empty_target, 1 source_too_long" in run.stdout
-    assert "plan: 4 shards of up to 20 input examples" in run.stdout and "probe: 59 examples in " in run.stdout
+    assert "plan: 4 shards of up to 20 input examples, " in run.stdout and "on this machine's cores" in run.stdout
+    assert "probe: 59 examples in " in run.stdout
     assert "1 without a parse" in run.stdout and run.stdout.splitlines()[-1].endswith("hours")
     assert not (tmp_path / "deep").exists()
 

@@ -19,7 +19,9 @@ from strategies import right_branching
 from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
 from toyruns import make_config
 
+from treenet.config import TrainConfig
 from treenet.data import ExampleSource
+from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import load_model
 from treenet.probing import run as probing
 from treenet.probing.classifier import Examples, fit, scores, train_probe
@@ -33,7 +35,7 @@ from treenet.probing.tasks import OTHER, UNSEEN, bin_values, build_task, frequen
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.training.run import run_training
-from treeproc.settings import UserError
+from treeproc.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TRANSLATORS = {"tree": (), "plain": ("model.name=transformer",)}
@@ -132,10 +134,10 @@ def test_arcs_are_counted_up_to_the_root():
     ]
     assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
     parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
-    with pytest.raises(ValueError, match="example 7 has arcs that go in a circle"):
+    with pytest.raises(ValueError, match="line 8 has arcs that go in a circle"):
         read_syntax(parsed)
     parsed[3]["words"]["text"].append("more")
-    with pytest.raises(ValueError, match="example 3 has a tree over another number of words"):
+    with pytest.raises(ValueError, match="line 4 has a tree over another number of words"):
         read_syntax(parsed)
 
 
@@ -439,3 +441,16 @@ def test_a_report_shows_probes(folder, probed, tmp_path):
     (root,) = (values for task, layer, of, values in table_rows(entry) if (task, layer, of) == ("depth", 2, "root"))
     shown = "".join(f'<td class="n">{100 * root[name]:.2f}</td>' for name in ("majority", "embeddings", "untrained", "trained"))
     assert shown in page and 'id="probes"' in page and (tmp_path / "report" / "figures" / "probes_1.svg").is_file()
+    assert f"weights {entry['weights_sha256'][:8]} (averaged)" in page and "stale" not in page
+
+
+def test_a_report_marks_probes_of_earlier_weights(probed, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(probed, run)
+    run_training(load_settings(TrainConfig, run / "config.yaml", ["max_steps=2"]), run)
+    warn_of_stale_results(run)
+    command = f"python workflows/probe.py --out {run} "
+    assert "probes.json, averaged: not of the run as it is (weights " in (told := capsys.readouterr().err) and command in told
+    write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report", lambda line: None)
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "run, stale: trained" in page and f"<code>{command}" in page

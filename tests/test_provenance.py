@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -101,6 +102,9 @@ DAMAGED = {
     "too deep": b"[" * 100_000,
     "wrong types": b'{"sessions": [{"command": 3}]}',
     "empty": b"",
+    "escapes": json.dumps(
+        {"sessions": [{"command": "\x1b[2J", "software": {}, "packages": {}, "machine": {}, "started": ""}]}
+    ).encode(),
 }
 
 
@@ -118,11 +122,16 @@ def test_a_damaged_file_stops_nothing_and_is_kept(tmp_path, capsys, content):
         assert len(read_sessions(tmp_path)) == 1
 
 
-def test_a_folder_in_the_place_of_the_file_is_set_aside(tmp_path):
-    (tmp_path / PROVENANCE).mkdir()
-    with recorded(tmp_path, "train") as record:
-        record.note()
-    assert len(read_sessions(tmp_path)) == 1 and (tmp_path / "provenance.damaged-1.json").is_dir()
+def test_what_is_no_file_is_set_aside_and_not_read(tmp_path):
+    path = tmp_path / PROVENANCE
+    for number, make in enumerate((Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")), start=1):
+        make(path)
+        assert read_sessions(tmp_path) == []
+        with recorded(tmp_path, "train") as record:
+            record.note()
+        assert len(read_sessions(tmp_path)) == 1 and path.is_file() and not path.is_symlink()
+        assert not (tmp_path / f"provenance.damaged-{number}.json").is_file()
+        path.unlink()
 
 
 def test_what_a_later_version_adds_is_kept(tmp_path):

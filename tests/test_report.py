@@ -223,9 +223,9 @@ def test_sentences_are_those_of_the_largest_differences(folder):
     first, last = choose_examples(runs, runs[0], "test", 2, ())
     assert {first, last} <= set(legible.tolist())
     assert gains[first] == gains[legible].max() and gains[last] == gains[legible].min()
-    assert choose_examples(runs, runs[0], "test", 2, (7, 3, 7)) == [7, 3]
+    assert choose_examples(runs, runs[0], "test", 2, (8, 4, 8)) == [7, 3]
     assert len(choose_examples(runs[:1], runs[0], "test", 3, ())) == 3 and choose_examples(runs, runs[0], "test", 0, ()) == []
-    with pytest.raises(UserError, match="has no example 99; there are 0 to 7"):
+    with pytest.raises(UserError, match="has no line 99; there are 1 to 8"):
         choose_examples(runs, runs[0], "test", 2, (1, 99))
 
 
@@ -269,7 +269,7 @@ def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, 
     write_report(report_settings(folder, "plain", sentences=0), tmp_path, lambda line: None)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "mine.png",
-        *(name for name in first if name.endswith((".png", ".svg")) and not name.startswith("example_")),
+        *(name for name in first if name.endswith((".png", ".svg")) and not name.startswith("line_")),
     }
 
 
@@ -319,7 +319,7 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
         (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "seeds")], "is a comparison of classifiers, .*comparison.json"),
         (["--out", str(tmp_path / "out"), tree, tree], "is given twice"),
-        (["--out", str(tmp_path / "out"), tree, "examples=[99]"], "has no example 99"),
+        (["--out", str(tmp_path / "out"), tree, "lines=[99]"], "has no line 99"),
         (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),
         (["--out", str(tmp_path / "out"), tree, "sentence=3"], "unknown key"),
         (["--out", str(tmp_path / "file"), tree, "sentences=0"], "cannot make the folder"),

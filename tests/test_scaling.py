@@ -20,12 +20,16 @@ from toydata import write_toy_data
 
 from treenet.config import BatchConfig
 from treenet.data import ExampleSource
-from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
-from treenet.experiments.scaling_report import format_table, read_comparison
+from treenet.experiments.scaling import ScalingConfig, overlay, study_cells, study_work
+from treenet.experiments.scaling_report import build_report, format_table, read_comparison, write_report
+from treenet.experiments.study import run_study
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, compare_over_seeds
 from treenet.plan import BatchPlan
+from treenet.report.runs import read_inputs
+from treenet.training.averaging import average_checkpoints
 from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.training.logs import read_metrics
+from treeproc.files import file_sha256
 from treeproc.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,6 +244,31 @@ def test_failing_cells_larger_grids_and_other_settings(study, undisturbed, tmp_p
     assert "transformer-1-seed1:" not in more.stdout
     other = run(study, out, "grid.models={transformer: {}}", "grid.seeds=[1]", "model.name=transformer", "max_steps=31")
     assert other.returncode == 2 and "max_steps: 30 -> 31" in other.stderr and other.stderr.count("\n") == 1
+
+
+def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_command_scores_them_again(data, tmp_path, capsys):
+    grid = {"fractions": [1.0], "seeds": [1], "models": {"transformer": {"model": {"name": "transformer"}}}}
+    steps = {"max_steps": 4, "checkpoint_every": 2, "validate_every": 4, "average_checkpoints": 2}
+    config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid}, data=data)
+    (cell,) = study_cells(config, tmp_path)
+
+    def study() -> bytes:
+        run_study(config, [cell], study_work(config), tmp_path, None, lambda ledger: write_report(config, ledger, tmp_path))
+        return (tmp_path / "scaling.json").read_bytes()
+
+    first = study()
+    (facts,) = json.loads(first)["cells"]
+    assert facts["weights_sha256"] == file_sha256(cell.folder / "averaged" / "model.safetensors") and facts["software"]
+    average_checkpoints(cell.folder, "last", 1)
+    command = f"python workflows/evaluate.py --out {cell.folder} split=test"
+    with pytest.raises(UserError, match=rf"scores of test are not of the run as it is \(weights .* to renew them: {command}$"):
+        build_report(config, Ledger.read(tmp_path), tmp_path)
+    (report_study,) = read_inputs([str(tmp_path)], "test")[1]
+    assert report_study.stale == (cell.name,)
+    capsys.readouterr()
+    assert study() == first  # the settings of the study say which average it is of
+    assert f"{cell.name}: its scores are not of its model as it is (test: weights " in capsys.readouterr().err
+    assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
 
 
 def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tmp_path, capsys):

@@ -252,5 +252,5 @@ def test_bad_requests_and_broken_models_are_refused():
         beam_search(random_model(0), batch_of(0), decoding(beam_size=2), num_best=3)
     table = random_model(0).table
     table[2] = torch.nan
-    with pytest.raises(UserError, match="example 2: the model's scores are not finite"):
+    with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
         beam_search(TableModel(table), batch_of(1, 2, 3), decoding(beam_size=2))

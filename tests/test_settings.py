@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 from pydantic import Field
@@ -16,6 +17,7 @@ from treeproc.settings import (
     read_yaml,
     run_cli,
 )
+from treeproc.storage import DataPath
 
 ALIAS_BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
@@ -29,6 +31,8 @@ class Outer(Settings):
     name: str = Field(description="a name")
     steps: int = Field(5, description="a number")
     inner: Inner = Inner()
+    files: list[DataPath] = Field([], description="files")
+    folder: Path | None = Field(None, description="a folder")
 
 
 def test_yaml_is_version_1_2():
@@ -58,6 +62,8 @@ def test_file_then_overrides(tmp_path):
         ("name: a\n", ["qqq=1"], r"^the command line: qqq: unknown key; see --help"),
         ("name: a\n", ["steps=true"], r"^the command line: steps: must be no truth value, but is true"),
         ("name: a\n", ["steps=99999999999999999999"], r"steps: must be a number of at most 64 bits"),
+        ("name: a\n", ["folder=''"], r"^the command line: folder: must be a path, but is empty"),
+        ("name: a\n", ["files=[x, '']"], r"^the command line: files: must be a path, but is empty"),
         ("name: a\n", ["inner.rate=-1"], r"^the command line: inner.rate: .*-1"),
         ('name: a\n"b\\nc": 1\n', [], r"c.yaml: b c: unknown key"),
         ("name: a\nsteps: " + "x" * 900_000, [], r"c.yaml: steps: .*'xxx.*\.\.\.x*'$"),

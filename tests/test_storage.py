@@ -190,7 +190,7 @@ def data(bucket, command, tmp_path_factory):
         run = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=280)
         assert run.returncode == 0, run.stderr
         (logs / "output").open("a").write(run.stdout + run.stderr)
-    assert "parse: " in run.stderr and SECRET not in (logs / "output").read_text()
+    assert "parse: " in run.stderr and ".cc:" not in run.stderr and SECRET not in (logs / "output").read_text()
     return remote, local
 
 

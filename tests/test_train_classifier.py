@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
-from treenet.experiments.seeds import SeedsConfig, seed_cells
+from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
 from treenet.experiments.seeds_report import build_report, draw, format_table
+from treenet.experiments.study import read_fresh_scores
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
+from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import load_run
 from treenet.inference.significance import ABOUT_SEEDS, compare_examples
 from treenet.labelled import LabelledSource, PhraseSource
@@ -33,7 +36,7 @@ from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
 from treenet.training.run import load_trained, run_training
 from treenet.training.tasks import build_task
-from treeproc.files import read_json
+from treeproc.files import file_sha256, read_json
 from treeproc.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,6 +118,25 @@ def test_what_is_scored_is_what_the_model_predicts(data, finished):
     )
     before = (finished / "predictions.test.tsv").stat().st_mtime_ns
     assert score_run(finished) == scores and (finished / "predictions.test.tsv").stat().st_mtime_ns == before
+
+
+def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_then(data, finished, tmp_path, capsys):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = score_run(run)
+    assert all(len(entry["weights_sha256"]) == 64 and entry["software"] for entry in before.values())
+    assert read_fresh_scores(SCORED, run, "") == before
+    run_training(make_config(data, "max_steps=28", "average=last"), run)
+    warn_of_stale_results(run)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert [line.partition("scores.json, ")[2].partition(":")[0] for line in told] == list(before)
+    command = f"python workflows/train_classifier.py --config {run}/config.yaml --out {run}"
+    assert all(line.endswith(f"; to renew it: {command}") for line in told)
+    with pytest.raises(UserError, match=rf"scores of valid are not of the run as it is \(weights .*; to renew them: {command}$"):
+        read_fresh_scores(SCORED, run, "")
+    after = score_run(run)
+    for name, folder in (("test", "averaged"), ("test.last", "checkpoints/step_00000028")):
+        assert after[name]["weights_sha256"] == file_sha256(run / folder / "model.safetensors") != before[name]["weights_sha256"]
+    assert read_fresh_scores(SCORED, run, "") == after
 
 
 def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path):

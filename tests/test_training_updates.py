@@ -182,7 +182,7 @@ def test_one_rank_short_of_memory_goes_on_in_pieces_and_the_others_wait(data, tm
 def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path):
     first, second = train_ranks(2, make_config(data), tmp_path / "run", _hopeless_rank)
     assert first == second
-    assert first.startswith("example ") and "leaves" in first and "does not fit into the memory" in first
+    assert first.startswith("line ") and "leaves" in first and "does not fit into the memory" in first
 
 
 # Failures that all ranks hear of.

@@ -1,5 +1,6 @@
 """What others made never executes code, never leaves its folder, and takes no more memory than it has bytes."""
 
+import gzip
 import json
 import os
 import pickle
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,12 +27,14 @@ from treeproc import ray_job
 from treeproc.arrow import column_views, ipc_bytes, record_batches
 from treeproc.arrow_file import BadArrowFile, read_arrow
 from treeproc.errors import without_credentials
-from treeproc.files import atomic_write, file_sha256, json_bytes, locked
+from treeproc.files import atomic_write, file_sha256, json_bytes, locked, read_json
 from treeproc.inspect import describe
+from treeproc.inspect import main as inspect
 from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig
 from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.ray_session import start_ray
+from treeproc.readers.files import read_lines
 from treeproc.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
 from treeproc.settings import UserError, dump_settings, load_settings
 from treeproc.shards import Shard, ShardRecord, check_hashes, finished_shard, read_index, read_lengths, stage_folder
@@ -94,7 +98,8 @@ def job(tmp_path_factory) -> Path:
         (folder / side).write_text("".join(f"the cat number {i} sees a dog\n" for i in range(12)))
     values = {
         "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
-        "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 6, "workers": 0,
+        "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 6,
+        "workers": 0,
     }  # fmt: skip
     preprocess(PreprocessConfig.model_validate(values), folder / "data")
     return folder / "data"
@@ -430,6 +435,50 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
     assert target.read_text() == "precious"
 
 
+def test_a_compressed_checkpoint_is_refused(tmp_path):
+    """PyTorch would unpack it: a thousand times its size."""
+    from treenet.training.checkpoint import TRAINER, load_checkpoint, take_snapshot, write_checkpoint
+
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    folder = write_checkpoint(tmp_path, take_snapshot(1, model, optimizer, {}, {"data_fingerprint": "x"}), keep=1)
+    load_checkpoint(folder, model, optimizer, data_fingerprint="x")
+    with zipfile.ZipFile(folder / TRAINER) as old, zipfile.ZipFile(folder / "new", "w", zipfile.ZIP_DEFLATED) as new:
+        for part in old.infolist():
+            new.writestr(part.filename, old.read(part))
+    os.replace(folder / "new", folder / TRAINER)
+    with pytest.raises(UserError, match=r"trainer.pt is no file of PyTorch's, as its parts are compressed"):
+        load_checkpoint(folder, model, optimizer, data_fingerprint="x")
+
+
+def test_a_line_has_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("treeproc.readers.files._MOST_LINE_BYTES", 1 << 17)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(b"a line\n" * 100_000 + b"x" * (1 << 22)))
+    with pytest.raises(UserError, match=r"x.gz has a line of more than"):
+        list(read_lines([tmp_path / "x.gz"]))
+    (tmp_path / "x.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(UserError, match=r"x.json cannot be read"):
+        read_json(tmp_path / "x.json")
+
+
+def test_text_gives_a_terminal_no_commands(data, capsys):
+    labels = data / "encoded" / "vocab" / "labels.txt"
+    labels.write_text(labels.read_text().replace("NP", "\x1b]0;title\x07NP\x1b[2J"))
+    inspect([str(data)])
+    printed = capsys.readouterr().out
+    assert r"\x1b]0;title\x07NP" in printed and "\x1b" not in printed and "\x07" not in printed
+
+
+def test_lengths_that_name_other_rows_are_refused(data):
+    path = data / "encoded" / "lengths.arrow"
+    table = read_table(path)
+    for column in ("shard", "row"):
+        values = pa.array([2**31 - 1] * len(table), pa.int32())
+        path.write_bytes(ipc(with_column(table, column, LENGTHS_SCHEMA.field(column), values)))
+        with pytest.raises(UserError, match="names rows that the shards have not"):
+            ExampleSource(data / "encoded", "train")
+
+
 SECRET = "hunter2"
 
 
@@ -504,6 +553,17 @@ def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatc
         LineEncoder(data)
 
 
+def test_settings_that_are_borrowed_name_no_server(job, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(job, data)
+    text = (data / "config.yaml").read_text()
+    text = text.replace("name: words", "name: corenlp").replace("http://localhost:9000", "http://elsewhere.example:9000")
+    (data / "config.yaml").write_text(text)
+    files = {"source": [data / "x"], "target": [data / "y"]}
+    config = PreprocessConfig.model_validate({"vocab_from": str(data), "splits": {"test": files}})
+    assert config.parser.name == "corenlp" and config.parser.endpoint == "http://localhost:9000"
+
+
 def test_models_of_parsers_with_pickles_are_refused(tmp_path):
     """Stanza loads weights alone."""
     from treeproc.parsers import build_parser
@@ -511,7 +571,7 @@ def test_models_of_parsers_with_pickles_are_refused(tmp_path):
 
     models = tmp_path / "models"
     shutil.copytree(SHIPPED_MODELS / "en", models)
-    for name in ("tokenizer.pt", "pos.pt", "constituency.pt", "vectors.pt"):
+    for name in ("constituency.pt", "vectors.pt"):
         whole = (models / name).read_bytes()
         torch.save({"model": Payload(tmp_path / "marker")}, models / name)
         with pytest.raises((UserError, pickle.UnpicklingError)):

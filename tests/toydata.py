@@ -67,10 +67,12 @@ def write_toy_data(
     longest: int = 9,
     seed: int = 0,
     arcs: bool = False,
+    every: int = 1,
 ) -> Path:
     """Write text/, encoded/ with vocab/ and lengths.arrow of a toy data set into `folder` and return it.
 
-    With `arcs`, a word is governed by the one before it, and its relation is that of its piece.
+    With `arcs`, a word is governed by the one before it, and its relation is that of its piece. The examples are lines 1,
+    `every` + 1, ... of their splits; the others were dropped.
     """
     random = np.random.default_rng(seed)
     splits = {}
@@ -94,7 +96,7 @@ def write_toy_data(
         ids = np.array_split(np.arange(len(pairs)), shards)
         for index, chosen in enumerate(ids):
             name = shard_name(split, index, shards)
-            rows = [{"example_id": int(i), "source": pairs[i][0], "target": pairs[i][1]} for i in chosen]
+            rows = [{"example_id": int(i) * every, "source": pairs[i][0], "target": pairs[i][1]} for i in chosen]
             trees = [
                 encode_row(row["example_id"], pieces.encode(row["source"]), pieces.encode(row["target"]), random) for row in rows
             ]

@@ -83,3 +83,8 @@ def save_for_ever(run_dir: Path, first: int) -> None:
     for step in range(first, 10**6):
         torch.nn.init.constant_(model.weight, step)
         write_checkpoint(run_dir, take_snapshot(step, model, optimizer, {"step": step}, {}), keep=2)
+
+
+def without_phases(errors: str) -> list[str]:
+    """The lines of standard error but those that name what is under way: a busy machine has more of them."""
+    return [line for line in errors.splitlines() if not line.endswith(" ...")]

@@ -31,12 +31,16 @@ class ExampleSource:
         check_columns(folder, reads)
         self.lengths = read_lengths(folder, split)
         self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
-        rows = sum(len(shard) for shard in self._shards.values())
-        if rows != len(self):
+        sizes = [len(shard) for shard in self._shards.values()]
+        if sum(sizes) != len(self):
             raise UserError(
-                f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {rows}; "
+                f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {sum(sizes)}; "
                 "run workflows/preprocess.py again"
             )
+        shard = np.repeat(np.array(list(self._shards), np.int32), sizes)
+        row = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+        if not (np.array_equal(shard, self.lengths["shard"]) and np.array_equal(row, self.lengths["row"])):
+            raise UserError(f"{folder / 'lengths.arrow'} names rows that the shards have not; run workflows/preprocess.py again")
 
     def __len__(self) -> int:
         return len(self.lengths["row"])

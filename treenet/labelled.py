@@ -159,7 +159,7 @@ def check_root(columns: Any, row: int) -> None:
     subtree_end = list_items(columns["spans"], row, "subtree_end")
     if len(subtree_end) and subtree_end[0] < len(subtree_end):
         raise UserError(
-            f"example {columns['example_id'][row]} has several trees side by side and so no root; encode the data with "
+            f"line {columns['example_id'][row] + 1} has several trees side by side and so no root; encode the data with "
             "tree.documents: dummy_root"
         )
 

@@ -32,6 +32,9 @@ def borrow_settings(values: Mapping) -> dict:
             for name in ("parser", "target_parser"):
                 if there.get(name):
                     there[name] = {"treebank_words": False} | there[name]
+        for name in ("parser", "target_parser"):
+            if isinstance(there.get(name), dict):  # a data set does not decide who reads the text
+                there[name] = {key: value for key, value in there[name].items() if key != "endpoint"}
         if values.get("format", there.get("format")) != there.get("format"):
             there.pop("labels", None)  # the classes of other files
     for name in wanted:

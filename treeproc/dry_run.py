@@ -8,6 +8,7 @@ from pathlib import Path
 
 from treeproc.parsers import describe_in_words
 from treeproc.preprocess import PreprocessConfig, text_alone
+from treeproc.progress import phase
 from treeproc.ray_session import start_ray, there_is_a_cluster
 from treeproc.report import count_lines, fallbacks
 from treeproc.shards import Shard, ShardRecord, write_shard
@@ -24,10 +25,12 @@ def dry_run(config: PreprocessConfig) -> str:
         parser, records = text_alone(config, folder)
         probe = write_probe(folder, records)
         started = time.monotonic()
-        worker = ParseShard(folder, config.parser, config.target_parser)
+        with phase("loading the parser"):
+            worker = ParseShard(folder, config.parser, config.target_parser)
         loaded = time.monotonic()
         (folder / "parsed").mkdir()
-        parsed = worker(text=probe, mark="probe")
+        with phase("parsing a sample"):
+            parsed = worker(text=probe, mark="probe")
         seconds = time.monotonic() - loaded
     actors, where = _workers(config)
     actors = min(actors, len(records))

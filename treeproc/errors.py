@@ -37,6 +37,11 @@ def without_credentials(text: str) -> str:
     return _CREDENTIALS.sub(lambda match: f"{match[1]}***" if match[1] else "***@", text) if "://" in text else text
 
 
+def printable(text: str) -> str:
+    """Text of several lines as a terminal may have it: no character in it gives the terminal a command."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Short(reprlib.Repr):
     """`repr` that stops early: a value may be of any size and depth."""
 

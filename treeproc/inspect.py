@@ -11,7 +11,7 @@ import numpy as np
 
 from treeproc.checks import node_depths
 from treeproc.drawing import draw_row
-from treeproc.errors import UserError
+from treeproc.errors import UserError, printable
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
 from treeproc.report import parse_statuses
@@ -141,14 +141,15 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in Counter(counts).most_common()) or "none"
 
 
-def draw_example(data: AnyPath, split: str, example_id: int) -> str:
-    """One example: its tree over pieces with their tags, and its target. Raises UserError where the split has no such id."""
+def draw_line(data: AnyPath, split: str, line: int) -> str:
+    """One example: its tree over pieces with their tags, and its target. Raises UserError where the split has no such line."""
     folder = data / "encoded"
     lengths = read_lengths(folder, split)
-    places = np.flatnonzero(lengths["example_id"] == example_id)
+    places = np.flatnonzero(lengths["example_id"] == line - 1)
     if not len(places):
-        known = f"{lengths['example_id'].min()} to {lengths['example_id'].max()}" if len(lengths["example_id"]) else "none"
-        raise UserError(f"{split} has no example {example_id} (ids: {known}; dropped lines have none); choose another --example")
+        lines = lengths["example_id"] + 1
+        known = f"{lines.min()} to {lines.max()}, without those that were dropped" if len(lines) else "none"
+        raise UserError(f"{split} has no line {line} (there are {known}); choose another --line")
     shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
     row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
     vocab, side = folder / "vocab", leaf_side(read_index(folder))
@@ -156,7 +157,7 @@ def draw_example(data: AnyPath, split: str, example_id: int) -> str:
     subwords = Subwords(vocab / "pieces.model")
     pieces, (tree, *arcs) = row["leaves"]["piece"], draw_row(row, vocab)
     lines = [
-        f"{split} example {example_id}: {len(pieces)} leaves, {len(row['nodes']['label'])} nodes",
+        f"{split} line {line}: {len(pieces)} leaves, {len(row['nodes']['label'])} nodes",
         tree,
         f"{side}: {subwords.decode([pieces])[0]}",
     ]
@@ -192,15 +193,15 @@ def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m treeproc.inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
-    parser.add_argument("--example", type=int, metavar="ID", help="draw this example instead")
-    parser.add_argument("--split", default="train", help="split of --example (default train)")
+    parser.add_argument("--line", type=int, metavar="N", help="draw this line instead, counted from 1")
+    parser.add_argument("--split", default="train", help="split of --line (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
     args = parser.parse_args(argv)
-    if args.example is not None:
-        print(draw_example(args.data, args.split, args.example))
+    if args.line is not None:
+        print(printable(draw_line(args.data, args.split, args.line)))
         return
     text, figures = describe(args.data)
-    print(text)
+    print(printable(text))
     if args.plot:
         plot(figures, args.plot)
         print(f"histograms: {args.plot}")

@@ -11,6 +11,7 @@ import pyarrow as pa
 from treeproc.arrow import batch_views, pick, record_batches
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
+from treeproc.progress import phase
 from treeproc.schema import FULL_PARSED_SCHEMA, select
 from treeproc.settings import UserError, build_settings, differences
 from treeproc.shards import read_index
@@ -55,7 +56,8 @@ class LineEncoder:
             raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
-        self._parser: Parser = build_parser(config)
+        with phase("loading the parser"):
+            self._parser: Parser = build_parser(config)
         self.gives_arcs = config.dependencies
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
         settings = {**index["tree_settings"], "side": "source"}

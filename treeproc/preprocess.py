@@ -250,7 +250,7 @@ class _Job:
                 for record in writer.write(split):
                     records.append(record)
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-        self.record.note(text=len(records))
+                    self.record.note(text=len(records))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])

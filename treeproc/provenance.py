@@ -33,7 +33,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 _CPU_OF_PROCESS = "the command's process and its children that ended"
 _CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers but those that were lost"
 
-_Text = Annotated[str, StringConstraints(max_length=300)]
+# The file may come from anywhere, and what it says is printed: nothing long, and nothing that moves a terminal's cursor.
+_Text = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 _Facts = dict[_Text, _Text | bool | int | None]
 _Seconds = Annotated[float, Field(ge=0, le=1e10)]
 
@@ -154,7 +155,7 @@ def _processor() -> dict[str, str | int | None]:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    return {"processor": name[:300], "cores": os.cpu_count()}
+    return {"processor": "".join(filter(str.isprintable, name))[:300], "cores": os.cpu_count()}
 
 
 def packages() -> dict[str, str | None]:
@@ -178,6 +179,8 @@ def read_sessions(folder: AnyPath) -> list[Session]:
 
 def _read(path: AnyPath) -> list[Session]:
     """Raises OSError, ValueError or RecursionError when it is missing or damaged."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a file")
     return _File.model_validate(json.loads(path.read_bytes())).sessions
 
 
@@ -216,21 +219,29 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
         did = ", ".join(f"{name} {count:,}" for name, count in session.did.items())
         began = session.started.replace("T", " ").replace("Z", " UTC")
         lines.append(f"{began}, {session.command} ({did}): {session.outcome} after {', '.join(times) or 'an unknown time'}")
-        made_by = [f"  {_describe_software(session)}", f"  {_describe_machines(session)}"]
+        made_by = [
+            f"  {describe_software(session.software)}; {describe_packages(session.packages)}",
+            f"  {describe_machines(session)}",
+        ]
         lines += ["  with the same software and machine"] if made_by == before else made_by
         before = made_by
     return lines
 
 
-def _describe_software(session: Session) -> str:
-    own = session.software
+def describe_software(own: _Facts) -> str:
+    """What `software` found, for a person."""
     changed = " with changes" if own.get("clean") is False else ""
     commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
-    others = ", ".join(f"{name} {number or 'missing'}" for name, number in session.packages.items())
-    return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit}); {others}"
+    return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
 
 
-def _describe_machines(session: Session) -> str:
+def describe_packages(found: _Facts) -> str:
+    """What `packages` found, for a person."""
+    return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
+
+
+def describe_machines(session: Session) -> str:
+    """The kind of machine of the command, and those of Ray's workers where they are others."""
     workers = [machine for machine in session.workers if machine != session.machine]
     return _describe_machine(session.machine) + "".join(f"; workers on {_describe_machine(machine)}" for machine in workers)
 

@@ -31,7 +31,7 @@ def start_ray() -> None:
         options |= {"address": "local", "include_dashboard": False}
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with phase("starting Ray"), _sigterm_kept():
+    with phase("starting Ray", after=0), _sigterm_kept():
         try:
             _try_to_start(options)
         except Exception:  # Ray raises many kinds, Exception itself among them

@@ -35,15 +35,18 @@ class Settings(BaseModel):
         if isinstance(value, dict) and dict in map(get_origin, (annotation, *get_args(annotation))):
             values += [*value, *value.values()]
         for one in values:
-            if isinstance(one, bool) and not _may_be_bool(annotation):
+            if one == "" and _mentions(annotation, Path):
+                raise ValueError("must be a path, but is empty")
+            if isinstance(one, bool) and not _mentions(annotation, bool, Any):
                 raise ValueError(f"must be no truth value, but is {str(one).lower()}")
             if isinstance(one, int) and abs(one) >= 2**63:
                 raise ValueError(f"must be a number of at most 64 bits, but is {shown(one)}")
         return value
 
 
-def _may_be_bool(annotation: Any) -> bool:
-    return annotation in (bool, Any) or any(map(_may_be_bool, get_args(annotation)))
+def _mentions(annotation: Any, *types: Any) -> bool:
+    """Whether one of the types is part of an annotation."""
+    return any(annotation is one for one in types) or any(_mentions(part, *types) for part in get_args(annotation))
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

@@ -50,11 +50,11 @@ def make_shards(
         failed = sum(fallbacks(shard.counts) for shard in by_name.values())
         with Progress(work.label, total, unit="examples", initial=finished) as progress:
             run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
-            for shard in run:
+            for number, shard in enumerate(run, start=1):
                 by_name[shard.name] = shard
                 failed += fallbacks(shard.counts)
                 progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
-        record.note(**{folder.name: len(todo)})
+                record.note(**{folder.name: number})
     return [by_name[shard.name] for shard in text]
 
 

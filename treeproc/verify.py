@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.errors import printable
 from treeproc.files import file_sha256, file_size
 from treeproc.progress import Progress
 from treeproc.schema import ROWS_PER_RECORD_BATCH
@@ -31,7 +32,10 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class Problem:
-    """`row` counts within the shard. `mendable`: the job writes the file anew when it runs again."""
+    """`row` counts within the shard, from 0; messages count rows and lines from 1.
+
+    `mendable`: the job writes the file anew when it runs again.
+    """
 
     path: AnyPath
     what: str
@@ -40,7 +44,7 @@ class Problem:
     mendable: bool = True
 
     def __str__(self) -> str:
-        where = "" if self.row is None else f", row {self.row}, example {self.example_id}"
+        where = "" if self.row is None else f", row {self.row + 1}, line {self.example_id + 1}"
         return f"{self.path}{where}: {self.what}"
 
 
@@ -244,7 +248,7 @@ def main(argv: Sequence[str]) -> None:
     data = parser.parse_args(argv).data
     report = verify(data)
     for problem in report.problems:
-        print(problem)
+        print(printable(str(problem)))
     print(advice(report, data))
     if report.problems:
         sys.exit(2)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig
+from treenet.inference.results import warn_of_stale_results
 from treenet.training.averaging import Choice, average_checkpoints
 from treenet.training.checkpoint import META, WEIGHTS
 from treenet.training.remote_run import read_run
@@ -46,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
             chosen = {config.average: config.average_checkpoints}
         [(choice, count)] = chosen.items()
         folder = average_checkpoints(run, choice, count)
+        warn_of_stale_results(run, args.out)
     folder = args.out / folder.name
     steps = ", ".join(str(step) for step in read_json(folder / META)["averaged_steps"])
     what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"

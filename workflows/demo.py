@@ -15,6 +15,7 @@ from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.origin import describe_origin
 from treenet.inference.results import SCORES
 from treenet.inference.translate import read_split
 from treenet.training.curves import plot_curves
@@ -90,6 +91,7 @@ def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
     changed = sum(a != b for a, b in zip(first, shuffled, strict=True))
     lines.append(f"\nOther trees over the same words change {changed} of {len(first)} translations.")
     lines.append(f"Both models saw the same batches; test BLEU {scores['Transformer']['bleu_signature']}")
+    lines += [f"{title}: {describe_origin(row)}" for title, row in scores.items()]
     lines.append("One seed and minutes of training: a check that the system works, not a comparison of models.")
     return "\n".join(lines)
 
@@ -107,6 +109,7 @@ def examples(scores: dict[str, dict], out: Path, count: int) -> str:
             break
         tags, word_tree = encoder.word_tree(parsed)
         blocks.append(
+            f"line              {text['example_id'] + 1}\n"
             f"source            {text['source']}\n{_indent(draw(word_tree, parsed['words']['text'], tags))}\n"
             f"Tree Transformer  {tree}\nTransformer       {plain}\nreference         {text['target']}"
         )

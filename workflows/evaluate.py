@@ -9,6 +9,9 @@ RUN is the folder of a training run. Writes RUN/translations.<split>.txt, one li
 the order of the input, and adds the scores to RUN/scores.json, those by length and depth of the
 source too. Baselines and controls get names of their own, for example translations.test.untrained.txt.
 
+Every result names its weights, data, decoding and software. --compare refuses one that is not of the
+run as it is: trained further, averaged anew, or with other decoding settings.
+
 --compare takes runs that were evaluated before, files RUN/translations.NAME.txt, or files of other
 systems, one line per reference: a paired bootstrap of the second against the first, and the lines
 on which they differ most. Its p-value is about these two sets of weights on these sentences; what
@@ -46,7 +49,7 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split
         of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name
-        return read_system(run, of_data if of_data in read_scores(run) else name)
+        return read_system(run, of_data if of_data in read_scores(run) else name, path)
     if name := result_in_run(path):
         return read_system(path.parent, name)
     return System(str(path), list(read_lines([path])))

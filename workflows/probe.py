@@ -12,8 +12,9 @@ the same command continues where it was interrupted. With layer=all, RUN/probes.
 
 from collections.abc import Sequence
 
+from treenet.inference.results import PROBES
 from treenet.inference.run import checkpoint_names
-from treenet.probing.results import PROBES, figure_name, format_probes
+from treenet.probing.results import figure_name, format_probes
 from treenet.probing.run import probe_run
 from treenet.probing.settings import ProbeSettings
 from treenet.training.remote_run import read_run

@@ -1,7 +1,7 @@
 """One page about runs: what differs, scores and tests, learning curves, attention to phrases, and pictures of sentences.
 
     python workflows/report.py --out report RUN_A RUN_B
-    python workflows/report.py --out report RUN STUDY examples=[3,17]
+    python workflows/report.py --out report RUN STUDY lines=[3,17]
 
 RUN is a folder of workflows/train_wmt.py, STUDY one of workflows/scaling.py, as many as you like. report/index.html needs no
 network; report/figures has every figure as PNG and SVG, report/report.json every number. What a run lacks is left out, and

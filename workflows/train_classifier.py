@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from treenet.config import TrainConfig
 from treenet.inference.classify import format_scores, score_run
+from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import AVERAGED
 from treenet.training.dry_run import dry_run
 from treenet.training.remote_run import read_run
@@ -41,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
     run_to_end(config, args.out)
     with read_run(args.out, AVERAGED, "checkpoints/*") as run:
         print(format_scores(score_run(run, use_gpu=config.use_gpu)))
+        warn_of_stale_results(run, args.out)
 
 
 if __name__ == "__main__":

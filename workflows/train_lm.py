@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.inference.results import warn_of_stale_results
 from treenet.training.dry_run import dry_run
 from treenet.training.run import run_to_end
 from treenet.training.tasks import check_task
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
         print(dry_run(config, args.out))
         return
     run_to_end(config, args.out)
+    warn_of_stale_results(args.out)
     if config.model.name == "constituent_transformer":
         print(f"  parse: python workflows/unsupervised_parse.py --out {args.out}")
 

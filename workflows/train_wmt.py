@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.inference.results import warn_of_stale_results
 from treenet.training.dry_run import dry_run
 from treenet.training.run import run_to_end
 from treenet.training.tasks import check_task
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> None:
         print(dry_run(config, args.out))
         return
     run_to_end(config, args.out)
+    warn_of_stale_results(args.out)
     print(f"  score: python workflows/evaluate.py --out {args.out}")
     print(f"  translate: python workflows/translate.py --out {args.out} input=FILE output=FILE")
 

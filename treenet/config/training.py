@@ -63,7 +63,9 @@ class DecodingConfig(Settings):
     length_penalty_form: Literal["length", "gnmt"] = Field(
         "length", description="score / length^a (the paper's), or score / ((5 + length) / 6)^a; length counts EOS"
     )
-    max_length_factor: float = Field(1.5, gt=0, description="a hypothesis has at most factor * leaves + max_length_offset pieces")
+    max_length_factor: float = Field(
+        1.5, gt=0, le=1000, description="a hypothesis has at most factor * leaves + max_length_offset pieces"
+    )
     max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
     min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
     max_tokens: PositiveInt = Field(4096, description="padded source leaves of one search batch")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.experiments.study import check_name, check_once
+from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.training.grid import Work
 from treenet.training.ledger import Cell
@@ -111,7 +111,8 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
 
 def study_work(config: ScalingConfig) -> Work:
     """What a cell does: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
-    return Work(run_training, partial(score_cell, EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)))
+    settings = EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)
+    return Work(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
 
 
 def score_cell(settings: EvaluateSettings, folder: Path) -> dict:

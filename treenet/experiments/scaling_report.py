@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.study import count_not_recorded, read_fresh_scores
 from treenet.inference.metrics import compare_seeds
+from treenet.inference.origin import recorded_origin
+from treenet.inference.results import read_system
 from treenet.inference.significance import (
     ABOUT_WEIGHTS,
     EXPLAIN_MEANS,
@@ -26,7 +29,7 @@ from treenet.inference.significance import (
 from treenet.inference.translate import read_references
 from treenet.training.facts import read_facts
 from treenet.training.ledger import DONE, Ledger
-from treeproc.files import atomic_write, json_bytes, read_json, read_text
+from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError
 
 if TYPE_CHECKING:
@@ -73,12 +76,12 @@ class _Scores(TypedDict, total=False):
 def _read_cell(folder: Path, labels: dict, split: str) -> dict:
     mend = "remove the folder and run the same command again"
     facts = read_facts(folder, mend, ("examples", "parameters"))
-    scores = read_json(folder / "scores.json", mend, dict[str, _Scores])
+    scores = read_fresh_scores((split,), folder, mend, dict[str, _Scores])
     if not _Scores.__annotations__.keys() <= scores.get(split, {}).keys():
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
         )
-    kept = {name: scores[split][name] for name in _Scores.__annotations__}
+    kept = {name: scores[split][name] for name in _Scores.__annotations__} | recorded_origin(scores[split])
     step = read_json(folder / "averaged" / "meta.json", mend, needed=("step",))["step"]
     return {"cell": folder.name, **labels, "pairs": facts["examples"], "parameters": facts["parameters"], "step": step, **kept}
 
@@ -90,7 +93,7 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
 
 
 def _compare(config: ScalingConfig, out: Path, split: str, references: list[str], pairs: list[tuple[dict, dict]]) -> dict:
-    lines = [[_translations(out / "cells" / cell["cell"], split) for cell in side] for side in zip(*pairs, strict=True)]
+    lines = [[read_system(out / "cells" / cell["cell"], split).lines for cell in side] for side in zip(*pairs, strict=True)]
     found = compare_seeds(*lines, references, num_samples=config.grid.bootstrap_samples)
     return asdict(found.over_seeds) | {"weights": {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS}}
 
@@ -106,11 +109,6 @@ def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
     if "weights" not in test:
         return SeedTest(test["difference"], test["seeds"], None, None, None, None), test["p_value"]
     return SeedTest(**{name: value for name, value in test.items() if name != "weights"}), test["weights"]["p_value"]
-
-
-def _translations(folder: Path, split: str) -> list[str]:
-    redo = f"run workflows/evaluate.py --out {folder} split={split}"
-    return read_text(folder / f"translations.{split}.txt", redo).split("\n")[:-1]
 
 
 def format_table(report: dict) -> str:
@@ -131,6 +129,7 @@ def format_table(report: dict) -> str:
         lines.append(line)
     lines += [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS]
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report['bleu_signature']}")
+    lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import Seed, overlay
-from treenet.experiments.study import check_name, check_once
+from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.classify import score_run
 from treenet.training.grid import Work
 from treenet.training.ledger import Cell
@@ -20,6 +20,9 @@ from treenet.training.run import run_training
 from treenet.training.tasks import build_task
 from treeproc.settings import Settings, UserError, build_settings
 from treeproc.shards import read_index
+
+# Entries of scores.json that a cell has.
+SCORED = ("valid", "test", "valid.last", "test.last")
 
 
 class SeedGridConfig(Settings):
@@ -100,7 +103,7 @@ def _check_data(indices: dict) -> None:
 
 def seed_work(config: SeedsConfig) -> Work:
     """What a cell does: the run of workflows/train_classifier.py, its scores with it."""
-    return Work(run_training, partial(score_cell, config.use_gpu))
+    return Work(run_training, partial(score_cell, config.use_gpu), partial(describe_stale, SCORED))
 
 
 def score_cell(use_gpu: bool, folder: Path) -> dict:

@@ -16,13 +16,15 @@ import numpy as np
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds import SCORED, SeedsConfig
+from treenet.experiments.study import count_not_recorded, read_fresh_scores
+from treenet.inference.origin import recorded_origin
 from treenet.inference.significance import EXPLAIN_SEEDS, SeedTest, compare_examples, half_interval, summarize
 from treenet.training.curves import write_png
 from treenet.training.facts import read_facts
 from treenet.training.ledger import DONE, Ledger
 from treenet.training.logs import read_metrics
-from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.files import atomic_write, json_bytes
 from treeproc.settings import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class _Scores(TypedDict, total=False):
 
 def _read_cell(folder: Path, labels: dict) -> dict:
     mend = "remove the folder and run the same command again"
-    scores = read_json(folder / "scores.json", mend, dict[str, _Scores])
+    scores = read_fresh_scores(SCORED, folder, mend, dict[str, _Scores])
     facts = read_facts(folder, mend, ("parameters",))
     lines = read_metrics(folder)
     if not lines or "elapsed" not in lines[-1]:
@@ -77,6 +79,7 @@ def _read_cell(folder: Path, labels: dict) -> dict:
         "parameters": facts["parameters"],
         "best_step": scores["test"]["steps"][-1] if "steps" in scores.get("test", {}) else None,
         "last_step": lines[-1]["step"],
+        **recorded_origin(scores.get("test", {})),
         "seconds": lines[-1]["elapsed"],
         **measures,
     }
@@ -149,6 +152,7 @@ def format_table(report: dict) -> str:
         "two classes. Mean ± deviation over seeds"
     )
     lines.append(EXPLAIN_SEEDS)
+    lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
 
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.inference.origin import NOT_RECORDED, RunState, Standing
+from treenet.inference.results import SCORES, read_scores
 from treenet.training.grid import Work, run_cells
 from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
-from treeproc.files import atomic_write, locked
-from treeproc.settings import dump_settings
+from treeproc.files import atomic_write, locked, read_json
+from treeproc.settings import UserError, dump_settings
 
 
 def check_once(values: tuple) -> tuple:
@@ -24,6 +26,34 @@ def check_name(field: str, name: str) -> None:
     """Raises ValueError for a name that cannot be part of a folder's."""
     if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+
+
+def stale_scores(names: Sequence[str], folder: Path) -> dict[str, Standing]:
+    """Those of the named scores in a run folder that are no longer of the run as it is."""
+    scores, state = read_scores(folder), RunState(folder)
+    standings = {name: state.judge(scores[name]) for name in names if name in scores}
+    return {name: standing for name, standing in standings.items() if standing.changed}
+
+
+def describe_stale(names: Sequence[str], folder: Path) -> str:
+    """What changed since those scores were made, in words; empty where nothing did."""
+    return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
+
+
+def read_fresh_scores(names: Sequence[str], folder: Path, mend: str, form: type | None = None) -> dict[str, dict]:
+    """scores.json of a run. Raises UserError where it has not the `form`, or where those of `names` are stale."""
+    scores = read_json(folder / SCORES, mend, form)
+    for name, standing in stale_scores(names, folder).items():
+        raise UserError(
+            f"{folder}: the scores of {name} are not of the run as it is ({standing.changed}); to renew them: {standing.command}"
+        )
+    return scores
+
+
+def count_not_recorded(cells: Sequence[dict]) -> str:
+    """A line about cells whose scores name no weights; empty where there are none."""
+    count = sum(cell.get("weights_sha256") is None for cell in cells)
+    return f"{count} of {len(cells)} cells {NOT_RECORDED}" if count else ""
 
 
 def show_cells(cells: Sequence[Cell], out: Path) -> str:
@@ -40,6 +70,11 @@ def run_study(
     with locked(out):
         ledger = Ledger.open(out, cells)
         atomic_write(out / "config.yaml", dump_settings(config).encode())
+        for cell in cells:
+            if ledger.entries[cell.name].status == DONE and (changed := work.stale(cell.folder)):
+                said = f"{cell.name}: its scores are not of its model as it is ({changed}); it is averaged and scored again"
+                print(f"warning: {said}", file=sys.stderr)
+                ledger.reopen(cell)
         run_cells(cells, work, ledger, parallel)
         print(f"\n{report(ledger)}")
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}

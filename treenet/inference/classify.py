@@ -10,9 +10,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from treenet.inference.origin import LAST, asked_for, fingerprints
 from treenet.inference.relatedness import score_pairs
 from treenet.inference.results import SCORES, read_scores
-from treenet.inference.run import AVERAGED, checkpoint_folder
+from treenet.inference.run import AVERAGED, checkpoint_folder, recorded_sha256
 from treenet.labelled import LabelledBatch, LabelledSource
 from treenet.models import ClassLogits
 from treenet.pairs import PairBatch, PairSource
@@ -23,11 +24,11 @@ from treenet.training.facts import read_facts
 from treenet.training.run import load_trained
 from treenet.training.tasks import build_task
 from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.provenance import software
 from treeproc.settings import Settings, UserError
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import DataPath
 
-LAST = "last"
 _BATCH_TOKENS = 8192
 _PERCENTAGES = ("accuracy", "binary_accuracy", "phrase_accuracy")
 _NAMES = (*_PERCENTAGES, "pearson", "spearman", "mse")
@@ -83,7 +84,11 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
         "split": settings.split,
         "checkpoint": checkpoint.name,
         "steps": meta.get("averaged_steps", [meta["step"]]),
-        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
+        "weights_sha256": recorded_sha256(checkpoint),
+        "data": fingerprints(index),
+        "own_data": index["fingerprint"] == facts["data_fingerprint"],
+        "asked": asked_for(settings),
+        "software": software(),
     }
     atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
     atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: scores}))
@@ -93,17 +98,19 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
     """The scores of a finished run: of its model and of its last checkpoint, on valid and test where they are there.
 
-    What scores.json has of the same checkpoints and data is not computed again.
+    What scores.json has of the same weights and data is not computed again; of results of before they named their weights,
+    what has the same steps.
     """
     done = read_scores(folder)
     index = read_index(load_trained(folder)[0].data / "encoded")
     for split in (name for name in ("valid", "test") if name in index["totals"]):
         for checkpoint in (AVERAGED, LAST):
             name = split if checkpoint == AVERAGED else f"{split}.{LAST}"
-            steps = read_json(_checkpoint(folder, checkpoint) / META)
-            steps = steps.get("averaged_steps", [steps["step"]])
-            old = done.get(name, {})
-            if (old.get("steps"), old.get("data", {}).get("fingerprint")) != (steps, index["fingerprint"]):
+            place = _checkpoint(folder, checkpoint)
+            meta, old = read_json(place / META), done.get(name, {})
+            steps, weights = meta.get("averaged_steps", [meta["step"]]), recorded_sha256(place)
+            same = old.get("weights_sha256", weights) == weights and old.get("steps") == steps
+            if not same or old.get("data", {}).get("fingerprint") != index["fingerprint"]:
                 classify_run(folder, ClassifySettings(split=split, checkpoint=checkpoint, use_gpu=use_gpu))
     return read_scores(folder)
 

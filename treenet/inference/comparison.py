@@ -7,9 +7,12 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from treenet.inference.metrics import compare_systems, sentence_chrf
+from treenet.inference.origin import describe_origin, recorded_origin
 from treenet.inference.results import System
 from treenet.inference.significance import ABOUT_WEIGHTS
+from treeproc.provenance import software
 from treeproc.settings import Settings
+from treeproc.shards import fingerprint
 
 
 class CompareConfig(Settings):
@@ -26,11 +29,14 @@ def compare(
     references: Sequence[str],
     split: str,
     config: CompareConfig,
+    numbers: Sequence[int] | None = None,
 ) -> dict:
     """What comparison.json holds: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
-    `sources` are only shown. The systems must have been checked against the references.
+    `sources` are only shown. `numbers` are those of the lines in the input of the split, from 1, of which some may have been
+    dropped; unset, lines are counted as they come. The systems must have been checked against the references.
     """
+    numbers = numbers or range(1, len(references) + 1)
     metrics = compare_systems(baseline.lines, system.lines, references, config.samples)
     chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
     difference = chrf[1] - chrf[0]
@@ -39,7 +45,7 @@ def compare(
     def show(rows: Sequence[int]) -> list[dict]:
         return [
             {
-                "line": int(row) + 1,
+                "line": numbers[row],
                 "baseline_chrf": float(chrf[0, row]),
                 "system_chrf": float(chrf[1, row]),
                 **({"source": sources[row]} if sources else {}),
@@ -55,6 +61,10 @@ def compare(
     return {
         "baseline": baseline.name,
         "system": system.name,
+        "baseline_origin": _origin(baseline),
+        "system_origin": _origin(system),
+        "software": software(),
+        "references_fingerprint": fingerprint(list(references)),
         "split": split,
         "num_examples": len(references),
         "metrics": {name: asdict(found) | {"difference": found.difference} for name, found in metrics.items()},
@@ -65,9 +75,19 @@ def compare(
     }
 
 
+def _origin(system: System) -> dict:
+    """What scores.json says a system's translations were made of."""
+    if system.scores is None:
+        return {"weights_sha256": None, "weights": "not known: lines of a file"}
+    return recorded_origin(system.scores)
+
+
 def format_comparison(found: dict) -> str:
     """The test as a table, then wins and losses side by side."""
-    lines = [f"A  {found['baseline']}", f"B  {found['system']}", ""]
+    lines = []
+    for title, name in (("A", "baseline"), ("B", "system")):
+        lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]
+    lines.append("")
     lines.append(f"{'':6}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
     for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
         one = found["metrics"][name]

@@ -10,12 +10,14 @@ from treenet.config import DecodingConfig, TrainConfig
 from treenet.inference.buckets import BucketConfig, measure_sources, score_buckets
 from treenet.inference.comparison import CompareConfig, compare
 from treenet.inference.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
+from treenet.inference.origin import asked_for, fingerprints, origin
 from treenet.inference.results import System, read_scores, write_result
 from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
 from treenet.training.tasks import check_no_control
+from treeproc.provenance import software
 from treeproc.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.shards import check_hashes, read_index, stage_folder
 from treeproc.storage import AnyPath, DataPath
@@ -107,7 +109,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
     scores = {
         **score_lines(lines, references, run.data, settings),
-        "checkpoint": run.checkpoint,
+        **origin(run, settings),
         "shuffle_trees": settings.shuffle_trees,
         "decoding": decoding_of(settings.decoding, run).model_dump(),
     }
@@ -130,8 +132,7 @@ def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath |
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references)
-        index = read_index(data / "encoded")
-        scores["data"] = {key: value for key, value in index.items() if key.endswith("fingerprint")}
+        scores["data"] = fingerprints(read_index(data / "encoded"))
     return scores
 
 
@@ -164,7 +165,14 @@ def score_file(
     else:
         data, of = None, str(settings.references)
     check_lines(lines, references, str(settings.hypotheses), of)
-    scores = {**score_lines(lines, references, data, settings), "hypotheses": settings.hypotheses.name}
+    scores = {
+        **score_lines(lines, references, data, settings),
+        "hypotheses": settings.hypotheses.name,
+        "weights_sha256": None,
+        "weights": "none: lines of another system",
+        "asked": asked_for(settings),
+        "software": software(),
+    }
     name = f"{settings.split}.file.{settings.hypotheses.name.removesuffix('.gz').removesuffix('.txt')}"
     if out is None:
         return name, scores
@@ -175,7 +183,7 @@ def score_file(
 
 def compare_results(baseline: System, system: System, references: Sequence[str] | None, settings: EvaluateSettings) -> dict:
     """What `comparison.compare` finds of two systems on the references of a file, or else of the data set of a run."""
-    sources, of = None, str(settings.references)
+    sources, numbers, of = None, None, str(settings.references)
     split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
     if references is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
@@ -183,10 +191,11 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
             raise UserError("--compare: two files need references: give data=DATA or references=FILE")
         references, of = references_of(data, split)
         side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
-        sources = [row[side] for row in read_split(data, "text", split)]
+        rows = [(row[side], row["example_id"] + 1) for row in read_split(data, "text", split)]
+        sources, numbers = ([row[place] for row in rows] for place in (0, 1))
     for one in (baseline, system):
         one.check(split, references, of)
-    return compare(baseline, system, sources, references, split, settings.compare)
+    return compare(baseline, system, sources, references, split, settings.compare, numbers)
 
 
 def format_scores(everything: dict[str, dict]) -> str:

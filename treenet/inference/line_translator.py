@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
 from treenet.batch import READS_ARCS
 from treenet.config import DecodingConfig
@@ -55,6 +55,13 @@ class TranslateSettings(Settings):
     workers: int = Field(0, ge=0, description="Ray actors that translate, a CPU each; 0 translates in this process, without Ray")
     use_gpu: bool = Field(False, description="translate on the GPU, one a worker")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _check_some(cls, value: str | list[str]) -> str | list[str]:
+        if not value:
+            raise ValueError("must name a checkpoint, for example averaged")
+        return value
 
     @property
     def checkpoints(self) -> list[str]:

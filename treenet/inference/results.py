@@ -2,17 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenet.inference.metrics import check_lines
+from treenet.inference.origin import RunState, Standing
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError
 from treeproc.shards import fingerprint
-from treeproc.storage import inside
+from treeproc.storage import AnyPath, inside
 
-SCORES = "scores.json"
+SCORES, PROBES = "scores.json", "probes.json"
 PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
@@ -22,10 +24,29 @@ def translations_path(folder: Path, name: str) -> Path:
     return inside(folder, f"translations.{name}.txt")
 
 
-def read_scores(folder: Path) -> dict[str, dict]:
+def read_scores(folder: AnyPath) -> dict[str, dict]:
     """The entries of scores.json, none where there is no such file yet."""
-    path = folder / SCORES
+    return _read(folder / SCORES)
+
+
+def _read(path: AnyPath) -> dict[str, dict]:
     return read_json(path, "remove it and run the same command again") if path.exists() else {}
+
+
+def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standing]]:
+    """What scores.json and probes.json have that is no longer of the run as it is; commands call the folder `name`."""
+    state = RunState(folder, name)
+    for file, entries, workflow in ((SCORES, read_scores(folder), None), (PROBES, _read(folder / PROBES), "probe.py")):
+        for result, entry in entries.items():
+            if isinstance(entry, dict) and (standing := state.judge(entry, workflow)).changed:
+                yield f"{file}, {result}", standing
+
+
+def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
+    """Say on standard error which results in a run folder are of earlier weights, data or settings, and what renews them."""
+    for result, standing in stale_results(folder, name or folder):
+        said = f"{name or folder}/{result}: not of the run as it is ({standing.changed})"
+        print(f"warning: {said}; to renew it: {standing.command}", file=sys.stderr)
 
 
 def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequence[str], scores: dict) -> dict:
@@ -49,9 +70,16 @@ class System:
     lines: list[str]
     scores: dict | None = None
     run: Path | None = None
+    standing: Standing = field(default_factory=Standing)
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
-        """Raises UserError when these are no translations of that split, or of other references; `of` is their name."""
+        """Raises UserError when these are no translations of that split, of other references, or no longer of their run.
+
+        `of` is the name of the references.
+        """
+        if self.standing.changed:
+            changed, command = self.standing.changed, self.standing.command
+            raise UserError(f"{self.name} is not of the run as it is ({changed}); to renew it: {command}")
         if self.scores is not None and self.scores["split"] != split:
             raise UserError(f"{self.name} holds translations of {self.scores['split']}, but {split} was asked for")
         if self.scores is not None and self.scores["references_fingerprint"] != fingerprint(list(references)):
@@ -67,17 +95,19 @@ def result_in_run(path: Path) -> str | None:
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
-def read_system(run: Path, name: str) -> System:
-    """The result `name` of a run folder.
+def read_system(run: Path, name: str, given: AnyPath | None = None) -> System:
+    """The result `name` of a run folder; `given` is the folder as the user wrote it, in an object store perhaps.
 
     Raises UserError when it is not there, or its translations are not those that were scored.
     """
-    redo = f"run workflows/evaluate.py --out {run} split={name.partition('.')[0]}"
+    given = given or run
+    redo = f"run workflows/evaluate.py --out {given} split={name.partition('.')[0]}"
     path, everything = translations_path(run, name), read_scores(run)
     scores = everything.get(name)
     if not path.is_file() or not isinstance(scores, dict):
-        raise UserError(f"{run} has no translations of {name} (scored are: {', '.join(everything) or 'none'}); {redo}")
+        raise UserError(f"{given} has no translations of {name} (scored are: {', '.join(everything) or 'none'}); {redo}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} is not the file that {SCORES} has the scores of; {redo}")
-    return System(str(path), content.decode().split("\n")[:-1], scores, run)
+    standing = RunState(given).judge(scores)
+    return System(str(given / path.name), content.decode().split("\n")[:-1], scores, run, standing)

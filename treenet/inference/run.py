@@ -1,5 +1,6 @@
 """Open a training run: its settings, its model and, for translation, its vocabulary."""
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ class LoadedModel:
     checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
     data: AnyPath  # data set folder
     own_data: bool  # whether that is the data set of the training, trees included
+    weights_sha256: str | None  # of model.safetensors; None where untrained
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
     raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
+
+
+def recorded_sha256(folder: AnyPath) -> str | None:
+    """sha256 of the weights in a checkpoint folder, as its meta.json has it; None where there are none."""
+    try:
+        return json.loads((folder / META).read_bytes())["files"][WEIGHTS]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def load_run(
@@ -127,6 +137,7 @@ def load_model(
         checkpoint=folder.name if folder else UNTRAINED,
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],
+        weights_sha256=recorded_sha256(folder) if folder else None,
     )
 
 

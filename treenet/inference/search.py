@@ -179,8 +179,8 @@ def beam_search(model: Decodable, batch: TreeBatch, decoding: DecodingConfig, *,
         pieces = torch.cat([pieces[rows_kept], chosen[lives][:, None]], dim=1)
 
     if not finished.count.all():
-        example = int(batch.example_ids[finished.count.argmin()])
-        raise UserError(f"example {example}: the model's scores are not finite; translate with an earlier checkpoint")
+        line = int(batch.example_ids[finished.count.argmin()]) + 1
+        raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")
     return [finished.n_best(i, num_best) for i in range(len(batch))]
 
 

@@ -141,7 +141,7 @@ def read_references(data: AnyPath, split: str) -> list[str]:
     for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
         if text["example_id"] != encoded["example_id"]:
             raise UserError(
-                f"{data}: text has example {text['example_id']} where encoded has {encoded['example_id']}; "
+                f"{data}: text has line {text['example_id'] + 1} where encoded has {encoded['example_id'] + 1}; "
                 "run workflows/preprocess.py again"
             )
         lines.append(text[side].lower() if lowercase else text[side])

@@ -25,6 +25,7 @@ from treenet.inference.brackets import (
     recall_by_label,
     score_brackets,
 )
+from treenet.inference.origin import origin
 from treenet.inference.results import PARSE, SCORES, read_scores
 from treenet.inference.run import AVERAGED, load_model, load_processor
 from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
@@ -169,12 +170,11 @@ def parse_run(
     scores = {
         **score_sentences(sentences, settings),
         "split": text,
-        "checkpoint": run.checkpoint,
+        **origin(run, settings),
         "parsing": settings.parsing.model_dump(),
         "punctuation": list(settings.punctuation),
         "trees": trees,
         "treebank": list(map(str, settings.treebank)),
-        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
     }
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
     atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{PARSE}{name}": scores}))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from treenet.inference.results import PROBES
 from treeproc.files import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PROBES = "probes.json"
 _COLUMNS = ("embeddings", "untrained", "trained")
 _MARKERS = {"root": "s", "mean": "o", "first": "o"}
 

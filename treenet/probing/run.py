@@ -7,24 +7,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from treenet.inference.run import UNTRAINED, LoadedModel, checkpoint_folder, load_model
+from treenet.inference.origin import origin
+from treenet.inference.results import PROBES
+from treenet.inference.run import UNTRAINED, LoadedModel, load_model
 from treenet.probing.classifier import Examples, ProbeScore, train_probe
 from treenet.probing.inputs import ProbeInputs
-from treenet.probing.results import PROBES, draw_layers, figure_name, read_probes
+from treenet.probing.results import draw_layers, figure_name, read_probes
 from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
 from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
 from treenet.probing.tasks import Task, build_task
-from treenet.training.checkpoint import WEIGHTS
 from treenet.training.curves import write_png
-from treeproc.files import atomic_write, file_sha256, json_bytes
+from treeproc.files import atomic_write, json_bytes
 from treeproc.progress import Progress
+from treeproc.provenance import software
 from treeproc.schema import SPLITS
 from treeproc.settings import UserError
-from treeproc.shards import check_hashes, read_index
+from treeproc.shards import check_hashes
 from treeproc.storage import AnyPath
 
 TRAINED, PIECES = "trained", "embeddings"
+# Of an entry, what probes that were trained before need not share with those that are added.
+_MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with"}
 STATES = (PIECES, UNTRAINED, TRAINED)
 
 
@@ -59,11 +63,13 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     everything = read_probes(folder)
     inputs = read_inputs(trained, settings)
     tasks = {name: build_task(name, inputs, settings) for name in names}
-    entry = _start_entry(folder, trained, settings)
+    entry = _start_entry(trained, settings)
     name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
     old = everything.get(name, {})
-    if {**old, "tasks": None} == {**entry, "tasks": None}:
+    if all(old.get(key) == entry.get(key) for key in (old.keys() | entry.keys()) - _MAY_DIFFER):
         entry["tasks"] = old["tasks"]
+        kept = [name for name in ("software", "continued_with") if name in old]
+        entry = {**entry, "software": None, **{name: old[name] for name in kept}}
     for task in tasks.values():
         entry["tasks"].setdefault(task.name, _describe(task))
     entry["tasks"] = {name: entry["tasks"][name] for name in TASKS if name in entry["tasks"]}
@@ -75,10 +81,13 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
             results.sort(key=lambda one: Cell(cell.task, one["states"], one["layer"], one["of"]).place)
         atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
 
-    write()
     done = {Cell(t, r["states"], r["layer"], r["of"]) for t, told in entry["tasks"].items() for r in told["results"]}
     rooted = trained.model.reads in ROOTED
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
+    made_by = [entry["software"], *entry.get("continued_with", [])]
+    if cells and (now := software()) not in made_by:
+        entry["continued_with"] = [*made_by[1:], now]
+    write()
     for states in (TRAINED, UNTRAINED):
         todo = [cell for cell in cells if cell.states == states or (states == TRAINED and cell.states == PIECES)]
         if not todo:
@@ -138,13 +147,10 @@ def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, Prob
     return found
 
 
-def _start_entry(folder: Path, trained: LoadedModel, settings: ProbeSettings) -> dict:
+def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
     """What an entry says before any probe: results are of these weights, data and settings."""
-    index = read_index(trained.data / "encoded")
     return {
-        "checkpoint": trained.checkpoint,
-        "weights_sha256": file_sha256(checkpoint_folder(folder, settings.checkpoint) / WEIGHTS),
-        "data": {key: value for key, value in index.items() if key.endswith("fingerprint")},
+        **origin(trained, settings),
         "settings": {**settings.marks(), "max_leaves": trained.config.batch.max_leaves},
         "layers": num_layers(trained.model),
         "tasks": {},

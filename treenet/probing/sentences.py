@@ -91,10 +91,7 @@ def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows
     for shard, row, example_id in places:
         example = shards[shard].row(row) if shard in shards and row < len(shards[shard]) else {"example_id": None}
         if example["example_id"] != example_id:
-            raise UserError(
-                f"{data}: parsed has example {example['example_id']} where encoded has {example_id}; "
-                "run workflows/preprocess.py again"
-            )
+            raise UserError(f"{data}: parsed and encoded differ at line {example_id + 1}; run workflows/preprocess.py again")
         yield example
 
 
@@ -104,7 +101,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
     forest, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
     words = [len(example[f"{prefix}words"]["text"]) for example in examples]
     if wrong := np.flatnonzero(np.diff(edges) != words).tolist():
-        raise ValueError(f"example {examples[wrong[0]]['example_id']} has a tree over another number of words than it has")
+        raise ValueError(f"line {examples[wrong[0]]['example_id'] + 1} has a tree over another number of words than it has")
     tags = [brackets.tag_names[tag] for tag in brackets.tags.tolist()]
     labels = [forest.names[label] for label in forest.labels.tolist()]
     # Node i lies below every earlier node whose subtree is still open; a root has level 1.
@@ -126,7 +123,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
         arcs = [example[f"{prefix}arcs"] for example in examples]
         deprel = [name for one in arcs for name in one["deprel"]]
         if wrong := [e["example_id"] for e, one, count in zip(examples, arcs, words, strict=True) if len(one["deprel"]) != count]:
-            raise ValueError(f"example {wrong[0]} has another number of arcs than words")
+            raise ValueError(f"line {wrong[0] + 1} has another number of arcs than words")
         arc_depth = np.concatenate(
             [_arc_depths(np.asarray(one["governor"]), e["example_id"]) for e, one in zip(examples, arcs, strict=True)]
         )
@@ -149,7 +146,7 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
             return depth
         depth += above >= 0
         above = np.where(above >= 0, governor[above], -1)
-    raise ValueError(f"example {example_id} has arcs that go in a circle")
+    raise ValueError(f"line {example_id + 1} has arcs that go in a circle")
 
 
 def _prefix(data: AnyPath) -> str:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.inference.attention_stats import run_attention
+from treenet.inference.origin import recorded_origin
 from treenet.inference.run import load_run
 from treenet.models.seq2seq import Seq2Seq
 from treenet.probing.results import draw_layers
@@ -17,6 +18,7 @@ from treenet.report.compare import ablations, choose_baseline, score_tables, set
 from treenet.report.contents import Report
 from treenet.report.examples import build_views, choose_examples
 from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
+from treenet.report.making import read_making
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
@@ -26,6 +28,7 @@ from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import lay_out
 from treenet.training.curves import draw_curves
 from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.provenance import software
 from treeproc.settings import UserError
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
@@ -59,6 +62,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         ablations=ablations(runs),
         attention={},
         views={},
+        made=read_making(runs),
     )
     _look_inside(report, settings, say)  # first: it is what finds wrong settings
     report.tables = score_tables(runs, baseline, settings.bootstrap_samples, say)
@@ -92,7 +96,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     if anchor is None:
         return
     same_text = [run for run in there if run.marks.get("text_fingerprint") == anchor.marks.get("text_fingerprint")]
-    ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.examples)
+    ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.lines)
     report.views = {number: [] for number in ids}
     for run in there:
         say(f"attention of {run.name} on {settings.split}")
@@ -158,8 +162,9 @@ def numbers(report: Report) -> dict:
     """What report.json holds: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:
-        missing = [asdict(one) for one in run.missing]
-        return {"name": run.name, "updates": run.step, "finished": run.finished, **run.marks, **run.facts, "missing": missing}
+        told = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}
+        facts = {"updates": run.step, "finished": run.finished, "weights_sha256": run.weights_sha256}
+        return {"name": run.name, **facts, **run.marks, **run.facts, **told}
 
     tables = [
         {
@@ -173,6 +178,8 @@ def numbers(report: Report) -> dict:
                     "run": row.run,
                     "result": row.result,
                     **row.values,
+                    "origin": recorded_origin(row.record),
+                    "stale": row.standing.changed,
                     "tests": {name: asdict(test) | {"difference": test.difference} for name, test in row.tests.items()},
                 }
                 for row in scores.rows
@@ -182,16 +189,20 @@ def numbers(report: Report) -> dict:
     ]
     return {
         "title": report.title,
+        "software": software(),
         "runs": [run_facts(run) for run in report.runs],
+        "provenance": {name: [one.model_dump(mode="json") for one in sessions] for name, sessions in report.made.items()},
         "differing_settings": report.differing,
         "warnings": report.warnings,
         "scores": tables,
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},
+        "stale_cells": {study.name: study.stale for study in report.studies if study.stale},
         "attention": {name: stats.to_json() for name, stats in report.attention.items()},
+        "attention_weights_sha256": {run.name: run.weights_sha256 for run in report.runs if run.name in report.attention},
         "probes": {run.name: run.probes for run in report.runs if run.probes},
         "sentences": [
-            {name: getattr(view, name) for name in ("example_id", "run", "source", "reference", "translation", "chrf")}
+            {name: getattr(view, name) for name in ("line", "example_id", "run", "source", "reference", "translation", "chrf")}
             for views in report.views.values()
             for view in views
         ],

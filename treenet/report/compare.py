@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from treenet.config import TreeAttentionConfig
 from treenet.inference.metrics import Comparison, compare_systems
+from treenet.inference.origin import Standing, flatten
 from treenet.inference.translate import read_references
 from treenet.models.registry import MODELS
 from treenet.report.runs import ReportRun, own_index
@@ -18,14 +19,6 @@ _NOT_COMPARED = (
     "batch.tokens_per_device", "decoding.max_tokens",
 )  # fmt: skip
 _NO_METRIC = ("num_examples", "seed")
-
-
-def flatten(values: dict, prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, object]]:
@@ -97,6 +90,7 @@ class ScoreRow:
     result: str
     record: dict
     values: dict[str, float]
+    standing: Standing = field(default_factory=Standing)
     tests: dict[str, Comparison] = field(default_factory=dict)
 
 
@@ -138,7 +132,7 @@ def score_tables(
         for result, record in run.scores.items():
             split, text = record.get("split", result), (record.get("data") or {}).get("text_fingerprint", "")
             table = tables.setdefault((split, text), ScoreTable(split, text, [], []))
-            row = ScoreRow(run.name, result, record, metric_values(record))
+            row = ScoreRow(run.name, result, record, metric_values(record), run.standings[result])
             table.rows.append(row)
             table.metrics += [name for name in row.values if name not in table.metrics]
             if run is baseline and result == split:
@@ -156,6 +150,9 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
     if references is None:
         table.notes.append(f"No tests: no run's data set has the references of {table.split} any more.")
         return
+    if table.baseline.standing.changed:
+        table.notes.append(f"No tests: the scores of {table.baseline.run} are not of the run as it is.")
+        return
     base = runs[table.baseline.run].translations.get(table.baseline.result)
     if base is None or len(base) != len(references):
         table.notes.append(f"No tests: the translations of {table.baseline.run} are missing, or not those that were scored.")
@@ -163,6 +160,9 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
     for row in table.rows:
         lines = runs[row.run].translations.get(row.result)
         if row is table.baseline:
+            continue
+        if row.standing.changed:
+            table.notes.append(f"{row.run}, {row.result}: no test, it is not of the run as it is.")
             continue
         if lines is None or len(lines) != len(references):
             table.notes.append(f"{row.run}, {row.result}: no test, its translations are missing, or not those that were scored.")

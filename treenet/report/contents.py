@@ -9,6 +9,7 @@ from treenet.report.compare import ScoreTable
 from treenet.report.examples import View
 from treenet.report.markup import Cell, table, tag
 from treenet.report.runs import ReportRun, Study
+from treeproc.provenance import Session
 
 
 @dataclass
@@ -27,6 +28,7 @@ class Report:
     ablations: list[tuple[str, ReportRun]]
     attention: dict[str, AttentionStats]
     views: dict[int, list[View]]  # by example, in the order in which they are shown
+    made: dict[str, list[Session]] = field(default_factory=dict)  # by run or data set, oldest first
     left_out: int = 0  # examples for which there was no room
     figures: dict[str, str] = field(default_factory=dict)  # SVG of the page by name
 

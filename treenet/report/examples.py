@@ -43,13 +43,18 @@ class View:
     weights: np.ndarray  # [A, H, T, S]
 
     @property
+    def line(self) -> int:
+        """Of the split, counted from 1, as `evaluate.py --compare` counts."""
+        return self.example_id + 1
+
+    @property
     def figure(self) -> str:
         """Name of the files of its picture; a run may have any name."""
-        return f"example_{self.example_id}.{quote(self.run, safe='')}"
+        return f"line_{self.line}.{quote(self.run, safe='')}"
 
 
 def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, count: int, given: Sequence[int]) -> list[int]:
-    """Ids of the examples to show. Raises UserError for a given id that the split does not have.
+    """Ids of the examples to show; `given` are lines. Raises UserError for a line that the split does not have.
 
     Unless they are given: those on which the baseline and the next run of the same text differ most in chrF, wins and
     losses in turn; with one run, sentences of all lengths.
@@ -58,15 +63,16 @@ def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, 
     order = np.argsort(lengths["example_id"], kind="stable")
     ids, leaves = lengths["example_id"][order], lengths["leaves"][order]
     if given:
-        if missing := sorted(set(given) - set(ids.tolist())):
-            raise UserError(f"examples: {split} of {baseline.data} has no example {missing[0]}; there are {ids[0]} to {ids[-1]}")
-        return list(dict.fromkeys(given))
+        if missing := sorted(set(given) - set((ids + 1).tolist())):
+            there = f"there are {ids[0] + 1} to {ids[-1] + 1}, without those that were dropped"
+            raise UserError(f"lines: {split} of {baseline.data} has no line {missing[0]}; {there}")
+        return [line - 1 for line in dict.fromkeys(given)]
     legible = np.flatnonzero((leaves >= _FEWEST) & (leaves <= _MOST))
     rows = legible if len(legible) >= count else np.flatnonzero(leaves > 0)
     if not count or not len(rows):
         return []
-    base = baseline.translations.get(split)
-    others = [run for run in runs if run is not baseline and len(run.translations.get(split, ())) == len(ids)]
+    base = baseline.current_translations(split)
+    others = [run for run in runs if run is not baseline and len(run.current_translations(split) or ()) == len(ids)]
     if base is None or len(base) != len(ids) or not others:
         by_length = rows[np.argsort(leaves[rows], kind="stable")]
         return ids[by_length[np.linspace(0, len(by_length) - 1, min(count, len(by_length))).astype(int)]].tolist()

@@ -5,6 +5,7 @@ from html import escape
 from pathlib import Path
 
 from treenet.report.contents import Page, Report
+from treenet.report.making import show_making
 from treenet.report.markup import paragraph, tag
 from treenet.report.pictures import show_sentences
 from treenet.report.probes import show_probes
@@ -26,6 +27,7 @@ def render_page(report: Report) -> str:
     page.add("attention", "Attention to phrases and words", *show_attention(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
     page.add("sentences", "Sentences", *show_sentences(page))
+    page.add("making", "How each run was made", show_making(page))
 
     links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
     names = ", ".join(one.name for one in [*report.runs, *report.studies])

@@ -26,11 +26,11 @@ def show_sentences(page: Page) -> list[str]:
     ]
     if report.left_out:
         out.append(paragraph(f"{report.left_out} more sentences were asked for; they are left out to keep this page small."))
-    for example, views in report.views.items():
+    for views in report.views.values():
         first = views[0]
         pairs = [("source", first.source), ("reference", first.reference)]
         content = "".join(tag("dt", title) + tag("dd", escape(said)) for title, said in pairs)
-        out.append(tag("h3", f"Example {example} of {escape(report.split)}", id=f"example-{example}"))
+        out.append(tag("h3", f"Line {first.line} of {escape(report.split)}", id=f"line-{first.line}"))
         out.append(tag("dl", content, class_="text"))
         out += [_view(page, view) for view in views]
     return out
@@ -69,7 +69,7 @@ def _view(page: Page, view: View) -> str:
         words[-1].append(_token(place, tokens[place]))
     words = [[_token(-1, "all tokens", "aside")], *words, [_token(targets - 1, END, "aside")]]
     buttons = [tag("span", "".join(word), class_="word") for word in words]
-    label = f"{view.run}, example {view.example_id}"
+    label = f"{view.run}, line {view.line}"
     selects = _select("layer", layers, label) + _select("head", heads, label)
     title = f'{escape(view.run)} <span class="p">chrF of this sentence {view.chrf:.1f}; {links(view.figure)}</span>'
     what = "Parse tree of the source" if view.labels else "Leaves of the source"
@@ -78,7 +78,7 @@ def _view(page: Page, view: View) -> str:
     beside = tag("div", tokens_ + tag("div", "", class_="readout", aria_live="polite"), class_="beside")
     content = tag("header", tag("h4", title) + tag("div", selects, class_="controls"))
     content += tag("div", tree + beside, class_="picture")
-    return tag("figure", content, class_="attention", data_view=number_, data_example=view.example_id, aria_label=label)
+    return tag("figure", content, class_="attention", data_view=number_, data_line=view.line, aria_label=label)
 
 
 def _token(place: int, said: str, classes: str = "") -> str:

@@ -2,9 +2,11 @@
 
 from html import escape
 
+from treenet.inference.origin import describe_origin
 from treenet.probing.results import table_rows, task_name
 from treenet.report.contents import Page
 from treenet.report.markup import Cell, number, paragraph, text
+from treenet.report.sections import standing_name
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")
 
@@ -28,18 +30,23 @@ def show_probes(page: Page) -> list[str]:
     # The last layer of each; the others are in the figure.
     last = [max((layer for _, _, layer in one if layer), default=0) for one in found]
     shown = [{(t, of): v for (t, of, layer), v in one.items() if layer == top} for one, top in zip(found, last, strict=True)]
+    names = [", ".join(filter(None, [run.name, standing_name(run.probes_standing)])) for run in runs]
     head = [text("task"), text("state")]
-    head += [Cell(escape(f"{run.name}: {name}" if len(runs) > 1 else name), "n") for run in runs for name in _COLUMNS]
+    alone = len(runs) == 1 and names == [runs[0].name]
+    head += [Cell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in _COLUMNS]
     rows = []
     for task, of in dict.fromkeys(key for one in shown for key in one):
         values = [one.get((task, of), {}) for one in shown]
         accuracies = [value.get(name) for value in values for name in _COLUMNS]
         rows.append([text(task_name(task)), text(of), *(number(one and 100 * one, ".2f") for one in accuracies)])
-    layers = ", ".join(f"{run.name} {top}" for run, top in zip(runs, last, strict=True))
+    layers = ", ".join(f"{name} {top}" for name, top in zip(names, last, strict=True))
     out.append(page.table(f"Accuracy of probes in %, at the highest layer that was probed ({layers}).", head, rows))
     for index, run in enumerate(page.report.runs):
         if probes_name(index) in page.report.figures:
-            out.append(page.figure(probes_name(index), f"{run.name}: accuracy of probes by encoder layer."))
+            name = names[runs.index(run)]
+            out.append(page.figure(probes_name(index), f"{name}: accuracy of probes by encoder layer."))
+    made = "; ".join(f"{name}: {describe_origin(run.probes)}" for name, run in zip(names, runs, strict=True))
+    out.append(paragraph(f"Made with: {made}.", class_="note"))
     if any(_basis(run.probes) != _basis(runs[0].probes) for run in runs):
         out.append(
             paragraph("Not to be compared: the runs were probed with different settings, or on other text.", class_="note")

@@ -6,8 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenet.inference.origin import RunState, Standing
 from treenet.inference.results import PARSE, read_scores, read_system
-from treenet.inference.run import AVERAGED
+from treenet.inference.run import AVERAGED, recorded_sha256
 from treenet.probing.results import read_probes
 from treenet.training.checkpoint import is_whole
 from treenet.training.facts import read_facts
@@ -17,7 +18,7 @@ from treenet.training.remote_run import RunMirror
 from treeproc.files import read_json, read_text
 from treeproc.settings import UserError, read_yaml
 from treeproc.shards import read_index
-from treeproc.storage import AnyPath, as_path
+from treeproc.storage import AnyPath, as_path, inside
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
@@ -25,7 +26,7 @@ MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
 
 @dataclass(frozen=True)
 class Missing:
-    """What a run lacks, and the command that adds it where there is one."""
+    """What a run lacks, or has of earlier weights, and the command that adds or renews it where there is one."""
 
     said: str
     command: str = ""
@@ -46,21 +47,31 @@ class ReportRun:
     marks: dict[str, str]  # those of MARKS that are known
     step: int
     finished: bool
+    weights_sha256: str | None = None  # of the averaged model as it is
+    standings: dict[str, Standing] = field(default_factory=dict)  # of the scores, by name of the result
     missing: list[Missing] = field(default_factory=list)
+    stale: list[Missing] = field(default_factory=list)
     probes: dict | None = None  # the entry of probes.json of the averaged model
+    probes_standing: Standing = field(default_factory=Standing)
 
     @property
     def data(self) -> AnyPath:
         return as_path(self.config["data"])
 
+    def current_translations(self, result: str) -> list[str] | None:
+        """Lines of a result; None where there are none, or where they are not of the run as it is."""
+        standing = self.standings.get(result)
+        return self.translations.get(result) if standing and not standing.changed else None
+
 
 @dataclass(frozen=True)
 class Study:
-    """A data-size study; `report` is its scaling.json, None before its first cell is done."""
+    """A data-size study; `report` is its scaling.json, None before its first cell is done. `stale` are names of its cells."""
 
     name: str
     given: str
     report: dict | None
+    stale: tuple[str, ...] = ()
 
 
 def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list[Study]]:
@@ -74,7 +85,8 @@ def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list
         folder = mirror.folder
         if (folder / LEDGER).is_file():
             _refuse_comparison(text, folder)
-            studies.append(Study(name, text, read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None))
+            report = read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None
+            studies.append(Study(name, text, report, tuple(_stale_cells(folder, report or {}))))
         else:
             runs.append(_read_run(name, text, folder, split))
     return runs, studies
@@ -85,6 +97,15 @@ def _refuse_comparison(given: str, folder: Path) -> None:
     config = folder / "config.yaml"
     if config.is_file() and _read_config(config).get("task") == "classification":
         raise UserError(f"{given} is a comparison of classifiers, which has a table of its own: {folder / 'comparison.json'}")
+
+
+def _stale_cells(folder: Path, report: dict) -> Iterator[str]:
+    """Names of cells that have other weights now than those that the numbers of a study were made with."""
+    cells = report.get("cells")
+    for cell in cells if isinstance(cells, list) else ():
+        then, now = cell.get("weights_sha256"), recorded_sha256(inside(folder / "cells", cell["cell"]) / AVERAGED)
+        if None not in (then, now) and then != now:
+            yield cell["cell"]
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
@@ -115,6 +136,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     if (task := config.get("task", "translation")) != "translation":
         raise UserError(f"{given} is a run of {task}, which has a table of its own: {folder / 'scores.json'}")
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
+    state, probes = RunState(folder, given), read_probes(folder).get(AVERAGED)
     run = ReportRun(
         name=name,
         folder=folder,
@@ -127,9 +149,14 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         marks={},
         step=last_step(folder),
         finished=is_whole(folder / AVERAGED),
-        probes=read_probes(folder).get(AVERAGED),
+        weights_sha256=state.weights_sha256(),
+        standings={result: state.judge(entry) for result, entry in scores.items()},
+        probes=probes,
+        probes_standing=state.judge(probes, "probe.py") if probes else Standing(),
     )
     run.marks = _marks(run)
+    judged = {**{f"the scores of {result}": one for result, one in run.standings.items()}, "the probes": run.probes_standing}
+    run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)
     if not run.finished:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"

@@ -1,17 +1,22 @@
 """The sections of a page but the sentences: runs, scores, ablations, curves, studies, attention."""
 
+import shlex
 from html import escape
 
 import numpy as np
 
 from treenet.experiments.scaling_report import read_comparison
+from treenet.experiments.study import count_not_recorded
 from treenet.inference.attention_stats import AttentionStats
 from treenet.inference.metrics import METRIC_TITLES
+from treenet.inference.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
 from treenet.inference.significance import ABOUT_WEIGHTS, EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
 from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
+from treenet.report.runs import ReportRun
+from treeproc.provenance import describe_software
 
 _MARKS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 
@@ -29,6 +34,11 @@ def show_runs(page: Page) -> list[str]:
             escape(f"{name}: {one.said}") + (f"; to add it: {code(one.command)}" if one.command else "") for name, one in missing
         ]
         out.append(tag("div", paragraph("Not everything is there:") + bullets(lines), class_="callout", role="note"))
+    stale = [(run.name, one) for run in report.runs for one in run.stale]
+    if stale:
+        lines = [f"{escape(f'{name}: {one.said}')}; to renew: {code(one.command)}" for name, one in stale]
+        said = paragraph("Stale, made with weights, data or settings that the run no longer has:")
+        out.append(tag("div", said + bullets(lines), class_="callout", role="note"))
     if report.warnings:
         said = paragraph("More than the model differs:") + bullets([escape(line) for line in report.warnings])
         out.append(tag("div", said, class_="callout", role="note"))
@@ -39,6 +49,8 @@ def show_runs(page: Page) -> list[str]:
     for key, title in facts:
         rows.append([text(title), *(number(run.facts.get(key)) for run in report.runs)])
     rows.append([text("updates"), *(number(run.step) for run in report.runs)])
+    if any(run.weights_sha256 for run in report.runs):
+        rows.append([text("averaged weights, sha256"), *(_hash(run.weights_sha256) for run in report.runs)])
     best = [validation(run) for run in report.runs]
     rows.append([text("best validation NLL"), *(number(line and line["nll"], ".3f") for line in best)])
     rows.append([text("at update"), *(number(line and line["step"]) for line in best)])
@@ -76,10 +88,21 @@ def _value(value: object) -> str:
     return ", ".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
+def _hash(sha256: str | None) -> Cell:
+    return Cell(code(short(sha256)) if sha256 else "–", "n")
+
+
 def _result(row: ScoreRow, split: str) -> str:
-    """What tells a result from the run's own: `test.untrained` -> `untrained`."""
+    """What tells a result from the run's own: `test.untrained` -> `untrained`; and whether it is of the run as it is."""
     rest = row.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
-    return f"{row.run} ({rest})" if rest else row.run
+    notes = [rest] if rest else []
+    notes += [standing_name(row.standing)] if standing_name(row.standing) else []
+    return f"{row.run} ({', '.join(notes)})" if notes else row.run
+
+
+def standing_name(standing: Standing) -> str:
+    """A mark for a result that is not known to be of the run as it is."""
+    return "stale" if standing.changed else "" if standing.recorded else "without provenance"
 
 
 def show_scores(page: Page) -> list[str]:
@@ -95,8 +118,9 @@ def show_scores(page: Page) -> list[str]:
             cells = [text(_result(row, scores.split))]
             for metric in scores.metrics:
                 value = row.values.get(metric)
-                best = max((other.values.get(metric, -np.inf) for other in scores.rows), default=None)
-                cells.append(number(value, ".2f", "n best" if value == best and len(scores.rows) > 1 else "n"))
+                fresh = [other for other in scores.rows if not other.standing.changed]
+                best = max((other.values.get(metric, -np.inf) for other in fresh), default=None)
+                cells.append(number(value, ".2f", "n best" if value == best and row in fresh and len(scores.rows) > 1 else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
                     cells.append(number(test and test.difference, "+.2f") if test else Cell("", "n"))
@@ -112,12 +136,26 @@ def show_scores(page: Page) -> list[str]:
             )
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]
+        out.append(_origins(scores))
         lines = [f"{escape(metric_name(metric))}: {', '.join(map(code, found))}" for metric, found in scores.signatures().items()]
         test = next((row.tests[metric] for metric in tested[:1] for row in scores.rows if metric in row.tests), None)
         lines += [f"test: {code(test.signature)}"] if test else []
         out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
         out += [_buckets(page, scores, kind, buckets) for kind, buckets in bucket_tables(scores).items()]
     return out
+
+
+def _origins(scores: ScoreTable) -> str:
+    """What each result was made of."""
+    head = [text(name) for name in ("", "weights", "data", "decoding", "software")]
+    rows = []
+    for row in scores.rows:
+        made_by = row.record.get("software")
+        cells = [describe_weights(row.record), short(data_fingerprint(row.record)), describe_decoding(row.record) or "–"]
+        cells.append(describe_software(made_by) if isinstance(made_by, dict) else "not recorded")
+        rows.append([text(_result(row, scores.split)), *map(text, cells)])
+    caption = "Weights by the first digits of their sha256, data by those of their fingerprint."
+    return tag("details", tag("summary", "What each result was made of") + table(caption, head, rows))
 
 
 def _p_value(value: float) -> str:
@@ -149,12 +187,17 @@ def show_ablations(page: Page) -> str:
     if not metrics:
         return ""
     head = [text("model"), text("run"), Cell("updates", "n"), *(Cell(escape(metric_name(metric)), "n") for metric in metrics)]
-    rows = [
-        [text(name), text(run.name), number(run.step), *(number(record.get(metric), ".2f") for metric in metrics)]
-        for name, run, record in found
-    ]
+    rows = []
+    for name, run, record in found:
+        cells = [text(name), text(_marked(run, page.report.split)), number(run.step)]
+        rows.append([*cells, *(number(record.get(metric), ".2f") for metric in metrics)])
     caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {page.report.split}."
     return page.table(caption, head, rows)
+
+
+def _marked(run: ReportRun, split: str) -> str:
+    said = standing_name(run.standings.get(split, Standing()))
+    return f"{run.name} ({said})" if said else run.name
 
 
 def show_curves(page: Page) -> str:
@@ -174,6 +217,11 @@ def show_studies(page: Page) -> list[str]:
             out.append(tag("div", tag("p", said), class_="callout"))
             continue
         report = study.report
+        if study.stale:
+            said = f"{study.name}: stale, other weights now than those of its numbers: {', '.join(study.stale)}; to renew: "
+            config = shlex.quote(f"{study.given}/config.yaml")
+            command = code(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}")
+            out.append(tag("div", tag("p", escape(said) + command), class_="callout", role="note"))
         out.append(page.figure(scaling_name(index), f"{study.name}: BLEU on {report['split']} by training pairs."))
         head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", "BLEU", "± 95 %", "chrF"))]
         head += [Cell(name, "n") for name in ("difference", "95 %", "p", "p, weights")]
@@ -188,6 +236,8 @@ def show_studies(page: Page) -> list[str]:
             rows.append(cells + (_study_test(*found) if found else [Cell("", "n")] * 4))
         caption = f"{study.name}: differences are to {report['baseline']}. {EXPLAIN_MEANS} {EXPLAIN_SEEDS} {EXPLAIN_WEIGHTS}"
         out.append(page.table(caption, head, rows, rules=rules))
+        if said := count_not_recorded(report.get("cells", ())):
+            out.append(paragraph(f"{said}.", class_="note"))
     return out
 
 
@@ -220,7 +270,9 @@ def show_attention(page: Page) -> list[str]:
     share = [Cell(f"{100 * (1 - s.node_share):.1f} / {100 * s.node_share:.1f}", "n") for s in of_trees.values()]
     mean = [Cell(f"{100 * s.mean:.1f} ± {100 * s.deviation:.1f}", "n") for s in of_trees.values()]
     even = [number(100 * sum(g.even for g in s.by_label), ".1f") for s in of_trees.values()]
+    sha256 = {run.name: run.weights_sha256 for run in report.runs}
     rows = [
+        [text("weights, sha256"), *(_hash(sha256[name]) for name in of_trees)],
         [text("Leaves / nodes of the source trees"), *share],
         [text("Target → nodes"), *mean],
         [text("the same, were attention even"), *even],

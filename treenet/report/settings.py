@@ -21,7 +21,7 @@ class ReportSettings(Settings):
     sentences: int = Field(
         5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"
     )
-    examples: tuple[int, ...] = Field((), description="show these instead: numbers of examples of the split, which count from 0")
+    lines: tuple[PositiveInt, ...] = Field((), description="show these instead: lines of the split, counted from 1")
     targets: Literal["reference", "translation"] = Field(
         "reference", description="what the decoder is given while attention is counted: the references, or its own translations"
     )

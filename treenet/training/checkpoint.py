@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from treeproc.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.settings import UserError
 from treeproc.storage import inside
+from treeproc.torch_files import check_archive
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 
@@ -205,6 +206,7 @@ def load_checkpoint(
         )
     load_weights(model, folder)
     device = next(model.parameters()).device
+    check_archive(folder / TRAINER, "remove the folder and run the same command again")
     trainer = torch.load(folder / TRAINER, map_location=device, weights_only=True)
     optimizer.load_state_dict(trainer["optimizer"])
     if average is not None:

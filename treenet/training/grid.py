@@ -19,11 +19,12 @@ class Work:
     """What is done in a cell. Both functions can be repeated on the same folder, and Ray can send them to other nodes.
 
     `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
-    wants to see of it.
+    wants to see of it. `stale` says why the scores of a finished run are not of its model as it is, nothing where they are.
     """
 
     train: Callable[[TrainConfig, Path], RunSummary]
     score: Callable[[Path], dict]
+    stale: Callable[[Path], str] = lambda folder: ""
 
 
 def run_cell(cell: Cell, work: Work) -> CellResult:

@@ -107,7 +107,9 @@ class Ledger:
             return cls(path, {})
         mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
         cells = read_json(path, mend, _LedgerForm)["cells"]
-        return cls(path, {inside(folder / "cells", name).name: Entry(**facts) for name, facts in cells.items()})
+        for name in cells:
+            inside(folder / "cells", name)
+        return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
 
     @classmethod
     def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
@@ -166,6 +168,11 @@ class Ledger:
                 value = entry.labels.get(label)
                 if not isinstance(value, (kind, int) if kind is float else kind):
                     raise UserError(f"{self._path} is damaged: {name}: label {label} is {shown(value)}; restore it")
+
+    def reopen(self, cell: Cell) -> None:
+        """A cell that is done runs again."""
+        self.entries[cell.name].status = INTERRUPTED
+        self._write()
 
     def counts(self) -> str:
         """Cells by status, as a person reads them."""

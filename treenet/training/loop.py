@@ -32,7 +32,7 @@ from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
 from treenet.training.step import StepResult
 from treenet.training.tasks import build_task
-from treeproc.progress import Progress
+from treeproc.progress import Progress, phase
 from treeproc.settings import UserError
 from treeproc.shards import read_index
 
@@ -77,8 +77,10 @@ def train(
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where NCCL and compiled kernels work
-    trainer = Trainer(config, Ranks(rank, world_size, device))
-    trainer.resume(run_dir)
+    with phase("building the plan and the model"):
+        trainer = Trainer(config, Ranks(rank, world_size, device))
+    with phase("looking for a checkpoint"):
+        trainer.resume(run_dir)
     return trainer.train(run_dir, should_stop, report, show_progress)
 
 
@@ -162,7 +164,8 @@ class Trainer:
         config, state, leads = self.config, self.state, self.ranks.leads
         if is_finished(config, state.step, state.validations_since_best):
             return Outcome(state.step, finished=True)
-        self.rehearse()
+        with phase("compiling, trying the largest batch" if config.compile else "trying the largest batch"):
+            self.rehearse()
         stream = Prefetcher(self.shares())
         log = MetricLog(run_dir, state.step) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None

@@ -75,8 +75,8 @@ class MicroBatches:
             names = ("example_id", "leaves", "nodes", "tgt_pieces")
             example, leaves, nodes, targets = (int(self.source.lengths[name][rows[0]]) for name in names)
             raise UserError(
-                f"example {example} ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the memory of a "
-                "worker, even alone: lower batch.max_leaves and batch.max_target_pieces, or take a smaller model"
+                f"line {example + 1} of train ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the "
+                "memory of a worker, even alone: lower batch.max_leaves and batch.max_target_pieces, or take a smaller model"
             )
         self.limit = max(1, len(rows) * int(self._costs(rows)[-1]) // 2)
         print(

@@ -137,6 +137,7 @@ class _Follow:
 
     def __enter__(self) -> "_Follow":
         self._progress.__enter__()
+        self._progress.show_phase("starting cells")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -144,7 +145,11 @@ class _Follow:
 
     def show(self, running: Iterable[Cell], counts: str) -> None:
         self._steps |= {cell.name: _logged_step(cell) for cell in running}
-        self._progress.update(sum(self._steps.values()) - self._progress.count, postfix=counts)
+        advance = sum(self._steps.values()) - self._progress.count
+        self._progress.update(advance, postfix=counts)
+        if advance and self._progress.phase:
+            self._progress.show_phase("")
+            self._progress.began()
 
 
 def _logged_step(cell: Cell) -> int:

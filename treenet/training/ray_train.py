@@ -44,6 +44,7 @@ POLL_S, REMOTE_POLL_S = 1.0, 5.0
 ABORT_S = 10
 # Workers of a driver that was killed live on for some seconds.
 ORPHANS_S = 120
+_STARTING = "starting workers, building the plan, trying the largest batch"
 
 
 def train_with_ray(
@@ -154,6 +155,7 @@ class _Follow:
 
     def __enter__(self) -> "_Follow":
         self._progress.__enter__()
+        self._progress.show_phase(_STARTING)
         self._thread.start()
         return self
 
@@ -177,6 +179,9 @@ class _Follow:
         lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
         if lines and lines[-1]["step"] != self._progress.count:
             last = lines[-1]
+            if self._progress.phase:
+                self._progress.show_phase("")
+                self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
             self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 

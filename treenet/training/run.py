@@ -22,7 +22,7 @@ from treenet.training.loop import Outcome, finished_outcome, train
 from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
 from treenet.training.tasks import build_task, workflow_of
 from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.progress import format_seconds
+from treeproc.progress import format_seconds, phase
 from treeproc.provenance import STOPPED, Recorder, recorded
 from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.shards import check_hashes, read_index
@@ -137,9 +137,11 @@ def check_job(config: TrainConfig) -> Job:
     config = config.model_copy(update={"data": config.data.resolve()})
     index, task = read_index(config.data / "encoded"), build_task(config)
     task.check(index)
-    check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
-    source = task.open("train", training=True)
-    plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
+    with phase("hashing the shards"):
+        check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
+    with phase("reading the index, building the plan"):
+        source = task.open("train", training=True)
+        plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
     sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
@@ -204,8 +206,9 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
         raise UserError(
             f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
-    model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
-    load_weights(model, folder)
+    with phase("loading the model"):
+        model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
+        load_weights(model, folder)
     return config, model.eval()
 
 

@@ -13,6 +13,7 @@ from treeproc.storage import AnyPath, RemotePath
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
+_MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small .gz file may unpack to a very long one
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 Item = TypeVar("Item")
@@ -35,7 +36,10 @@ def _open(path: Path) -> IO[bytes]:
 def _blocks(path: Path) -> Iterator[bytes]:
     with _open(path) as file:
         try:
-            yield from _whole_lines(file)
+            for block in _whole_lines(file):
+                if len(block) > _MOST_LINE_BYTES:
+                    raise UserError(f"{path} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; give text in lines")
+                yield block
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"cannot read {path}: {error}") from None
 
@@ -43,7 +47,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
     """The content in blocks that end where a line does: decoding many lines at once is far faster than one by one."""
     while block := file.read(_BLOCK_BYTES):
-        yield block + file.readline()
+        yield block + file.readline(_MOST_LINE_BYTES)
 
 
 def _lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:

@@ -103,7 +103,7 @@ class Encoder:
         brackets = read_forest(trees)
         wrong = np.flatnonzero(np.diff(brackets.leaf_edges[tree_edges]) != np.diff(word_edges))
         if len(wrong):
-            raise ValueError(f"example {ids[wrong[0]]} has trees over another number of words than it has")
+            raise ValueError(f"line {ids[wrong[0]] + 1} has trees over another number of words than it has")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
         forest = self._word_forest(brackets, word_edges, tree_edges, ids, text)
         forest = split_words(forest, brackets.tags, brackets.tag_names, piece_counts)
@@ -172,7 +172,7 @@ class Encoder:
             node_edges, classes = text["node_labels"]
             wrong = np.flatnonzero(np.diff(brackets.node_edges[tree_edges]) != np.diff(node_edges))
             if len(wrong):
-                raise ValueError(f"example {ids[wrong[0]]} has another number of node labels than nodes")
+                raise ValueError(f"line {ids[wrong[0]] + 1} has another number of node labels than nodes")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
         if config.tree_source != "parsed" and classes is None:
             return _control_forest(config, word_edges, ids)

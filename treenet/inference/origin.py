@@ -1,0 +1,202 @@
+"""What a result was made of, and whether its run is still made of the same.
+
+A result records the sha256 of its weights, the fingerprints of its data, its decoding settings, what was asked for, and the
+software. It stands as long as the command that made it would read the same weights and data, and decode as it did.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+from treenet.inference.run import AVERAGED, LoadedModel, checkpoint_path, recorded_sha256
+from treenet.training.checkpoint import checkpoint_folders
+from treeproc.files import read_json
+from treeproc.provenance import describe_software, software
+from treeproc.settings import Settings, UserError, read_yaml
+from treeproc.shards import read_index
+from treeproc.storage import AnyPath, RemotePath, as_path
+
+LAST = "last"
+NOT_RECORDED = "without provenance: recorded before results named their weights"
+# Settings that change where and how fast a result is computed, or what is shown of it.
+_NOT_ASKED = {"use_gpu", "compare", "hypotheses", "references"}
+_RECORDED = ("checkpoint", "weights_sha256", "weights", "data", "decoding", "software")
+_SHOWN = 8  # digits of a hash
+
+
+def fingerprints(index: Mapping) -> dict[str, str]:
+    """Those of a data set, from its index."""
+    return {key: value for key, value in index.items() if key.endswith("fingerprint")}
+
+
+def asked_for(settings: Settings) -> dict:
+    """What the user set of the settings that a result depends on."""
+    return settings.model_dump(mode="json", exclude_unset=True, exclude=_NOT_ASKED)
+
+
+def origin(run: LoadedModel, settings: Settings) -> dict:
+    """What an entry says of a result of `run`. Untrained weights have no file: they are drawn with the seed that is named."""
+    untrained = {} if run.weights_sha256 else {"weights": f"untrained, drawn with seed {run.config.seed}"}
+    return {
+        "checkpoint": run.checkpoint,
+        "weights_sha256": run.weights_sha256,
+        **untrained,
+        "data": fingerprints(read_index(run.data / "encoded")),
+        "own_data": run.own_data,
+        "asked": asked_for(settings),
+        "software": software(),
+    }
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a result stands to its run as it is now.
+
+    `changed` says what no longer matches, and is empty where everything does; `command` renews the result. `recorded` is
+    False for results of before they named their weights, of which nothing is known.
+    """
+
+    changed: str = ""
+    command: str = ""
+    recorded: bool = True
+
+
+class RunState:
+    """What the results of a run folder, local or in an object store, would be made of now. `name` is its name in commands."""
+
+    def __init__(self, folder: AnyPath, name: AnyPath | str | None = None):
+        self.folder, self.name = folder, str(name or folder)
+
+    def judge(self, entry: Mapping, workflow: str | None = None) -> Standing:
+        """How an entry of scores.json or probes.json stands; `workflow` is the script that made it, found out where unset."""
+        asked = entry.get("asked")
+        if not isinstance(asked, dict):
+            asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
+        command = self._command(workflow or _workflow(entry), entry, asked)
+        if not is_recorded(entry):
+            return Standing(command=command, recorded=False)
+        if "hypotheses" in entry:  # lines of another system, which no weights of this run can change
+            return Standing()
+        changed = [*self._other_weights(entry, asked), *self._other_data(entry, asked), *self._other_decoding(entry, asked)]
+        return Standing(", ".join(changed), command)
+
+    def weights_sha256(self, checkpoint: str = AVERAGED) -> str | None:
+        """Of the weights that a command finds there; None where there are none, or where this cannot say."""
+        if checkpoint == LAST:
+            folders = [] if isinstance(self.folder, RemotePath) else checkpoint_folders(self.folder)
+            return recorded_sha256(folders[-1]) if folders else None
+        return recorded_sha256(checkpoint_path(self.folder, checkpoint))
+
+    @cached_property
+    def _config(self) -> dict:
+        path = self.folder / "config.yaml"
+        found = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def _facts(self) -> dict:
+        path = self.folder / "run.json"
+        return read_json(path, "restore it") if path.exists() else {}
+
+    def _other_weights(self, entry: Mapping, asked: Mapping) -> list[str]:
+        then = entry.get("weights_sha256")
+        now = self.weights_sha256(str(asked.get("checkpoint", AVERAGED))) if then else None
+        return [f"weights {short(then)}, now {short(now)}"] if now not in (None, then) else []
+
+    def _other_data(self, entry: Mapping, asked: Mapping) -> list[str]:
+        then, now = data_fingerprint(entry), None
+        if entry.get("own_data", True):
+            now = self._facts.get("data_fingerprint")
+        elif place := asked.get("data") or self._config.get("data"):
+            with suppress(UserError):  # where it has moved, nobody can say
+                now = read_index(as_path(place) / "encoded").get("fingerprint")
+        return [f"data {short(then)}, now {short(now)}"] if None not in (then, now) and then != now else []
+
+    def _other_decoding(self, entry: Mapping, asked: Mapping) -> list[str]:
+        then, own = entry.get("decoding"), self._config.get("decoding")
+        if not isinstance(then, dict) or not isinstance(own, dict):
+            return []
+        now = own | (asked.get("decoding") or {})
+        names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
+        return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
+
+    def _command(self, workflow: str, entry: Mapping, asked: Mapping) -> str:
+        out = f"--out {shlex.quote(self.name)}"
+        if workflow == "train_classifier.py":  # which scores what it has trained
+            return f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}"
+        split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
+        values = flatten(split | dict(asked)).items()
+        said = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
+        return " ".join([f"python workflows/{workflow}", out, *said])
+
+
+def _workflow(entry: Mapping) -> str:
+    """The script that made an entry of scores.json, by what it holds."""
+    if "bleu" in entry:
+        return "evaluate.py"
+    return "unsupervised_parse.py" if "recall_by_label" in entry else "train_classifier.py"
+
+
+def _asked_checkpoint(folder: str) -> str:
+    """`step_00001000` -> `1000`, as a user asks for it."""
+    number = folder.removeprefix("step_")
+    return str(int(number)) if number.isdigit() else folder
+
+
+def _as_yaml(value: object) -> str:
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
+def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def is_recorded(entry: Mapping) -> bool:
+    """Whether it names its weights, or says what there is in their place."""
+    return bool(entry.get("weights_sha256") or "weights" in entry)
+
+
+def recorded_origin(entry: Mapping) -> dict:
+    """What an entry says of its origin, in the entry of a table over runs; its weights are None where it names none."""
+    return {"weights_sha256": None, **{name: entry[name] for name in _RECORDED if name in entry}}
+
+
+def short(sha256: str | None) -> str:
+    """The first digits of a hash, for people."""
+    return str(sha256)[:_SHOWN] if sha256 else "unknown"
+
+
+def data_fingerprint(entry: Mapping) -> str | None:
+    """Of the encoded data set that a result is of."""
+    data = entry.get("data")
+    return data.get("fingerprint") if isinstance(data, dict) else None
+
+
+def describe_weights(entry: Mapping) -> str:
+    """As in `1a2b3c4d (averaged)`, or what there is in their place."""
+    if sha256 := entry.get("weights_sha256"):
+        return f"{short(sha256)} ({entry.get('checkpoint', AVERAGED)})"
+    return entry.get("weights", NOT_RECORDED)
+
+
+def describe_decoding(entry: Mapping) -> str:
+    """The settings that a hypothesis depends on; empty where nothing was decoded."""
+    found = entry.get("decoding")
+    return " ".join(f"{name}={value}" for name, value in found.items() if name != "max_tokens") if isinstance(found, dict) else ""
+
+
+def describe_origin(entry: Mapping) -> str:
+    """Everything on one line."""
+    if not is_recorded(entry):
+        return NOT_RECORDED
+    data = data_fingerprint(entry)
+    parts = [f"weights {describe_weights(entry)}", f"data {short(data)}" if data else "", describe_decoding(entry)]
+    parts.append(describe_software(entry["software"]) if isinstance(entry.get("software"), dict) else "")
+    return "; ".join(filter(None, parts))
