@@ -278,7 +278,7 @@ def test_pairs_of_sentences_must_not_lose_one(tmp_path):
 
 def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
     code = (
-        "import sys; from treeproc.preprocess import PreprocessConfig as C\n"
+        "import sys; from treeproc.preprocess_config import PreprocessConfig as C\n"
         "C.model_validate({'splits': {'train': {'source': ['a'], 'target': ['b']}}, 'parser': {'name': 'words'}}).notices()\n"
         "sys.exit('py3langid' in sys.modules)"
     )
