@@ -253,7 +253,8 @@ class _Job:
                 for record in writer.write(split):
                     records.append(record)
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-                    self.record.note(text=len(records))
+                    self.record.keep_up(text=len(records))
+        self.record.note()
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])
