@@ -400,3 +400,14 @@ def test_an_empty_config_is_named(data, text, tmp_path):
 
 def test_the_summary_counts_what_was_not_parsed(data):
     assert "parse_status: 1 flat_too_long, 1 parsed" in summary(read_index(data / "encoded"), data)
+
+
+def test_lines_that_were_dropped_or_not_parsed_are_listed(data):
+    rows = (data / "text" / "dropped.tsv").read_text().splitlines()
+    assert rows == [
+        "split\tline\treason", "train\t4\tempty_source", "train\t8\tempty_target", "train\t12\tsource_too_long",
+    ]  # fmt: skip
+    rows = (data / "parsed" / "fallbacks.tsv").read_text().splitlines()
+    assert rows == ["split\tline\tside\tparse_status", "test\t1\tsource\tflat_too_long"]
+    told = summary(read_index(data / "encoded"), data)
+    assert str(data / "text" / "dropped.tsv") in told and str(data / "parsed" / "fallbacks.tsv") in told

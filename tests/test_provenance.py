@@ -75,6 +75,17 @@ def test_a_killed_session_stays_as_it_was_noted(tmp_path):
     assert (last.outcome, last.did) == ("finished", {"parsed": 3})
 
 
+def test_many_shards_are_few_writes(tmp_path, monkeypatch):
+    with recorded(tmp_path, "preprocess") as record:
+        record.note(parsed=0)
+        for number in range(1, 1001):
+            record.keep_up(parsed=number)
+        assert read_sessions(tmp_path)[0].did == {"parsed": 0}
+        monkeypatch.setattr("treeproc.provenance.NOTE_S", 0.0)
+        record.keep_up(parsed=1001)
+        assert read_sessions(tmp_path)[0].did == {"parsed": 1001}
+
+
 @pytest.mark.parametrize(("error", "outcome"), [(UserError("full"), "failed"), (KeyboardInterrupt(), "stopped")])
 def test_an_error_is_an_outcome_and_goes_on(tmp_path, error, outcome):
     with pytest.raises(type(error)), recorded(tmp_path, "train") as record:

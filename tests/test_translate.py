@@ -20,8 +20,9 @@ from treenet.inference.ensemble import load_ensemble
 from treenet.inference.line_translator import LineTranslator
 from treenet.inference.run import load_run
 from treeproc.line_encoder import LineEncoder
-from treeproc.raw_lines import place_trees
+from treeproc.raw_lines import EncodedLine, RawLineEncoder, place_trees
 from treeproc.settings import UserError
+from treeproc.shards import write_index
 
 ROOT = Path(__file__).parents[1]
 
@@ -341,3 +342,28 @@ def test_what_was_kept_counts_for_the_same_lines_settings_and_checkpoints_alone(
             translate(f"input={source}", f"output={output}", "lines_at_once=4", *changes)
         assert translated == expected, changes
     assert not output.exists()
+
+
+def test_escapes_are_told_once_for_the_whole_input(translate, lines, tmp_path):
+    source = write(tmp_path / "mixed.txt", [*lines[:2], "ba &apos;s be", *lines[2:5], "ba &apos;s be"])
+    told = warnings(translate(f"input={source}", "lines_at_once=3")[1])
+    assert len(told) == 1 and told[0].startswith(f"{source}: has escapes such as &apos; or @-@")
+    assert "1 of 3 lines (33.3%), for example line 3: 'ba &apos;s be'" in told[0]
+
+
+def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tmp_path):
+    data = write_vocabulary(tmp_path / "data", parser="shipped")
+    (data / "text").mkdir()
+    write_index(data / "text", [], columns=["example_id", "source", "target"])
+    encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
+
+    def notices(*texts: str) -> dict[str, str]:
+        return encoder.notices([EncodedLine(text) for text in texts], first_id=10)
+
+    assert notices("The old woman went slowly across the street.", "") == {}
+    told = notices("We read a new book.", "Die alte Frau ging langsam über die Straße.", "they go , they come .")
+    assert "another language (de) than the parser's (en)" in told["language"] and "example line 12" in told["language"]
+    assert "looks tokenised" in told["tokens"] and set(told) == {"language", "tokens"}
+    write_index(data / "text", [], columns=["example_id", "source", "target", "words"])
+    encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
+    assert notices("they go , they come .") == {}, "the model learned from tokens"

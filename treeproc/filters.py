@@ -29,11 +29,20 @@ class FilterConfig(Settings):
     drop_overlap: Literal["none", "source", "example"] = Field(
         "none", description="training examples whose source, or all of it, stands in another split are dropped"
     )
+    drop_leaks: bool = Field(
+        False,
+        description="training examples whose source is that of a valid or test example but for case, punctuation and blanks are "
+        "dropped",
+    )
     source_script: Script | None = Field(
         None, description="training examples with too few letters of it in the source are dropped"
     )
     target_script: Script | None = Field(None, description="the same for the target side")
     min_script_share: float = Field(0.5, ge=0, le=1, description="the least share of the letters that must be of the script")
+
+    def identity(self) -> dict:
+        """What fingerprints hold: a filter that came later is left out where it is not used, so that they stay as they were."""
+        return self.model_dump(exclude=set() if self.drop_leaks else {"drop_leaks"})
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:

@@ -14,7 +14,7 @@ from treeproc.drawing import draw_row
 from treeproc.errors import UserError, printable
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
-from treeproc.report import parse_statuses
+from treeproc.report import noticed, parse_statuses
 from treeproc.schema import in_order
 from treeproc.settings import ArgumentParser, run_cli
 from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths
@@ -107,6 +107,9 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     index = read_index(folders["encoded"])
     side = leaf_side(index)
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
+    # Training needs no text stage: it may be elsewhere.
+    has_text = (folders["text"] / "index.json").exists()
+    notices = read_index(folders["text"]).get("notices", {}) if has_text else {}
     lines = [
         f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}, "
         f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}",
@@ -125,6 +128,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
             f"  pieces per word: {figures.leaves / max(1, figures.words):.3f}",
             f"  parse_status: {_counts(parse_statuses(folders['parsed'], split, side))}",
             f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
+            f"  noticed in the text: {noticed(notices, split)}",
             *histogram(figures.lengths, "  leaves of an example"),
             *histogram(figures.depths, "  levels of nodes of an example"),
         ]

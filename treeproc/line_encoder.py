@@ -14,8 +14,9 @@ from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_en
 from treeproc.progress import phase
 from treeproc.schema import FULL_PARSED_SCHEMA, select
 from treeproc.settings import UserError, build_settings, differences
-from treeproc.shards import read_index
+from treeproc.shards import read_index, stage_folder
 from treeproc.stages.encode import Encoder, TreeConfig
+from treeproc.storage import AnyPath
 
 
 def _endpoint(data: Path, recorded: str) -> str:
@@ -59,6 +60,8 @@ class LineEncoder:
         with phase("loading the parser"):
             self._parser: Parser = build_parser(config)
         self.gives_arcs = config.dependencies
+        self.language = config.language if config.reads_language else None  # of the parser; None where no parser reads lines
+        self.reads_tokens = _has_tokens(data)
         # One side is enough here: the leaves' side of the data set is called the source of these lines.
         settings = {**index["tree_settings"], "side": "source"}
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
@@ -94,3 +97,11 @@ class LineEncoder:
         """The pieces of lines of the side that models write."""
         flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
+
+
+def _has_tokens(data: AnyPath) -> bool | None:
+    """Whether the text of a data set is tokens between blanks; None where its text stage is not there to tell."""
+    folder = stage_folder(data, "text")
+    if not (folder / "index.json").exists():
+        return None
+    return "words" in read_index(folder).get("columns", ())

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -13,13 +13,15 @@ from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.preprocess_config import PreprocessConfig, one_root
 from treeproc.progress import Progress
 from treeproc.provenance import Recorder, recorded
-from treeproc.report import dropped, reasons
+from treeproc.readers import FORMATS
+from treeproc.report import dropped, reasons, say_notices
 from treeproc.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
 from treeproc.settings import UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.shard_jobs import Work, make_shards
 from treeproc.shards import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
+from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.text import Scan, TextWriter, scan
 from treeproc.stages.vocabulary import copy_vocabulary, vocabulary_files, write_vocabulary
@@ -232,25 +234,30 @@ class _Job:
         folder.mkdir(exist_ok=True)
         _remove_leftovers(folder)
         lines = {split: scan.digest for split, scan in scans.items()}
-        reading = (config.format, config.tokenized, config.labels, config.filters.model_dump(), config.rows_per_shard)
+        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
         mark = fingerprint(SCHEMA_VERSION, lines, *reading)
-        if index := _previous_index(folder):
+        if index := _previous_index(folder, "inputs"):
             changed = differences(index["inputs"], lines)
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
             records = [ShardRecord(**shard) for shard in index["shards"]]
-            if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))):
+            if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))) and has_files(folder, index):
+                say_notices(index.get("notices", {}), config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
                 return records
-        records = []
+        records, notices = [], config.notices()
         self.record.note(text=0)
-        writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark)
-        with Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress:
+        with (
+            line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
+            Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress,
+        ):
+            writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark, notices, dropped_lines)
             for split in in_order(config.splits):
                 for record in writer.write(split):
                     records.append(record)
                     progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-                    self.record.note(text=len(records))
+                    self.record.keep_up(text=len(records))
+        self.record.note()
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])
@@ -258,7 +265,9 @@ class _Job:
                     f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
                 )
         columns = ["example_id", *inputs.columns()]
-        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=dropped(records))
+        facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
+        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=dropped(records), **facts)
+        say_notices(facts["notices"], config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
         return records
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
@@ -271,8 +280,12 @@ class _Job:
         work = Work("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, marks, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
-        facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
-        write_index(self.out / "parsed", records, **facts, target_parser=self.target_parser)
+        folder, shards = self.out / "parsed", [asdict(record) for record in records]
+        index = _previous_index(folder, "totals")
+        if index is None or index["shards"] != shards or not has_files(folder, index):
+            facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+            files = write_fallbacks(folder, records, config.inputs().line)
+            write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
@@ -350,8 +363,8 @@ def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 
 
-def _previous_index(folder: AnyPath) -> dict | None:
-    """The index of a finished stage, None where there is none or it is damaged: the stage is then redone by its shards."""
+def _previous_index(folder: AnyPath, key: str) -> dict | None:
+    """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
     path = folder / "index.json"
     if not path.exists():
         return None
@@ -359,7 +372,7 @@ def _previous_index(folder: AnyPath) -> dict | None:
         index = read_json(path)
     except UserError:
         index = {}
-    if {"schema_version", "shards", "inputs"} <= set(index):
+    if {"schema_version", "shards", key} <= set(index):
         return read_index(folder)
     logger.warning("%s is damaged; it is made again", path)
     return None

@@ -11,6 +11,7 @@ from treeproc.parsers import ParserConfig
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.settings import Settings
 from treeproc.stages.encode import TreeConfig
+from treeproc.stages.notices import TextNotices, wanted
 from treeproc.stages.text import Inputs, SplitFiles
 from treeproc.storage import DataPath
 from treeproc.subwords import SubwordConfig
@@ -72,10 +73,11 @@ class PreprocessConfig(Settings):
             raise ValueError("parser.treebank_words: is for tokenized: moses; set it to null")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
             raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
-        if form.has_pairs and (self.filters.drop_duplicates or self.filters.drop_overlap != "none"):
+        filters = self.filters
+        if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
             raise ValueError(
-                f"filters: drop_duplicates must be false and drop_overlap none for format {self.format}, whose pairs share "
-                "sentences"
+                f"filters: drop_duplicates and drop_leaks must be false and drop_overlap none for format {self.format}, whose "
+                "pairs share sentences"
             )
         if self.labels is not None and "label" not in form.columns:
             raise ValueError(f"labels: format {self.format} has no labels")
@@ -84,6 +86,16 @@ class PreprocessConfig(Settings):
     def inputs(self) -> Inputs:
         """What the text stage reads."""
         return Inputs(self.splits, self.format, self.tokenized, self.labels)
+
+    def parsers(self) -> dict[str, ParserConfig | None]:
+        """The parser of each side that there is."""
+        sides = {"source": self.parser, "target": self.target_parser}
+        return sides if _has_target(FORMATS[self.format], self.splits) else {"source": self.parser}
+
+    def notices(self) -> TextNotices:
+        """What the text stage looks for in the lines of each side."""
+        languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
+        return TextNotices(wanted(self.tokenized, FORMATS[self.format].columns, languages), self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
         """With what the user left open decided: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.

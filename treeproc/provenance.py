@@ -29,6 +29,7 @@ DISTRIBUTION = "tree-attention"
 PROVENANCE = "provenance.json"
 PACKAGES = ("torch", "ray", "stanza", "sentencepiece", "sacrebleu")
 FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
+NOTE_S = 10.0
 _ROOT = Path(__file__).resolve().parent.parent
 _CPU_OF_PROCESS = "the command's process and its children that ended"
 _CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers but those that were lost"
@@ -75,12 +76,19 @@ class Recorder:
 
     def __init__(self, folder: AnyPath, command: str):
         self._path = folder / PROVENANCE
-        self._started, self._meter = time.monotonic(), Meter()
+        self._started = self._noted = time.monotonic()
+        self._meter = Meter()
         self._earlier: list[Session] | None = None
         started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.session = Session(
             command=command, software=software(), packages=packages(), machine=self._meter.machine(), started=started
         )
+
+    def keep_up(self, **did: int) -> None:
+        """`note`, but only where the last one is some seconds old: a store takes a while, and there may be many shards."""
+        self.session.did |= did
+        if time.monotonic() - self._noted >= NOTE_S:
+            self.note()
 
     def note(self, **did: int) -> None:
         """Write what the session did up to now. Raises UserError when the disk or the store refuses."""
@@ -93,6 +101,7 @@ class Recorder:
         session.cpu_s = round((session.cpu_s or 0.0) + self._meter.cpu_s(), 1)
         sessions = [session.model_dump(mode="json") for session in (*self._earlier, session)]
         atomic_write(self._path, json_bytes({"sessions": sessions}))
+        self._noted = time.monotonic()
 
     def withdraw(self) -> None:
         """Take the session back, with the file: of a command that leaves nothing in a new folder."""

@@ -8,13 +8,15 @@ from typing import IO
 import numpy as np
 
 from treeproc.drawing import draw_row
+from treeproc.language import known
 from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
-from treeproc.parsers.config import PARSED, PARTLY
+from treeproc.parsers.config import PARTLY, is_fallback
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.files import pair_up, read_byte_lines
 from treeproc.readers.words import blank_words
 from treeproc.settings import UserError
+from treeproc.stages.notices import SideNotices, Wanted, is_noticed
 from treeproc.storage import AnyPath
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -23,7 +25,6 @@ _SPELLINGS = {"``": ('"', "“", "”"), "''": ('"', "”", "“"), "`": ("'", "
 # Characters of a line for each piece that it may have at most; sentencepiece's own limit of a piece is 16.
 _CHARS_PER_PIECE = 16
 _SHOWN = 40
-_PLAIN_STATUSES = (PARSED, "flat_no_parser")
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,31 @@ class RawLineEncoder:
             draft.add_target(pieces, self._max_pieces)
         return [draft.result() for draft in drafts]
 
+    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
+        """What the lines together tell of the whole input, by kind: escapes, tokens, a language that is not the parser's."""
+        told = [(place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem]
+        if not told:
+            return {}
+        kinds = () if self._given_trees else ("escapes", "tokens") if self._encoder.reads_tokens is False else ("escapes",)
+        side = SideNotices(Wanted(kinds, known(self._encoder.language)))
+        side.add([text for _, text in told], lambda place: told[place][0])
+        facts = side.facts()
+        return {kind: self._message(kind, facts) for kind in facts if kind != "lines" and is_noticed(kind, facts)}
+
+    def _message(self, kind: str, facts: dict) -> str:
+        found = facts[kind]
+        total = found.get("looked_at", facts["lines"])
+        where = f"{found['count']:,} of {total:,} lines ({found['count'] / total:.1%}), for example line {found['line']:,}"
+        what, do = {
+            "escapes": ("has escapes such as &apos; or @-@, which are words to the parser", "undo them first"),
+            "tokens": ("looks tokenised, but the model learned from plain text", "undo the tokens first"),
+            "language": (
+                f"seems to be in another language ({found.get('seems')}) than the parser's ({self._encoder.language})",
+                "is it the right file?",
+            ),
+        }[kind]
+        return f"{what}: {where}: {found['text']!r}; {do}"
+
     def _read(self, line: RawLine, number: int) -> "_Draft":
         draft = _Draft(number)
         try:
@@ -169,7 +195,7 @@ class _Draft:
         self.row = row
         if parsed.parse_status.startswith(PARTLY):
             self.note = f"has a sentence without a tree of its own ({parsed.parse_status}); translated with a flat one for it"
-        elif parsed.parse_status not in _PLAIN_STATUSES:
+        elif is_fallback(parsed.parse_status):
             self.note = f"has no tree of its own ({parsed.parse_status}); translated with a flat one"
 
     def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:

@@ -54,7 +54,8 @@ def make_shards(
                 by_name[shard.name] = shard
                 failed += fallbacks(shard.counts)
                 progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
-                record.note(**{folder.name: number})
+                record.keep_up(**{folder.name: number})
+        record.note()
     return [by_name[shard.name] for shard in text]
 
 

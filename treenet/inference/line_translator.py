@@ -86,6 +86,8 @@ class LineSource(Protocol):
 
     def encode(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
 
+    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]: ...
+
     def draw(self, row: dict) -> str: ...
 
 
@@ -95,12 +97,13 @@ Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]
 
 @dataclass(frozen=True)
 class Translated:
-    """A part of the output, and what there is to tell of its lines, by 1-based number."""
+    """A part of the output, and what there is to tell: of its lines, by 1-based number, and of the input, by kind."""
 
     num_lines: int
     text: str
     problems: list[tuple[int, str]] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
+    notices: dict[str, str] = field(default_factory=dict)
 
 
 def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Path]:
@@ -163,6 +166,7 @@ class LineTranslator:
             "".join(write(number, line, hypotheses) for (number, line), hypotheses in zip(numbered, found, strict=True)),
             [(number, line.problem) for number, line in numbered if line.problem],
             [(number, line.note) for number, line in numbered if line.note and not line.problem],
+            self._encoder.notices(encoded, first),
         )
 
     def _hypotheses(self, rows: Sequence[dict], num_best: int) -> list[Sequence[Hypothesis]]:

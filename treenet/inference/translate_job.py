@@ -50,11 +50,12 @@ def translate_lines(
         if (len(first[0]) if total is None else total) > LONG:
             progress = stack.enter_context(Progress("translated", total, unit="lines"))
         failed: list[int] = []
+        told: set[str] = set()
         count = 0
         for translated in _translate(chain([first], parts), store, settings, runs, encoder):
             output.write(translated.text.encode())
             output.flush()
-            _tell_of_lines(translated, name)
+            _tell_of_lines(translated, name, told)
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
@@ -74,14 +75,19 @@ def answer_lines(
     """
     translator = LineTranslator(settings, runs, encoder)
     print(translator.describe(), file=sys.stderr, flush=True)
+    told: set[str] = set()
     for number, line in enumerate(lines):
         translated = (translator.explain if explain else translator)([line], number)
         sys.stdout.buffer.write(translated.text.encode())
         sys.stdout.buffer.flush()
-        _tell_of_lines(translated, name)
+        _tell_of_lines(translated, name, told)
 
 
-def _tell_of_lines(translated: Translated, name: str) -> None:
+def _tell_of_lines(translated: Translated, name: str, told: set[str]) -> None:
+    """What there is to tell; of the whole input each kind once, for which `told` holds those that were."""
+    for kind in sorted(translated.notices.keys() - told):
+        _tell(f"{name}: {translated.notices[kind]}")
+        told.add(kind)
     empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
     for number, message in sorted(empty + translated.notes):
         _tell(f"{name}, line {number}: {message}")

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     import torch
 
 PARSED = "parsed"
+# The status of lines for which no parser was asked.
+NO_PARSER = "flat_no_parser"
 PARTLY = "partly_"  # before the fallback that only some of the sentences of a line got
+
+
+def is_fallback(status: str) -> bool:
+    """Whether a `parse_status` says that a parser was asked and could not analyse all of a line."""
+    return status not in (PARSED, NO_PARSER)
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -94,6 +101,11 @@ class ParserConfig(Settings):
     def knows_treebank_words(self) -> bool:
         """Whether Moses tokens can be put into the form that this parser was trained on."""
         return self.language == "en" and self.name in ("stanza", "shipped", "corenlp")
+
+    @property
+    def reads_language(self) -> bool:
+        """Whether a parser of `language` reads the lines."""
+        return self.runs_stanza or self.name == "corenlp"
 
     @property
     def gpus_per_actor(self) -> int:

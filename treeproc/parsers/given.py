@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from treeproc.parsers.config import PARSED, Given, ParsedLine, ParserConfig, fallback
+from treeproc.parsers.config import NO_PARSER, PARSED, Given, ParsedLine, ParserConfig, fallback
 from treeproc.schema import UNANALYSED
 from treeproc.settings import UserError
 from treeproc.trees import SpanTree, read_brackets, write_brackets
@@ -15,7 +15,7 @@ class WordsOnly:
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
         """Never fails."""
-        return [fallback(line, "flat_no_parser", g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
+        return [fallback(line, NO_PARSER, g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
 
 
 class GivenTrees:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -17,6 +17,9 @@ from treeproc.readers.files import refuse_pipes
 from treeproc.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.settings import Settings, UserError
 from treeproc.shards import ShardRecord, finished_shard, write_shard
+from treeproc.stages.leaks import NearCopies, normalised
+from treeproc.stages.line_lists import LineList
+from treeproc.stages.notices import TextNotices
 from treeproc.storage import AnyPath, DataPath
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,13 @@ class Inputs:
             return (row for number, row in enumerate(rows, start=1) if number % stride)
         return rows
 
+    def line(self, split: str, example_id: int) -> int:
+        """The number, from 1, of an example over the files that its split is read from; of line by line formats, of its line."""
+        stride = next((files.hold_out for files in self.splits.values() if files.hold_out), None)
+        if stride is None or split not in ("train", "valid"):
+            return example_id + 1
+        return (example_id + 1) * stride if split == "valid" else example_id + example_id // (stride - 1) + 1
+
 
 @dataclass
 class Scan:
@@ -76,6 +86,7 @@ class Scan:
     digest: str
     duplicates: np.ndarray | None = None  # one bool per example: equal to an earlier one
     sources: set[bytes] = field(default_factory=set)  # keys that training examples may not have
+    near: NearCopies = field(default_factory=NearCopies)  # of the sources of valid and test
 
 
 def _key(text: str) -> bytes:
@@ -90,7 +101,7 @@ def _example_key(row: dict) -> bytes:
 def scan(inputs: Inputs, filters: FilterConfig) -> dict[str, Scan]:
     """The first pass over every split: number of examples, hash of their content, duplicates, keys of valid and test.
 
-    It holds 16 bytes per training example when duplicates are dropped, else nothing that grows with the input.
+    It holds 16 bytes per training example when duplicates are dropped, and keys of valid and test.
     Raises UserError on bad input and for a split without examples.
     """
     refuse_pipes(path for files in inputs.splits.values() for path in (*files.source, *files.target))
@@ -103,7 +114,7 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
     # Moses words follow from the source, all other columns from the file alone.
     known_by_key = {"source", "target", "label", *(("words",) if inputs.tokenized == "moses" else ())}
     beyond_key = [name for name in inputs.columns() if name not in known_by_key]
-    digest, keys, known, count = hashlib.sha256(), bytearray(), set(), 0
+    digest, keys, known, near, count = hashlib.sha256(), bytearray(), set(), NearCopies(), 0
     for count, row in enumerate(inputs.rows(split), start=1):
         key = _example_key(row)
         keys += key
@@ -111,6 +122,8 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
             digest.update(json.dumps([row[name] for name in beyond_key], separators=(",", ":")).encode())
         if collect != "none":
             known.add(key if collect == "example" else _key(row["source"]))
+        if split != "train":
+            near.add(row["source"])
         if not keep and len(keys) >= 1 << 20:
             digest.update(keys)
             keys.clear()
@@ -122,7 +135,7 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
         what = f"no example of format {inputs.format} in {names}" if names else f"splits.{split}: hold_out leaves nothing"
         raise UserError(f"{what}; at least one is needed")
     digest.update(keys)
-    return Scan(count, digest.hexdigest(), later_duplicates(keys) if keep else None, known)
+    return Scan(count, digest.hexdigest(), later_duplicates(keys) if keep else None, known, near)
 
 
 def later_duplicates(keys: bytes | bytearray) -> np.ndarray:
@@ -145,6 +158,8 @@ class TextWriter:
     scans: Mapping[str, Scan]
     rows_per_shard: PositiveInt
     mark: str
+    notices: TextNotices = field(default_factory=TextNotices)
+    dropped: LineList | None = None
 
     def write(self, split: str) -> Iterator[ShardRecord]:
         """The records of all shards of a split; those that are finished are not written again."""
@@ -155,32 +170,51 @@ class TextWriter:
         for index in range(num_shards):
             name = shard_name(split, index, num_shards)
             size = min(self.rows_per_shard, count - index * self.rows_per_shard)
-            part = islice(examples, size)
-            if record := finished_shard(self.folder, name, self.mark):
-                seen = sum(1 for _ in part)
-            else:
-                rows, counts = self._filter(part, split)
-                seen = len(rows) + sum(value for key, value in counts.items() if key.startswith("dropped."))
-            if seen != size:
+            rows, counts, dropped = self._filter(islice(examples, size), split)
+            if len(rows) + len(dropped) != size:
                 raise UserError(f"splits.{split}: the files changed while they were read; run the same command again")
-            yield record or write_shard(
+            # Of finished shards too: what is told of all lines is not in the shards.
+            self._tell(split, rows, dropped)
+            yield finished_shard(self.folder, name, self.mark) or write_shard(
                 self.folder, name, rows, schema, split=split, index=index, fingerprint=self.mark, counts=counts
             )
 
-    def _filter(self, examples: Iterable[tuple[int, dict]], split: str) -> tuple[list[dict], Counter]:
+    def _filter(self, examples: Iterable[tuple[int, dict]], split: str) -> tuple[list[dict], Counter, list[tuple[int, str]]]:
+        """Rows that stay, counts, and (example_id, reason) of those that do not."""
         rows: list[dict] = []
-        counts: Counter = Counter()
+        dropped: list[tuple[int, str]] = []
         for example_id, row in examples:
-            reason = self._reason(example_id, row, split)
-            if reason:
-                counts[f"dropped.{reason}"] += 1
+            if reason := self._reason(example_id, row, split):
+                dropped.append((example_id, reason))
                 continue
             row["example_id"] = example_id
+            rows.append(row)
+        if self.filters.drop_leaks and (leaks := set(self._leaks(split, rows))):
+            dropped = sorted([*dropped, *((rows[place]["example_id"], "leak") for place in leaks)])
+            rows = [row for place, row in enumerate(rows) if place not in leaks]
+        counts = Counter(f"dropped.{reason}" for _, reason in dropped)
+        for row in rows:
             if "label" in row:
                 self._relabel(row)
                 counts[f"class.{row['label']}"] += 1
-            rows.append(row)
-        return rows, counts
+        return rows, counts, dropped
+
+    def _leaks(self, split: str, rows: Sequence[dict]) -> list[int]:
+        """Places of training examples whose source is nearly that of an example of valid or test."""
+        others = [scan.near for name, scan in self.scans.items() if name != "train"]
+        if split != "train" or not others:
+            return []
+        lines = normalised([row["source"] for row in rows])
+        return sorted({place for near in others for place in near.find(lines)})
+
+    def _tell(self, split: str, rows: Sequence[dict], dropped: Iterable[tuple[int, str]]) -> None:
+        """Note what stands in the lines that stay, and list those that do not."""
+        for side in self.notices.wanted if rows else ():
+            self.notices.add(split, side, rows)
+        if not self.filters.drop_leaks:
+            self.notices.add_leaks(split, [rows[place] for place in self._leaks(split, rows)])
+        if self.dropped is not None:
+            self.dropped.write((split, self.inputs.line(split, example_id), reason) for example_id, reason in dropped)
 
     def _reason(self, example_id: int, row: dict, split: str) -> str | None:
         if reason := drop_reason(row["source"], row.get("target"), split, self.filters):

@@ -1,0 +1,285 @@
+"""What the text stage notices in its lines: counted, shown by one example, said with what to do; of clean text, nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_lines import sample_lines
+
+from treeproc.filters import FilterConfig
+from treeproc.inspect import describe
+from treeproc.language import LineSample, other_language
+from treeproc.preprocess import preprocess
+from treeproc.preprocess_config import PreprocessConfig
+from treeproc.report import notice_lines, summary
+from treeproc.shards import read_index
+from treeproc.stages.leaks import NearCopies, normalised
+from treeproc.stages.notices import TextNotices, has_several_sentences, wanted
+from treeproc.verify import verify
+
+GERMAN = [
+    "Die alte Frau ging langsam über die Straße.",
+    "Wir haben gestern Abend ein neues Buch gelesen.",
+    "Meine Schwester wohnt seit drei Jahren in Hamburg.",
+]
+ENGLISH = [
+    "The old woman went slowly across the street.",
+    "We read a new book yesterday evening.",
+    "My sister has lived in this town for three years.",
+]
+TOKENS = ["the dog &apos;s well @-@ known tail , it seems .", "they do n't run .", "he said , &quot; yes &quot; ."]
+
+
+def told(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]:
+    """Notices of splits of source lines, and what is said of them; the shipped parser reads the source, none the target."""
+    config = PreprocessConfig.model_validate(
+        {"splits": {split: {"source": ["a"], "target": ["b"]} for split in lines}, "parser": {"name": "shipped"}} | changes
+    )
+    notices = config.notices()
+    for split, sources in lines.items():
+        rows = [{"example_id": number, "source": line, "target": line} for number, line in enumerate(sources)]
+        for side in notices.wanted:
+            notices.add(split, side, rows)
+    facts = json.loads(json.dumps(notices.facts()))
+    return facts, notice_lines(facts, config.parsers(), tokens_can_be_set=True)
+
+
+def test_tokenised_text_is_told_with_count_example_and_setting():
+    facts, said = told({"train": [*ENGLISH, *TOKENS]})
+    assert facts["train"]["source"]["escapes"] == {"count": 2, "line": 4, "text": TOKENS[0]}
+    assert facts["train"]["source"]["tokens"]["count"] == 3
+    assert len(said) == 1 and "3 of 6 lines of train source (50.0%)" in said[0] and said[0].endswith("set tokenized: moses")
+    assert f"train source line 4: {TOKENS[0]!r}" in said[0] and "escapes such as &apos; or @-@: 2 of 6" in said[0]
+
+
+def test_text_that_is_not_tokenised_is_told_where_moses_is_set():
+    facts, said = told({"train": ENGLISH}, tokenized="moses")
+    assert len(said) == 1 and "3 of 3 lines" in said[0] and said[0].endswith("set tokenized: none")
+    tokens = ["the dog 's tail , it seems .", "they don 't run .", "he said : yes !"]
+    assert told({"train": tokens}, tokenized="moses")[1] == []
+
+
+def test_clean_text_is_told_nothing():
+    """Of the sample's English and German sentences, read by a parser of their language; blanks before ? and ! are French."""
+    for lines in (sample_lines(400), [*ENGLISH, "C'est vrai ? Non !", "R & D costs 5 % .NET pays, he says."]):
+        assert not [line for line in told({"train": lines})[1] if "several sentences" not in line]
+
+
+def test_escapes_in_plain_text_are_not_taken_for_tokens():
+    _, said = told({"train": [*ENGLISH, "Salt &amp; pepper are on the table."]})
+    assert len(said) == 1 and "write the characters themselves" in said[0] and "moses" not in said[0]
+
+
+def test_given_words_are_not_told_to_be_tokens():
+    notices = TextNotices(wanted("none", ("words", "trees"), {"source": None}))
+    notices.add("train", "source", [{"example_id": 0, "source": TOKENS[0]}])
+    assert notices.facts() == {"train": {"source": {"lines": 1}}}
+
+
+def test_another_language_than_the_parsers_is_told_with_its_share():
+    facts, said = told({"train": [*ENGLISH * 3, GERMAN[0]], "test": GERMAN})
+    assert facts["test"]["source"]["language"] == {
+        "count": 3, "line": 1, "text": GERMAN[0], "looked_at": 3, "seems": "de",
+    }  # fmt: skip
+    assert len(said) == 1 and "another language (de) than the parser's (en): 1 of 10 lines of train source (10.0%)" in said[0]
+    assert told({"train": GERMAN}, parser={"name": "corenlp", "language": "de"})[1] == []
+    assert told({"train": GERMAN}, parser={"name": "words"})[1] == [], "no parser reads the lines"
+    facts, _ = told({"train": ENGLISH}, target_parser={"name": "corenlp", "language": "de"})
+    assert facts["train"]["target"]["language"]["seems"] == "en"
+
+
+def test_languages_that_short_lines_do_not_tell_apart_count_as_one():
+    norwegian = "Jeg har bodd i denne byen i tre år nå, og jeg liker meg veldig godt blant de hyggelige menneskene her."
+    assert other_language(norwegian, "da") is None and other_language(norwegian, "nb") is None
+    assert other_language(norwegian, "en") in ("no", "da", "nb", "nn")
+
+
+@given(st.lists(st.integers(0, 1500), max_size=20))
+@settings(deadline=None, max_examples=30)
+def test_the_sample_does_not_depend_on_the_calls(sizes):
+    whole, parts = LineSample(), LineSample()
+    lines = [str(i) for i in range(sum(sizes))]
+    whole.add(lines, lambda place: place)
+    first = 0
+    for size in sizes:
+        parts.add(lines[first : first + size], lambda place, first=first: first + place)
+        first += size
+    assert parts.kept == whole.kept and len(whole.kept) <= 2000
+    assert len(whole.kept) >= min(len(lines), 1000) and all(lines[place] == line for place, line in whole.kept)
+
+
+@pytest.mark.parametrize(
+    ("line", "several"),
+    [
+        ("He came. She went.", True),
+        ('"Wow! That is it," he said.', True),
+        ("Was ist das? Ein Hund!", True),
+        ("we keep , keep . &quot; it &apos;s late .", True),
+        ("you know ? yes .", True),
+        ("Mr. Smith and Dr. Jones met J. R. Green vs. Brown.", False),
+        ("It was approx. 5 p.m. in the U.S. Senate.", False),
+        ("Version 2. of it is here.", False),
+        ("he lives on st . james street", True),  # Moses keeps abbreviations whole: a free stop ends a sentence
+        ("One sentence...", False),
+        ("", False),
+    ],
+)
+def test_several_sentences(line, several):
+    assert has_several_sentences(line) == several
+    assert (told({"train": [line or "x"]})[0]["train"]["source"]["sentences"]["count"] == 1) == several
+
+
+def test_several_sentences_name_the_setting_that_splits_them():
+    lines = [*ENGLISH, "He came. She went."]
+    assert "parser.split_sentences: true" in told({"train": lines})[1][0] and "1 of 4 lines" in told({"train": lines})[1][0]
+    assert told({"train": lines}, parser={"name": "shipped", "split_sentences": True})[1] == []
+
+
+@pytest.mark.parametrize(
+    "mark", ["<unk>", "<T_3>", "__unk__", "sub@@ words", "[MASK]", "{{name}}", "%s", "%1$s", "%(user)s", "<URL>"]
+)
+def test_placeholders(mark):
+    facts, said = told({"train": [*ENGLISH, f"I saw {mark} there."]})
+    assert facts["train"]["source"]["placeholders"]["line"] == 4 and len(said) == 1 and "placeholders" in said[0]
+
+
+@pytest.mark.parametrize(
+    "line", ["5 < 6 and 7 > 6", "a_b __ c", "me@@home", "[sic] {sigh} 5 %", "50%such", "user@example.org <me@x.org>"]
+)
+def test_what_is_no_placeholder(line):
+    assert told({"train": [line]})[0]["train"]["source"]["placeholders"]["count"] == 0
+
+
+def test_messages_stay_one_short_line():
+    lines = [f"{'x' * 500} &apos;s <unk> , well . Yes . \u2028 {n}" for n in range(30)]
+    _, said = told({split: lines for split in ("train", "valid", "test")}, target_parser={"name": "corenlp", "language": "de"})
+    assert len(said) >= 3 and all(len(line) < 500 and len(line.splitlines()) == 1 for line in said)
+
+
+@given(st.lists(st.text(st.sampled_from("aB1 ,.-“”ßÄäİ中。\u2028"), max_size=8), max_size=6))
+@settings(deadline=None, max_examples=200)
+def test_normal_forms_against_a_loop(lines):
+    def slow(line):
+        return "".join(c.lower()[0] for c in line if c.isalnum())
+
+    assert normalised(lines) == [slow(line) for line in lines] or not lines
+    near = NearCopies()
+    for line in lines[::2]:
+        near.add(line)
+    known = {slow(line) for line in lines[::2]} - {""}
+    assert near.find(normalised(lines)) == [place for place, line in enumerate(lines) if slow(line) in known]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A function that makes a data set of files of pairs; no parser is asked. Returns its folder."""
+    folder = tmp_path_factory.mktemp("notices")
+    train = ["A dog, here.", "", "An apple", "a DOG here", "a b c d", "Two of them."]
+    for name, lines in {"train": train, "test": ["A dog here!", "An apple"]}.items():
+        for side in "ab":
+            (folder / f"{name}.{side}").write_text("".join(f"{line}\n" for line in lines))
+
+    def make(name: str, **changes):
+        splits = {split: {"source": [folder / f"{split}.a"], "target": [folder / f"{split}.b"]} for split in ("train", "test")}
+        values = {
+            "splits": splits, "parser": {"name": "words"}, "subwords": {"vocab_size": 290}, "rows_per_shard": 2, "workers": 0,
+        }  # fmt: skip
+        config = PreprocessConfig.model_validate(values | changes)
+        preprocess(config, folder / name)
+        return folder / name, config
+
+    return make
+
+
+def test_near_copies_are_told_and_may_be_dropped(job, caplog):
+    data, _ = job("kept")
+    assert read_index(data / "text")["notices"]["train"]["source"]["leaks"] == {"count": 3, "line": 1, "text": "A dog, here."}
+    assert "3 of 5 lines of train source (60.0%)" in caplog.text and "filters.drop_leaks: true" in caplog.text
+    assert "3 leaks" in describe(data)[0]
+    caplog.clear()
+    data, _ = job("dropped", filters={"drop_leaks": True})
+    index = read_index(data / "text")
+    assert index["dropped"]["train"] == {"empty_source": 1, "leak": 3} and index["totals"]["test"]["rows"] == 2
+    assert "leaks" not in index["notices"]["train"]["source"] and "drop_leaks" not in caplog.text
+    rows = (data / "text" / "dropped.tsv").read_text().splitlines()
+    assert rows == ["split\tline\treason", "train\t1\tleak", "train\t2\tempty_source", "train\t3\tleak", "train\t4\tleak"]
+    assert str(data / "text" / "dropped.tsv") in summary(read_index(data / "encoded"), data)
+
+
+def test_words_as_a_parser_asks_for_none(job):
+    data, _ = job("words")
+    assert (data / "parsed" / "fallbacks.tsv").read_text() == "split\tline\tside\tparse_status\n"
+    told_at_the_end = summary(read_index(data / "encoded"), data)
+    assert "no parser asked for" in told_at_the_end and "fallbacks.tsv" not in told_at_the_end
+
+
+def test_lists_of_lines_are_mended_and_checked(job, caplog):
+    data, config = job("whole")
+    assert not verify(data).problems
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "provenance.json"}
+    (data / "text" / "dropped.tsv").write_text("nothing\n")
+    (data / "parsed" / "fallbacks.tsv").unlink()
+    assert {problem.path.name for problem in verify(data).problems} == {"dropped.tsv", "fallbacks.tsv"}
+    preprocess(config, data)
+    assert {path: path.read_bytes() for path in before} == before and not verify(data).problems
+
+
+def test_a_data_set_of_an_earlier_version_is_left_as_it_is(job):
+    """It has no lists and no notices; neither are made, and no shard is."""
+    data, config = job("old")
+    for stage, name in (("text", "dropped.tsv"), ("parsed", "fallbacks.tsv")):
+        (data / stage / name).unlink()
+        index = json.loads((data / stage / "index.json").read_text())
+        for key in ("files", "notices"):
+            index.pop(key, None)
+        (data / stage / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "provenance.json"}
+    preprocess(config, data)
+    after = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "provenance.json"}
+    assert after == before and "noticed in the text: nothing" in describe(data)[0]
+    assert "dropped: 1 empty_source" in summary(read_index(data / "encoded"), data)
+
+
+def test_fingerprints_are_those_of_data_sets_made_before(tmp_path):
+    """The mark and the bytes of a text shard, as they were before `drop_leaks` came."""
+    for name, text in {"a": "one\ntwo\n\n", "b": "eins\nzwei\ndrei\n"}.items():
+        (tmp_path / name).write_text(text)
+    values = {"splits": {"train": {"source": [tmp_path / "a"], "target": [tmp_path / "b"]}}, "parser": {"name": "words"}}
+    config = PreprocessConfig.model_validate(values | {"subwords": {"vocab_size": 270}, "workers": 0})
+    preprocess(config, tmp_path / "data")
+    (shard,) = read_index(tmp_path / "data" / "text")["shards"]
+    assert shard["fingerprint"] == "728d58845ec974f1"
+    assert shard["sha256"] == "3397adf1cc9b6b64e0fc18b4fee90359d74ea7bd2c756af55cac892937b4ffd5"
+    assert FilterConfig(drop_leaks=True).identity()["drop_leaks"] is True
+
+
+def test_lines_are_those_of_the_file_where_valid_is_held_out(job):
+    data, config = job("held")
+    splits = {"train": config.splits["train"], "valid": {"hold_out": 3}}
+    inputs = PreprocessConfig.model_validate({"splits": splits}).inputs()
+    lines = {
+        split: [(inputs.line(split, number), row["source"]) for number, row in enumerate(inputs.rows(split))]
+        for split in ("train", "valid")
+    }
+    whole = config.splits["train"].source[0].read_text().split("\n")
+    assert [number for number, _ in lines["valid"]] == [3, 6] and [number for number, _ in lines["train"]] == [1, 2, 4, 5]
+    assert all(whole[number - 1] == line for split in lines.values() for number, line in split)
+
+
+def test_pairs_of_sentences_must_not_lose_one(tmp_path):
+    with pytest.raises(ValueError, match="drop_leaks must be false"):
+        PreprocessConfig.model_validate(
+            {"format": "sick", "splits": {"train": {"source": ["a"]}}, "filters": {"drop_leaks": True}}
+        )
+
+
+def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
+    code = (
+        "import sys; from treeproc.preprocess_config import PreprocessConfig as C\n"
+        "C.model_validate({'splits': {'train': {'source': ['a'], 'target': ['b']}}, 'parser': {'name': 'words'}}).notices()\n"
+        "sys.exit('py3langid' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0

@@ -1,0 +1,79 @@
+"""Which language lines seem to be in, by py3langid: a naive Bayes model of 139 languages, 4.6 MB, offline.
+
+Measured on up to 2,000 lines of each of 28 corpora in English, German, French and Spanish (sentence pairs, captions, speeches,
+talks, news, web text, treebanks): of the lines with `_LEAST_LETTERS` letters, none is taken for another language with a
+probability above `_SURE` that is not in it; 0.24 % of WMT's web text is French, 0.05 % of German of 1800 Italian.
+`NOTICED_SHARE` is eight times that. Of lines in another language than the parser's, 92 to 93 % are found (Tatoeba, Multi30k).
+A line takes 30 to 75 microseconds, and loading 0.4 s.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+# A line counts as foreign from this many letters and above this probability.
+_LEAST_LETTERS = 20
+_SURE = 0.9
+# Lines of one side of a split that are looked at, at most; they lie evenly.
+_MOST_LINES = 2000
+# Share of the lines with enough letters from which on a user is warned.
+NOTICED_SHARE = 0.02
+# Codes of one language, and languages that short lines do not tell apart.
+_ALIKE = (("no", "nb", "nn", "da"), ("hr", "bs", "sr"), ("id", "ms"), ("zh", "wuu", "yue"), ("en", "pcm"), ("ar", "ary", "arz"))
+_NO_LANGUAGE = "zxx"
+
+
+@cache
+def _identifier():
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def other_language(line: str, language: str) -> str | None:
+    """The code of the language of a line where it is surely another one; None for lines of few letters."""
+    found, probability = _identifier().classify(line)
+    return found if probability > _SURE and found not in {*_accepted(language), _NO_LANGUAGE} else None
+
+
+def _accepted(language: str) -> set[str]:
+    """Codes that count as `language`, which may name a script too: zh-hans."""
+    code = language.replace("_", "-").partition("-")[0].lower()
+    return {code, *(name for names in _ALIKE if code in names for name in names)}
+
+
+def known(language: str | None) -> str | None:
+    """The language where lines can be checked for it, else None."""
+    return language if language is not None and _accepted(language) & {*_identifier().labels} else None
+
+
+def has_letters(line: str) -> bool:
+    """Whether a line has letters enough to tell its language."""
+    return len(line) >= _LEAST_LETTERS and sum(map(str.isalpha, line)) >= _LEAST_LETTERS
+
+
+@dataclass
+class LineSample:
+    """Every n-th line of a stream: n doubles whenever there are too many. The same lines whatever the calls they come in."""
+
+    kept: list[tuple[int, str]] = field(default_factory=list)  # numbers and lines
+    _seen: int = 0
+    _stride: int = 1
+
+    def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
+        """More lines of the stream; `number` gives the number of the line at a place among them."""
+        places = range(-self._seen % self._stride, len(lines), self._stride)
+        self._seen += len(lines)
+        self.kept += [(number(place), lines[place]) for place in places]
+        while len(self.kept) > _MOST_LINES:
+            self.kept = self.kept[::2]
+            self._stride *= 2
+
+    def foreign(self, language: str) -> tuple[int, list[tuple[int, str]], str]:
+        """(lines looked at, those of the commonest other language, that language): see `other_language`."""
+        told = [(number, line) for number, line in self.kept if has_letters(line)]
+        others = [(number, line, other_language(line, language)) for number, line in told]
+        counts = Counter(found for *_, found in others if found)
+        name = min(counts, key=lambda code: (-counts[code], code), default="")
+        return len(told), [(number, line) for number, line, found in others if name and found == name], name

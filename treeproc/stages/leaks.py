@@ -1,0 +1,62 @@
+"""Near copies between splits: texts that are equal after lower-casing and taking punctuation, symbols and blanks out."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+_KEY_BYTES = 16
+
+
+def normalised(lines: Sequence[str]) -> list[str]:
+    """The letters and digits of every line, in lower case. Lines hold no line end."""
+    joined = "\n".join(lines)
+    if joined.isascii():
+        return joined.encode().translate(*_ascii()).decode().split("\n")
+    codes = _plain_codes()[np.frombuffer(joined.encode("utf-32-le"), np.uint32)]
+    return codes[codes > 0].tobytes().decode("utf-32-le").split("\n")
+
+
+@cache
+def _plain_codes() -> np.ndarray:
+    """What becomes of every character, by its code: 0 for those that go. Beyond the basic plane all stay as they are."""
+    codes = np.arange(0x110000, dtype=np.uint32)
+    for code in range(0x10000):
+        character = chr(code)
+        if character.isalnum():
+            codes[code] = ord(character.lower()[0])
+        elif character != "\n":
+            codes[code] = 0
+    return codes
+
+
+@cache
+def _ascii() -> tuple[bytes, bytes]:
+    """The same for ASCII, as `bytes.translate` takes it: the table, and the characters that go."""
+    codes = _plain_codes()[:128]
+    table = bytes([*codes.astype(np.uint8).tolist(), *range(128, 256)])
+    return table, bytes(np.flatnonzero(codes == 0).tolist())
+
+
+class NearCopies:
+    """The sources of a split, to find near copies of them in another: 16 bytes a line, and a short hash that most lines fail."""
+
+    def __init__(self) -> None:
+        self._short: set[int] = set()
+        self._keys: set[bytes] = set()
+
+    def add(self, line: str) -> None:
+        """A line of the split; one without letters and digits is like every other such, and stays out."""
+        if text := normalised([line])[0]:
+            self._short.add(hash(text))
+            self._keys.add(_key(text))
+
+    def find(self, lines: Sequence[str]) -> list[int]:
+        """Places of the lines, which are `normalised`, that stand in the split."""
+        hashes = enumerate(map(hash, lines))
+        return [place for place, short in hashes if short in self._short and _key(lines[place]) in self._keys]
+
+
+def _key(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()

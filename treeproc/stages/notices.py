@@ -1,0 +1,249 @@
+"""What stands in lines that a parser will misread: escapes, tokens, several sentences, placeholders. Counted, never changed.
+
+Rules and thresholds were measured (docs/preprocessing.md has the table). Tokenised corpora (IWSLT'14, WMT'14, Multi30k
+lc.norm.tok, SST) have marks of tokens on 94 to 100 % of their lines; plain text (Tatoeba, Multi30k, Europarl, news, UD treebanks
+of English, German, French and Spanish) on 0.7 % at most. Escapes are on 0.8 to 40 % of the lines of the former, on 0.06 % of the
+latter at most. Lines whose last mark is attached are 0 to 3 % of the former, 75 to 100 % of the latter. Of single sentences of
+UD treebanks 0.4 % at most look like several; of two that are joined, 84 to 98 % do. Placeholders are on none of these lines.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from treeproc.language import NOTICED_SHARE, LineSample, known
+
+# Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
+ESCAPED_SHARE = 0.005
+TOKENIZED_SHARE = 0.05
+ATTACHED_SHARE = 0.25
+
+_SHOWN = 70
+
+_ESCAPE = re.compile(rb"&(?:amp|lt|gt|quot|apos|#91|#93|#124|bar|bra|ket);|(?<![^ \n])@-@(?![^ \n])")
+_CLITIC = re.compile(rb" (?:'s|n't) ")
+_PLACEHOLDER = re.compile(
+    rb"<(?:/?s|unk|pad|mask|url|num|number|email|user|name|[A-Z][A-Z0-9_]*|[A-Za-z]+_?\d+)>|__[A-Za-z]\w*__|(?<=[^\s@])@@ "
+    rb"|\[(?:UNK|MASK|CLS|SEP|PAD)\]|\{\{[^{}\n]+\}\}|%(?:\d\$)?[sd](?!\w)|%\(\w+\)[sd]"
+)
+_OPEN = r"""["“„‘'«(\[¿¡-]* ?"""
+_CLOSE = r"""["”’'»)\]]*"""
+# After the mark that ends a sentence, in plain text: another one begins. In tokens: any word follows.
+_NEXT_SENTENCE = re.compile(rf"[.?!]{_CLOSE} +{_OPEN}[A-ZÀ-ÖØ-Þ]")
+_NEXT_TOKENS = re.compile(
+    r"""(?<=[\w"”’'»)\];] )[.?!](?: (?:["”’'»)\]]|&quot;|&apos;|''))* (?:(?:["“„‘'«(\[¿¡]|&quot;|``) )?\w"""
+)
+# Short words before a full stop that ends no sentence.
+_SHORT = (
+    "vs|ca|bzw|usw|etc|cf|vol|nos?|pp|al|inc|ltd|cos?|st|dr|mr|ms|mrs|jr|sr|sra|fig|eq|eds?|est|gen|col|sgt|lt|op|art|nr|hl|ggf"
+    "|sog|vgl|resp|min|max|mio|mrd|sec|hrs?|av|eg|ie"
+)
+_LAST_WORD = re.compile(rf"""(?:(?:^|[^\w.'’-])(?!(?:{_SHORT})$)[a-zß-ÿ]{{2,3}}|[^\W\d_]{{4}}|\d{{3}}|[)"”’'»])$""")
+_LAST_WORD_CHARS = 5
+
+
+@dataclass
+class Found:
+    """Lines that have something in common: how many, and the first, shortened."""
+
+    count: int = 0
+    line: int = 0  # from 1
+    text: str = ""
+
+    def add(self, count: int, line: int, text: str) -> None:
+        if not self.count:
+            self.line, self.text = line, shortened(text)
+        self.count += count
+
+    def facts(self) -> dict:
+        """For the index."""
+        return {"count": self.count, "line": self.line, "text": self.text}
+
+
+def shortened(text: str) -> str:
+    """A line as messages show it."""
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+class _Chunk:
+    """Lines as one array of UTF-8 codes [N], each line with its end: most questions are answered without a loop over lines."""
+
+    def __init__(self, lines: Sequence[str]):
+        self.lines = lines
+        self.content = "\n".join([*lines, ""]).encode()
+        self.codes = np.frombuffer(self.content, np.uint8)
+        self.ends = np.flatnonzero(self.codes == ord("\n"))
+        self.blank = self.codes == ord(" ")
+
+    def among(self, characters: str) -> np.ndarray:
+        """Whether each code is one of these ASCII characters [N]."""
+        return np.logical_or.reduce([self.codes == ord(character) for character in characters])
+
+    def lines_at(self, places: np.ndarray | list[int]) -> list[int]:
+        """Numbers in the chunk of the lines that hold these places."""
+        return np.unique(np.searchsorted(self.ends, places)).tolist()
+
+    def matching(self, pattern: re.Pattern, begins: np.ndarray) -> list[int]:
+        """Numbers of the lines in which the pattern matches at one of the places for which `begins` is true."""
+        return self.lines_at([at for at in np.flatnonzero(begins).tolist() if pattern.match(self.content, at)])
+
+
+def _escapes(chunk: _Chunk) -> list[int]:
+    return chunk.matching(_ESCAPE, chunk.among("&@")) if b"&" in chunk.content or b"@-@" in chunk.content else []
+
+
+def _tokens(chunk: _Chunk) -> list[int]:
+    after = chunk.blank | (chunk.codes == ord("\n"))
+    alone = np.flatnonzero(chunk.blank[:-2] & chunk.among(",.")[1:-1] & after[2:])
+    clitics = np.flatnonzero(chunk.blank[:-3] & ((chunk.codes[1:-2] == ord("'")) | (chunk.codes[2:-1] == ord("'"))))
+    return chunk.lines_at([*alone.tolist(), *(at for at in clitics.tolist() if _CLITIC.match(chunk.content, at))])
+
+
+def _attached(chunk: _Chunk) -> list[int]:
+    """Lines whose last mark has no blank before it."""
+    ends = chunk.ends[np.diff(chunk.ends, prepend=-1) > 2]
+    return chunk.lines_at(ends[chunk.among(".?!")[ends - 1] & ~chunk.blank[ends - 2]])
+
+
+def _placeholders(chunk: _Chunk) -> list[int]:
+    begins = chunk.among("<[{%")
+    for double in "_@":
+        begins[:-1] |= (chunk.codes[:-1] == ord(double)) & (chunk.codes[1:] == ord(double))
+    return chunk.matching(_PLACEHOLDER, begins)
+
+
+def _sentences(chunk: _Chunk) -> list[int]:
+    marks = chunk.among(".?!")
+    inner = marks[:-2] & (chunk.blank[1:-1] | (chunk.among("\"'")[1:-1] & chunk.blank[2:]))
+    return [place for place in chunk.lines_at(np.flatnonzero(inner)) if has_several_sentences(chunk.lines[place])]
+
+
+def has_several_sentences(line: str) -> bool:
+    """Whether a mark that ends a sentence stands before the end of the line."""
+    return any(_ends_sentence(line, match) for match in _NEXT_SENTENCE.finditer(line)) or _NEXT_TOKENS.search(line) is not None
+
+
+def _ends_sentence(line: str, match: re.Match) -> bool:
+    at = match.start()
+    if line[at] != "." and line[at - 1 : at].isalnum():
+        return True
+    return _LAST_WORD.search(line[max(0, at - _LAST_WORD_CHARS) : at]) is not None
+
+
+_RULES: dict[str, Callable[[_Chunk], list[int]]] = {
+    "escapes": _escapes,
+    "tokens": _tokens,
+    "attached": _attached,
+    "placeholders": _placeholders,
+    "sentences": _sentences,
+}
+
+
+class Wanted(NamedTuple):
+    """What is looked for in the lines of a side."""
+
+    kinds: tuple[str, ...]
+    language: str | None = None  # of the parser of this side; None where no parser reads its lines
+
+
+def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:
+    """What to look for on each side: `columns` are those that the format gives, `languages` those of parsers that read a side.
+
+    A side has None where no parser reads it. Lines of given words are tokens, and sentences of their own; what no setting can
+    undo is not looked for on the target side.
+    """
+    out = {}
+    for side, language in languages.items():
+        kinds = []
+        if tokenized == "moses":
+            kinds = ["tokens", "attached"]
+        elif not columns or (side == "source" and "words" not in columns):
+            kinds = ["escapes", "tokens"]
+        if language is not None:
+            kinds += ["placeholders"] if side == "source" and "words" in columns else ["placeholders", "sentences"]
+        out[side] = Wanted(tuple(kinds), known(language))
+    return out
+
+
+@dataclass
+class SideNotices:
+    """What was found in the lines of one side of a split."""
+
+    wanted: Wanted
+    lines: int = 0
+    found: dict[str, Found] = field(default_factory=dict)
+    sample: LineSample = field(default_factory=LineSample)
+
+    def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
+        """More lines, in order; `number` gives the number, from 1, of the line at a place among them."""
+        self.lines += len(lines)
+        chunk = _Chunk(lines)
+        for kind in self.wanted.kinds:
+            if places := _RULES[kind](chunk):
+                self.found.setdefault(kind, Found()).add(len(places), number(places[0]), lines[places[0]])
+        if self.wanted.language is not None:
+            self.sample.add(lines, number)
+
+    def facts(self) -> dict:
+        """For the index: what was looked for and found, and the lines in all."""
+        out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
+        if self.wanted.language is not None:
+            looked_at, foreign, name = self.sample.foreign(self.wanted.language)
+            example = Found()
+            if foreign:
+                example.add(len(foreign), *foreign[0])
+            out["language"] = example.facts() | {"looked_at": looked_at, "seems": name}
+        return out
+
+
+@dataclass
+class TextNotices:
+    """What was found in all lines that stay, by split and side.
+
+    `wanted` says what is looked for, by side, and `line(split, example_id)` the number of a line.
+    """
+
+    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    line: Callable[[str, int], int] = lambda split, example_id: example_id + 1
+    sides: dict[tuple[str, str], SideNotices] = field(default_factory=dict)
+    leaks: dict[str, Found] = field(default_factory=dict)
+
+    def add(self, split: str, side: str, rows: Sequence[dict]) -> None:
+        """More rows of a split, in order."""
+        lines = [row[side] for row in rows]
+        found = self.sides.setdefault((split, side), SideNotices(self.wanted[side]))
+        found.add(lines, lambda place: self.line(split, rows[place]["example_id"]))
+
+    def add_leaks(self, split: str, rows: Sequence[dict]) -> None:
+        """More rows of train whose source is nearly that of a row of valid or test."""
+        if rows:
+            first = self.line(split, rows[0]["example_id"])
+            self.leaks.setdefault(split, Found()).add(len(rows), first, rows[0]["source"])
+
+    def facts(self) -> dict:
+        """For the index: split -> side -> lines, and by kind what was found."""
+        out: dict = {}
+        for (split, side), found in self.sides.items():
+            out.setdefault(split, {})[side] = found.facts()
+        for split, found in self.leaks.items():
+            out.setdefault(split, {}).setdefault("source", {})["leaks"] = found.facts()
+        return out
+
+
+def is_noticed(kind: str, facts: dict) -> bool:
+    """Whether what was found of a kind on one side is worth a line; `facts` are those of the side."""
+    if not facts.get(kind, {}).get("count"):
+        return False
+    count, lines = facts[kind]["count"], max(1, facts["lines"])
+    if kind == "escapes":
+        return count >= ESCAPED_SHARE * lines
+    if kind == "tokens":
+        return "attached" not in facts and count >= TOKENIZED_SHARE * lines
+    if kind == "attached":
+        return count >= ATTACHED_SHARE * lines and count > facts["tokens"]["count"]
+    if kind == "language":
+        return count >= NOTICED_SHARE * facts[kind]["looked_at"]
+    return True
