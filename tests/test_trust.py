@@ -8,8 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from base64 import b64encode
 from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +34,7 @@ from treeproc.files import atomic_write, file_sha256, json_bytes, locked, read_j
 from treeproc.inspect import describe
 from treeproc.inspect import main as inspect
 from treeproc.line_encoder import LineEncoder
-from treeproc.parsers import ParserConfig
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.ray_session import start_ray
 from treeproc.readers.files import read_lines
@@ -498,6 +501,29 @@ def test_addresses_of_servers_are_http_and_their_secrets_are_not_written(tmp_pat
         assert SECRET not in str(error.value)
 
 
+def test_a_server_gets_the_user_and_password_of_its_address(monkeypatch):
+    monkeypatch.delenv("CORENLP_HOME", raising=False)
+
+    class Server(BaseHTTPRequestHandler):
+        def do_GET(self):
+            good = self.headers["Authorization"] == "Basic " + b64encode(f"user:{SECRET}".encode()).decode()
+            self.send_response(200 if good else 401)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        config = ParserConfig(name="corenlp", endpoint=f"http://user:{SECRET}@{host}")
+        assert describe_parser(config)["library"] == "CoreNLP server"
+        with pytest.raises(UserError, match=f"no server answers at http://{host} and") as error:
+            describe_parser(ParserConfig(name="corenlp", endpoint=f"http://user:{SECRET}x@{host}"))
+        assert SECRET not in str(error.value)
+        server.shutdown()
+
+
 @pytest.mark.parametrize(
     "override",
     [
@@ -521,6 +547,7 @@ def test_no_message_repeats_a_secret(override):
 def test_what_is_taken_out_of_messages():
     assert without_credentials("no server at http://a:b@h:1/x, s3://k:s@b") == "no server at http://***@h:1/x, s3://***@b"
     assert without_credentials("'https://h/x?token=t' failed") == "'https://h/x?***' failed"
+    assert without_credentials("http://a:b@h/x?token=t") == "http://***@h/x?***"
     assert without_credentials("a@b http://h/x c@d") == "a@b http://h/x c@d"
 
 

@@ -6,7 +6,8 @@ import reprlib
 # With the word that goes before it, a message is a line of at most 500 characters.
 MOST_CHARACTERS = 480
 # User and password of a URI, up to the last @ of a word; and its query, which may hold a token.
-_CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@|(?<=://)([^\s'\"?]*\?)[^\s'\"]*")
+_CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")
+_QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
 
 
 class UserError(Exception):
@@ -34,7 +35,7 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 def without_credentials(text: str) -> str:
     """Text with *** in place of what URIs in it hold of users, passwords and queries."""
-    return _CREDENTIALS.sub(lambda match: f"{match[1]}***" if match[1] else "***@", text) if "://" in text else text
+    return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
 
 
 def printable(text: str) -> str:
