@@ -1,5 +1,6 @@
 """Damaged files are found before they are used, and what can be mended is."""
 
+import json
 import subprocess
 import sys
 
@@ -7,6 +8,8 @@ import pytest
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
+from treenet.inference.attention_stats import run_attention
+from treenet.inference.results import read_scores
 from treenet.inference.run import load_run
 from treenet.training.facts import read_facts
 from treenet.training.logs import read_metrics
@@ -112,6 +115,30 @@ def test_edited_facts_of_a_run_are_one_line(tmp_path, text, message):
     with pytest.raises(UserError, match=message) as error:
         read_facts(tmp_path, needed=("parameters",))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({"test": 3}, r"scores.json is damaged: test: .*but is 3; remove it"),
+        ({"test": {"bleu": "high"}}, r"scores.json is damaged: test.bleu: .*'high'"),
+        ({"test": {"steps": [1, "2"]}}, r"scores.json is damaged: test.steps.1"),
+        ({"test": {"buckets": {"words": [{"from": 0}]}}}, r"scores.json is damaged: test.buckets.words.0"),
+    ],
+)
+def test_edited_scores_are_one_line(tmp_path, scores, message):
+    (tmp_path / "scores.json").write_text(json.dumps(scores))
+    with pytest.raises(UserError, match=message):
+        read_scores(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "vocab/labels.txt"])
+def test_text_of_other_encodings_is_one_line(data, tmp_path, name):
+    run_training(config_of(data), tmp_path / "run")
+    path = tmp_path / "run" / name if name == "config.yaml" else data / "encoded" / name
+    path.write_bytes(path.read_bytes() + b"\xff\n")
+    with pytest.raises(UserError, match=f"{name}.*"):
+        load_run(tmp_path / "run") if name == "config.yaml" else run_attention(load_run(tmp_path / "run"), "test", "reference")
 
 
 def test_a_refused_setting_can_be_mended_in_the_same_folder(data, tmp_path):

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
+from treeproc.files import read_text
 from treeproc.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.settings import Settings, UserError
@@ -209,7 +210,7 @@ class LabelVocab:
 
     @classmethod
     def load(cls, path: Path) -> "LabelVocab":
-        return cls(path.read_text(encoding="utf-8").splitlines())
+        return cls(read_text(path, "run workflows/preprocess.py again").splitlines())
 
     def __len__(self) -> int:
         return len(self.names)

@@ -17,6 +17,7 @@ from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
 from treenet.training.tasks import check_no_control
+from treeproc.files import read_text
 from treeproc.provenance import software
 from treeproc.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.shards import check_hashes, read_index, stage_folder
@@ -120,7 +121,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
 def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
     """Name of the tokeniser of tokenised BLEU; lines of a data set whose input came tokenised are tokens between blanks."""
     path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
-    made_with = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path is not None and path.exists() else None
+    made_with = read_yaml(read_text(path, "restore it"), str(path)) if path is not None and path.exists() else None
     tokenized = isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none"
     return choose_tokenizer(tokenized, settings.target_language)
 

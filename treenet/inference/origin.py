@@ -13,7 +13,7 @@ from functools import cached_property
 
 from treenet.inference.run import AVERAGED, LoadedModel, checkpoint_path, recorded_sha256
 from treenet.training.checkpoint import checkpoint_folders
-from treeproc.files import read_json
+from treeproc.files import read_json, read_text
 from treeproc.provenance import describe_software, software
 from treeproc.settings import Settings, UserError, read_yaml
 from treeproc.shards import read_index
@@ -93,7 +93,7 @@ class RunState:
     @cached_property
     def _config(self) -> dict:
         path = self.folder / "config.yaml"
-        found = read_yaml(path.read_text(encoding="utf-8"), str(path)) if path.exists() else None
+        found = read_yaml(read_text(path, "restore it"), str(path)) if path.exists() else None
         return found if isinstance(found, dict) else {}
 
     @cached_property

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NotRequired
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treenet.inference.metrics import check_lines
 from treenet.inference.origin import RunState, Standing
@@ -24,13 +27,41 @@ def translations_path(folder: Path, name: str) -> Path:
     return inside(folder, f"translations.{name}.txt")
 
 
+_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, "bleu": float})
+
+
+class _Entry(TypedDict, total=False):
+    """The types of what readers use of a result; each kind of result has some of it."""
+
+    split: str
+    checkpoint: str
+    steps: list[int]
+    num_examples: int
+    bleu: float
+    bleu_signature: str
+    bleu_tokenized: float
+    bleu_compound_split: float
+    chrf: float
+    accuracy: float
+    binary_accuracy: float
+    sentence_f1: float
+    buckets: dict[str, list[_Bucket]]
+    data: dict[str, str | None] | str | None
+    weights_sha256: str | None
+    translations_sha256: str
+    references_fingerprint: str
+    own_data: bool
+    asked: dict
+    decoding: dict | None
+
+
 def read_scores(folder: AnyPath) -> dict[str, dict]:
     """The entries of scores.json, none where there is no such file yet."""
     return _read(folder / SCORES)
 
 
 def _read(path: AnyPath) -> dict[str, dict]:
-    return read_json(path, "remove it and run the same command again") if path.exists() else {}
+    return read_json(path, "remove it and run the same command again", dict[str, _Entry]) if path.exists() else {}
 
 
 def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standing]]:

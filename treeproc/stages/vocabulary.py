@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treeproc.files import atomic_write, file_sha256
+from treeproc.files import atomic_write, file_sha256, read_text
 from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.settings import UserError
@@ -134,7 +134,7 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
             if hashlib.sha256(contents[name]).hexdigest() != sha256:
                 raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
     note = source / "vocab" / "fingerprint.txt"
-    mark = note.read_text(encoding="utf-8").partition("\n")[0] if note.exists() else ""
+    mark = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
     pieces = [index["files"][name] for name in contents if name.endswith(".model")]
     if fingerprint(mark, *pieces) != index["vocab_fingerprint"]:
         raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
