@@ -260,6 +260,13 @@ def test_memory_is_that_of_the_file(data):
         Shard(folder, first_record(folder))
     assert pa.total_allocated_bytes() - before < 1 << 20
 
+    old, sink = {"ARROW:experimental_compression": "zstd"}, pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(metadata_version=pa.ipc.MetadataVersion.V4)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(table.to_batches()[0], custom_metadata=old)
+    with pytest.raises(BadArrowFile, match="is compressed"):
+        read_arrow(pa.BufferReader(sink.getvalue()), [schema])
+
     text = ipc(pa.table({"example_id": [0, 1, 2], "source": ["abc"] * 3, "target": ["abc"] * 3}, TEXT_SCHEMA))
     edges = np.array([0, 3, 6, 9], np.int32).tobytes()
     for bad in ([0, 5, 2, 9], [0, 3, 2**31 - 1, 9], [0, 3, 6, 2**31 - 1], [-9, 3, 6, 9]):

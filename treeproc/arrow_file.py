@@ -17,6 +17,7 @@ _END = struct.Struct("<i6s")  # length of the footer, magic
 _MOST_FOOTER_BYTES = 64 << 20  # 24 bytes a record batch
 _EXTENSION, _HIDDEN = b"ARROW:extension:", b"arrow:extension:"
 _BLOCK_BYTES = 24
+_OLD_COMPRESSION = b"ARROW:experimental_compression"  # a key of messages of Arrow 0.17, which is still understood
 # Numbers of fields: of Footer, of Message, of DictionaryBatch, of RecordBatch.
 _DICTIONARIES, _RECORD_BATCHES, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 2, 3, 2, 1, 3
 
@@ -35,7 +36,7 @@ def read_arrow(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[pa.Sc
         schema = _check_schema(_schema_of(footer), known)
         if _EXTENSION in footer:
             raise BadArrowFile("names an extension type, but no column may have one")
-        if any(batch.table(_COMPRESSION) for batch in _batch_headers(source, footer)):
+        if any(_compressed(source, footer)):
             raise BadArrowFile("is compressed, but data sets are not")
         reader = pa.ipc.open_file(source)
         if reader.schema != schema:
@@ -112,7 +113,7 @@ def _has_nulls(array: pa.Array) -> bool:
 class _Table:
     """A table of a flatbuffer at byte `place` of `data`."""
 
-    data: bytes | pa.Buffer
+    data: bytes
     place: int
 
     def table(self, number: int) -> "_Table | None":
@@ -138,13 +139,14 @@ class _Table:
         return struct.unpack_from("<I", self.data, at)[0]
 
 
-def _batch_headers(source: pa.NativeFile, footer: bytes) -> Iterator[_Table]:
-    """The RecordBatch tables of all messages that the footer names, those of dictionaries among them."""
+def _compressed(source: pa.NativeFile, footer: bytes) -> Iterator[bool]:
+    """Whether buffers are compressed, of every message that the footer names, those of dictionaries among them."""
     root = _Table(footer, struct.unpack_from("<I", footer)[0])
     for number, is_dictionary in ((_DICTIONARIES, True), (_RECORD_BATCHES, False)):
         start, count = root.vector(number)
         for i in range(count):
             source.seek(struct.unpack_from("<q", footer, start + i * _BLOCK_BYTES)[0])
-            message = pa.ipc.read_message(source).metadata
+            message = pa.ipc.read_message(source).metadata.to_pybytes()
             header = _Table(message, struct.unpack_from("<I", message)[0]).table(_HEADER)
-            yield header.table(_DICTIONARY_DATA) if is_dictionary else header
+            batch = header.table(_DICTIONARY_DATA) if is_dictionary else header
+            yield bool(batch.table(_COMPRESSION)) or _OLD_COMPRESSION in message
