@@ -53,23 +53,27 @@ def drop_reason(source: str, target: str | None, split: str, config: FilterConfi
         return "empty_target"
     if split != "train":
         return None
-    sides = (("source", source, config.source_script), ("target", target, config.target_script))
-    for side, line, script in sides if target is not None else sides[:1]:
-        # A line shorter than the limits cannot break them: most lines are never split into words.
-        if len(line) >= 2 * config.max_words and len(line.split()) > config.max_words:
-            return f"{side}_too_long"
-        if len(line) > config.max_word_chars and max(map(len, line.split()), default=0) > config.max_word_chars:
-            return f"{side}_word_too_long"
-        # Every damaged line is unprintable or has U+FFFD; the two tests are far cheaper than the pattern.
-        if config.drop_damaged and (not line.isprintable() or "\ufffd" in line) and _DAMAGE.search(line):
-            return f"{side}_damaged"
-        if script is not None and script_share(line, script) < config.min_script_share:
-            return f"{side}_script"
+    if reason := _side_reason(source, config.source_script, config):
+        return f"source_{reason}"
+    if target is not None and (reason := _side_reason(target, config.target_script, config)):
+        return f"target_{reason}"
     if config.max_ratio is not None and target is not None:
         fewer, more = sorted((len(source.split()), len(target.split())))
         if more > config.max_ratio * fewer:
             return "ratio"
     return None
+
+
+def _side_reason(line: str, script: Script | None, config: FilterConfig) -> str | None:
+    # A line shorter than the limits cannot break them: most lines are never split into words.
+    if len(line) >= 2 * config.max_words and len(line.split()) > config.max_words:
+        return "too_long"
+    if len(line) > config.max_word_chars and max(map(len, line.split()), default=0) > config.max_word_chars:
+        return "word_too_long"
+    # Every damaged line is unprintable or has U+FFFD; the two tests are far cheaper than the pattern.
+    if (not line.isprintable() or "\ufffd" in line) and config.drop_damaged and _DAMAGE.search(line):
+        return "damaged"
+    return "script" if script is not None and script_share(line, script) < config.min_script_share else None
 
 
 def script_share(line: str, script: Script) -> float:

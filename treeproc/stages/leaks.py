@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-_KEY_BYTES = 16
+_EMPTY_KEY = hashlib.blake2b(digest_size=16)
 
 
 def normalised(lines: Sequence[str]) -> list[str]:
@@ -59,4 +59,6 @@ class NearCopies:
 
 
 def _key(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()
+    state = _EMPTY_KEY.copy()
+    state.update(text.encode())
+    return state.digest()

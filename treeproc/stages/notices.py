@@ -152,11 +152,13 @@ class Wanted(NamedTuple):
 def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:
     """What to look for on each side: `columns` are those that the format gives, `languages` those of parsers that read a side.
 
-    A side has None where no parser reads it. Lines of given words are tokens, and sentences of their own; what no setting can
-    undo is not looked for on the target side.
+    A side has None where no parser reads it; a target side that none reads is not looked at. Lines of given words are tokens, and
+    sentences of their own; what no setting can undo is not looked for on the target side.
     """
     out = {}
     for side, language in languages.items():
+        if side == "target" and language is None:
+            continue
         kinds = []
         if tokenized == "moses":
             kinds = ["tokens", "attached"]

@@ -25,7 +25,7 @@ from treeproc.storage import AnyPath, DataPath
 logger = logging.getLogger(__name__)
 
 UNLABELLED = -1
-_KEY_BYTES = 16
+_EMPTY_KEY = hashlib.blake2b(digest_size=16)
 _REPORT_EVERY = 1_000_000
 
 
@@ -90,7 +90,9 @@ class Scan:
 
 
 def _key(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=_KEY_BYTES).digest()
+    state = _EMPTY_KEY.copy()  # far cheaper than a new one
+    state.update(text.encode())
+    return state.digest()
 
 
 def _example_key(row: dict) -> bytes:
@@ -193,10 +195,9 @@ class TextWriter:
             dropped = sorted([*dropped, *((rows[place]["example_id"], "leak") for place in leaks)])
             rows = [row for place, row in enumerate(rows) if place not in leaks]
         counts = Counter(f"dropped.{reason}" for _, reason in dropped)
-        for row in rows:
-            if "label" in row:
-                self._relabel(row)
-                counts[f"class.{row['label']}"] += 1
+        for row in rows if rows and "label" in rows[0] else ():
+            self._relabel(row)
+            counts[f"class.{row['label']}"] += 1
         return rows, counts, dropped
 
     def _leaks(self, split: str, rows: Sequence[dict]) -> list[int]:
