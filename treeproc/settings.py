@@ -244,6 +244,8 @@ def describe_refusal(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         said = one_line(str(error), 200)
         return f"out of memory{f' ({said})' if said else ''}; choose smaller sizes, or a machine with more memory"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
+        return one_line(f"{error}; check the name of the path")
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{error.filename}: " if error.filename else ""
