@@ -1,13 +1,14 @@
 """Averages of checkpoints: the last, the best, the moving average; what may not be averaged."""
 
 import json
+import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from treenet.training.averaging import average_checkpoints, average_weights, choose_checkpoints
+from treenet.training.averaging import average_checkpoints, average_weights, choose_checkpoints, describe_gaps
 from treenet.training.checkpoint import META, WEIGHTS, checkpoint_step, load_weights, take_snapshot, write_checkpoint
 from treeproc.settings import UserError
 
@@ -36,8 +37,22 @@ def weights_of(seed: int) -> dict[str, torch.Tensor]:
     return dict(Tied(seed).named_parameters())
 
 
-def steps(folders) -> list[int]:
-    return [checkpoint_step(folder) for folder in folders]
+def chosen_steps(run_dir, choice, count) -> list[int]:
+    return [checkpoint_step(folder) for folder in choose_checkpoints(run_dir, choice, count).folders]
+
+
+def meta_of(folder) -> dict:
+    return json.loads((folder / META).read_text())
+
+
+def same_weights(folder, weights) -> bool:
+    found = load_file(folder / WEIGHTS)
+    return all(torch.equal(found[name], value) for name, value in weights.items())
+
+
+def mean_of(*seeds) -> dict[str, torch.Tensor]:
+    """Of the weights of seeds, as an average has them."""
+    return {name: torch.stack([weights_of(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights_of(1)}
 
 
 @pytest.mark.parametrize("choice", ["last", "best"])
@@ -49,11 +64,13 @@ def test_averaging_identical_checkpoints_is_the_identity(tmp_path, choice):
     assert all(torch.equal(averaged[name], value) for name, value in weights_of(5).items())
 
 
-def test_average_is_the_mean_of_the_last_whole_checkpoints(tmp_path):
-    folders = [save(tmp_path, step, step) for step in (1, 2, 3, 4)]
-    (folders[3] / WEIGHTS).write_bytes(b"cut off")
+def test_average_is_the_mean_of_the_last_checkpoints(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, step)
     averaged = average_checkpoints(tmp_path, "last", 2)
-    assert json.loads((averaged / META).read_text())["averaged_steps"] == [2, 3]
+    meta = meta_of(averaged)
+    assert (meta["averaged_steps"], meta["averaged_asked"], meta["averaged_left_out"]) == ([2, 3], 2, {})
+    assert meta["averaged_choice"] == "last" and describe_gaps(meta) == ""
     second, third = weights_of(2), weights_of(3)
     for name, value in load_file(averaged / WEIGHTS).items():
         torch.testing.assert_close(value, (second[name] + third[name]) / 2)
@@ -63,12 +80,96 @@ def test_average_is_the_mean_of_the_last_whole_checkpoints(tmp_path):
     torch.testing.assert_close(model.second.bias, (second["second.bias"] + third["second.bias"]) / 2)
 
 
+@pytest.mark.parametrize(("choice", "count"), [("last", 20), ("best", 20), ("best", 3)])
+def test_fewer_than_asked_for_are_refused_unless_they_may_be_missing(tmp_path, choice, count):
+    save(tmp_path, 1, 1, nll=2.0)
+    save(tmp_path, 2, 2, nll=1.0)
+    with pytest.raises(UserError, match=rf"has 2 .*\(steps 1, 2\), fewer than the {count} asked for; .*allow_fewer=true"):
+        average_checkpoints(tmp_path, choice, count)
+    assert not (tmp_path / "averaged").exists()
+    averaged = average_checkpoints(tmp_path, choice, count, allow_fewer=True)
+    meta = meta_of(averaged)
+    assert (meta["averaged_steps"], meta["averaged_asked"]) == ([1, 2], count)
+    assert describe_gaps(meta) == f" (2 of the {count} asked for)"
+
+
+@pytest.mark.parametrize("choice", ["last", "best"])
+@pytest.mark.parametrize("damage", ["weights", "meta", "another step"])
+def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, choice, damage):
+    folders = [save(tmp_path, step, step, nll=2.0) for step in (1, 2, 3)]
+    if damage == "another step":
+        (folders[1] / META).write_bytes((folders[0] / META).read_bytes())
+    else:
+        path = folders[1] / (WEIGHTS if damage == "weights" else META)
+        content = path.read_bytes()
+        path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    faults = {"weights": "model.safetensors is damaged", "meta": "meta.json is damaged"}
+    why = faults.get(damage, "its meta.json is of step 1")
+    said = f"step_00000002 cannot be averaged: {why}; .* average_checkpoints.py --out .* allow_fewer=true takes the others"
+    for fewer in (False, True):  # also at the end of training, where there may be fewer
+        with pytest.raises(UserError, match=said):
+            average_checkpoints(tmp_path, choice, 3, allow_fewer=fewer)
+    assert not (tmp_path / "averaged").exists() and len(list((tmp_path / "checkpoints").iterdir())) == 3
+    averaged = average_checkpoints(tmp_path, choice, 3, allow_fewer=True, allow_damaged=True)
+    assert same_weights(averaged, mean_of(1, 3))
+    assert meta_of(averaged)["averaged_left_out"] == {"step_00000002": why}
+    assert describe_gaps(meta_of(averaged)) == f" (2 of the 3 asked for); left out: step_00000002 ({why})"
+
+
+def test_a_damaged_checkpoint_that_is_not_asked_for_does_not_matter(tmp_path):
+    folders = [save(tmp_path, step, step, nll=3.0 - step) for step in (1, 2, 3)]
+    (folders[0] / WEIGHTS).write_bytes(b"cut off")
+    for choice in ("last", "best"):
+        assert same_weights(average_checkpoints(tmp_path, choice, 2), mean_of(2, 3))
+
+
+def test_what_merely_looks_like_a_checkpoint_is_left_out_and_said(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, step, nll=1.0)
+    place = tmp_path / "checkpoints"
+    shutil.copytree(place / "step_00000001", place / "step_9999999x")
+    shutil.copytree(place / "step_00000001", place / "step_000000003")
+    (place / "step_00000009").write_text("a note")
+    (place / "step_00000004").mkdir()  # a kill while it was removed
+    (place / "step_00000004" / WEIGHTS).write_bytes(b"")
+    said = {
+        "step_000000003": "not the name of a checkpoint",
+        "step_00000004": "meta.json is missing",
+        "step_00000009": "not a folder",
+        "step_9999999x": "not the name of a checkpoint",
+    }
+    for choice in ("last", "best"):
+        averaged = average_checkpoints(tmp_path, choice, 2)
+        assert same_weights(averaged, mean_of(1, 2)) and meta_of(averaged)["averaged_left_out"] == said
+    save(tmp_path, 5, 5)  # training goes on beside them
+    assert (place / "step_00000009").is_file()
+
+
+def test_a_checkpoint_of_another_run_is_refused_wherever_it_lies(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, step, nll=3.0 - step, settings={"seed": 1, "optimizer.decay_steps": None})
+    other = save(tmp_path / "other", 4, 4, nll=0.1, settings={"seed": 2, "optimizer.decay_steps": 9})
+    shutil.copytree(other, tmp_path / "checkpoints" / other.name)
+    for choice, count in (("last", 1), ("best", 1), ("last", 2)):
+        with pytest.raises(UserError, match="step_00000004 and .*_00000001 differ in settings.seed, settings.optimizer.decay"):
+            average_checkpoints(tmp_path, choice, count, allow_fewer=True, allow_damaged=True)
+
+
+def test_checkpoints_of_two_versions_of_one_run_are_averaged(tmp_path):
+    """The first has no hash of its own and lacks a setting that came later."""
+    first = save(tmp_path, 1, 1, model={"d_model": 4})
+    save(tmp_path, 2, 2, model={"d_model": 4, "newer": True}, settings={"seed": 1})
+    old = {name: value for name, value in meta_of(first).items() if name not in ("sha256", "meta_version")}
+    (first / META).write_text(json.dumps(old))
+    assert same_weights(average_checkpoints(tmp_path, "last", 2), mean_of(1, 2))
+
+
 def test_the_best_are_those_of_the_lowest_validation_nll(tmp_path):
     for step, nll in ((10, 3.0), (20, 1.5), (25, None), (30, 1.0), (40, 2.0)):
         save(tmp_path, step, step, nll=nll)
-    assert steps(choose_checkpoints(tmp_path, "best", 2)) == [20, 30]
-    assert steps(choose_checkpoints(tmp_path, "best", 9)) == [10, 20, 30, 40]
-    assert steps(choose_checkpoints(tmp_path, "last", 2)) == [30, 40]
+    assert chosen_steps(tmp_path, "best", 2) == [20, 30]
+    assert chosen_steps(tmp_path, "best", 9) == [10, 20, 30, 40]
+    assert chosen_steps(tmp_path, "last", 2) == [30, 40]
 
 
 def test_the_moving_average_is_that_of_the_latest_and_fits_the_model(tmp_path):
@@ -77,7 +178,11 @@ def test_the_moving_average_is_that_of_the_latest_and_fits_the_model(tmp_path):
     folder, model = average_checkpoints(tmp_path, "ema", 5), Tied(0)
     load_weights(model, folder)
     assert all(torch.equal(model.state_dict()[name], value) for name, value in weights_of(12).items())
-    assert json.loads((folder / META).read_text())["averaged_steps"] == [2]
+    assert (meta_of(folder)["averaged_steps"], meta_of(folder)["averaged_asked"]) == ([2], 1)
+    (tmp_path / "checkpoints" / "step_00000002" / "ema.safetensors").write_bytes(b"cut off")
+    with pytest.raises(UserError, match="step_00000002 cannot be averaged: ema.safetensors has another size"):
+        average_checkpoints(tmp_path, "ema", 5)
+    assert same_weights(average_checkpoints(tmp_path, "ema", 5, allow_damaged=True), weights_of(11))
 
 
 def test_the_same_average_is_not_written_twice_and_another_one_is(tmp_path):

@@ -1,5 +1,8 @@
 """Checkpoints: whole or passed over, the last k kept."""
 
+import json
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -7,9 +10,11 @@ from torch import nn
 from treenet.training.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
+    find_fault,
     is_whole,
     latest_checkpoint,
     load_checkpoint,
+    read_meta,
     take_snapshot,
     write_checkpoint,
 )
@@ -93,6 +98,65 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, name, damage, capsys):
     assert not is_whole(folder)
     assert latest_checkpoint(tmp_path).name == "step_00000001"
     assert "step_00000002 is not whole" in capsys.readouterr().err
+
+
+def test_every_flipped_bit_of_the_meta_is_noticed(tmp_path):
+    folder, _, _ = save(tmp_path, 1, valid_nll=2.5)
+    content = (folder / "meta.json").read_bytes()
+    assert is_whole(folder)
+    for place in range(len(content)):
+        flipped = content[place] ^ (1 << place % 8)
+        (folder / "meta.json").write_bytes(content[:place] + bytes([flipped]) + content[place + 1 :])
+        assert not is_whole(folder), (place, chr(content[place]), chr(flipped))
+
+
+def test_a_changed_fact_of_the_meta_is_noticed_and_one_of_an_earlier_version_opens(tmp_path):
+    folder, model, optimizer = save(tmp_path, 1, valid_nll=2.5)
+    meta = json.loads((folder / "meta.json").read_text())
+    for changed in ({**meta, "valid_nll": 0.5}, {name: value for name, value in meta.items() if name != "sha256"}):
+        (folder / "meta.json").write_text(json.dumps(changed))
+        assert find_fault(folder) == "meta.json is damaged" and read_meta(folder) == {}
+    old = {name: value for name, value in meta.items() if name not in ("sha256", "meta_version")}
+    (folder / "meta.json").write_text(json.dumps(old))
+    assert is_whole(folder) and read_meta(folder) == old
+    assert load_checkpoint(folder, model, optimizer, data_fingerprint="abc") == {"step": 1}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        None, [], "model.safetensors", 7, {}, {"trainer.pt": {}}, {"model.safetensors": None}, {"model.safetensors": []},
+        {"model.safetensors": {"bytes": "5", "sha256": 5}}, {"../step_00000001/model.safetensors": {"bytes": 1}},
+        {"..": {}}, {"": {}}, {"a/b": {}}, {"a\0b": {}}, {"x" * 5000: {}}, {"\ud800": {}},
+    ],
+)  # fmt: skip
+def test_files_of_any_kind_are_no_traceback(tmp_path, files):
+    folder, _, _ = save(tmp_path, 1)
+    meta = json.loads((folder / "meta.json").read_text())
+    kept = {} if not isinstance(files, dict) or files.keys() <= meta["files"].keys() else meta["files"]
+    listed = {**kept, **files} if isinstance(files, dict) else files
+    (folder / "meta.json").write_text(json.dumps({"step": 1, "data_fingerprint": "abc", "files": listed}))
+    assert not is_whole(folder) and latest_checkpoint(tmp_path) is None
+    for text in ("[1]", "5", "null", '{"files"', "[" * 100_000):
+        (folder / "meta.json").write_text(text)
+        assert not is_whole(folder)
+
+
+def test_a_folder_that_merely_looks_like_a_checkpoint_is_none(tmp_path, capsys):
+    folder, _, _ = save(tmp_path, 1)
+    place = folder.parent
+    shutil.copytree(folder, place / "step_9999999x")
+    shutil.copytree(folder, place / "step_00000007")
+    (place / "step_00000009").write_text("a file")
+    assert [path.name for path in checkpoint_folders(tmp_path)] == ["step_00000001", "step_00000007"]
+    assert latest_checkpoint(tmp_path) == folder
+    assert "step_00000007 is not whole (its meta.json is of step 1)" in capsys.readouterr().err
+
+
+def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):
+    for step in (99_999_999, 100_000_000):
+        save(tmp_path, step)
+    assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path)] == [99_999_999, 100_000_000]
 
 
 def test_a_save_that_was_killed_midway_leaves_nothing_to_load(tmp_path, monkeypatch):

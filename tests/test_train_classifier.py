@@ -94,7 +94,7 @@ def test_checkpoints_are_kept_and_chosen_by_accuracy_not_by_nll(tmp_path):
         meta = {"valid_nll": nll, "valid_criterion": error}
         write_checkpoint(tmp_path, take_snapshot(step, model, optimizer, {}, meta), keep=1, best=True)
     assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path)] == [2, 5]  # the first of the best, the latest
-    assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1)] == [2]
+    assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1).folders] == [2]
 
 
 def test_what_is_scored_is_what_the_model_predicts(data, finished):

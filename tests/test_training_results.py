@@ -1,6 +1,8 @@
 """What a person is left with after training: the summary, the picture, the averaged model of the chosen kind."""
 
+import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,10 +13,12 @@ from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.inference.run import load_run
 from treenet.training.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.training.logs import read_metrics
 from treenet.training.run import RunSummary, describe_run, load_trained, run_training
 from treeproc.files import read_json
+from treeproc.settings import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = (
@@ -73,6 +77,46 @@ def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         average(run_dir, monkeypatch, capsys, "last=2", "best=1")
     assert "choose one of last, best and ema, not last and best" in capsys.readouterr().err
+
+
+def test_an_average_of_fewer_than_asked_for_is_refused_or_said(summary, monkeypatch, capsys):
+    kept = len(checkpoint_folders(summary.run_dir))
+    with pytest.raises(SystemExit) as left:
+        average(summary.run_dir, monkeypatch, capsys, "best=20")
+    said = capsys.readouterr().err
+    assert left.value.code == 2 and f"has {kept} validated checkpoints" in said and "fewer than the 20 asked for" in said
+    said = average(summary.run_dir, monkeypatch, capsys, "best=20", "allow_fewer=true")
+    assert said.endswith(f" ({kept} of the 20 asked for)\n")
+    average(summary.run_dir, monkeypatch, capsys)
+
+
+def test_a_short_run_ends_with_the_checkpoints_that_it_has_and_says_so(data, tmp_path):
+    done = run_training(make_config(data, *SETTINGS, "max_steps=4"), tmp_path / "run")
+    assert "averaged/model.safetensors, of the checkpoints at 4 (1 of the 2 asked for)" in describe_run(done)
+    assert read_json(done.averaged / "meta.json")["averaged_asked"] == 2
+
+
+def test_training_that_ends_with_a_damaged_checkpoint_names_it_and_keeps_the_others(data, tmp_path, monkeypatch, capsys):
+    config = make_config(data, *SETTINGS, "max_steps=8", "average=last")
+    done = run_training(config, tmp_path / "run")
+    shutil.rmtree(done.averaged)
+    first, last = checkpoint_folders(done.run_dir)
+    (first / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(UserError, match="step_00000004 cannot be averaged: .* allow_fewer=true takes the others"):
+        run_training(config, done.run_dir)
+    assert checkpoint_folders(done.run_dir) == [first, last] and latest_checkpoint(done.run_dir) == last
+    said = average(done.run_dir, monkeypatch, capsys, "allow_fewer=true")
+    assert "steps 8 (1 of the 2 asked for); left out: step_00000004 (model.safetensors has another size" in said
+
+
+def test_an_average_whose_meta_was_changed_is_not_opened(data, tmp_path):
+    done = run_training(make_config(data, *SETTINGS, "max_steps=4"), tmp_path / "run")
+    meta = read_json(done.averaged / "meta.json")
+    (done.averaged / "meta.json").write_text(json.dumps({**meta, "averaged_steps": [2, 4]}))
+    with pytest.raises(UserError, match=r"averaged is damaged \(meta.json is damaged\); run workflows/average_checkpoints.py"):
+        load_trained(done.run_dir)
+    with pytest.raises(UserError, match="averaged is damaged"):
+        load_run(done.run_dir)
 
 
 def test_a_picture_that_was_lost_comes_back(summary, data):

@@ -4,6 +4,9 @@ python workflows/average_checkpoints.py --out RUN            as the run itself a
 python workflows/average_checkpoints.py --out RUN last=5
 python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
 python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
+
+Fewer checkpoints than asked for are refused, and so is a damaged one among them, unless allow_fewer=true says that they may be
+missing. The command prints what the average is of and what was left out; RUN/averaged/meta.json records it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +15,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig
 from treenet.inference.results import warn_of_stale_results
-from treenet.training.averaging import Choice, average_checkpoints
+from treenet.training.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.training.checkpoint import META, WEIGHTS
 from treenet.training.remote_run import read_run
 from treeproc.files import read_json
@@ -25,6 +28,7 @@ class AverageConfig(Settings):
     last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
     best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")
     ema: bool = Field(False, description="the moving average of the weights, of a run with ema_decay")
+    allow_fewer: bool = Field(False, description="average those that are there and whole, though more were asked for")
 
     @model_validator(mode="after")
     def _check_one(self):
@@ -33,25 +37,27 @@ class AverageConfig(Settings):
         return self
 
     def chosen(self) -> dict[Choice, int]:
-        return {name: int(count) for name, count in self if count}
+        return {name: int(count) for name in ("last", "best", "ema") if (count := getattr(self, name))}
 
 
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, AverageConfig, remote_out=True).parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run; --sample of workflows/train_wmt.py makes one")
-    chosen = load_settings(AverageConfig, args.config, args.overrides).chosen()
+    settings = load_settings(AverageConfig, args.config, args.overrides)
+    chosen, allow_fewer = settings.chosen(), settings.allow_fewer
     with read_run(args.out, "checkpoints/*") as run:
         if not chosen:
             config = load_settings(TrainConfig, run / "config.yaml")
-            chosen = {config.average: config.average_checkpoints}
+            chosen, allow_fewer = {config.average: config.average_checkpoints}, True  # as at the end of training
         [(choice, count)] = chosen.items()
-        folder = average_checkpoints(run, choice, count)
+        folder = average_checkpoints(run, choice, count, allow_fewer=allow_fewer, allow_damaged=settings.allow_fewer)
         warn_of_stale_results(run, args.out)
     folder = args.out / folder.name
-    steps = ", ".join(str(step) for step in read_json(folder / META)["averaged_steps"])
+    meta = read_json(folder / META)
+    steps = ", ".join(str(step) for step in meta["averaged_steps"])
     what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"
-    print(f"{folder / WEIGHTS}: {what} {steps}")
+    print(f"{folder / WEIGHTS}: {what} {steps}{describe_gaps(meta)}")
 
 
 if __name__ == "__main__":

@@ -14,15 +14,18 @@ from treenet.config.models import (
     TreeAttentionConfig,
 )
 from treenet.config.training import (
+    OPERATIONAL,
     BatchConfig,
     ClassifierConfig,
     DecodingConfig,
     MaskedLMConfig,
     OptimizerConfig,
     TrainConfig,
+    flatten,
 )
 
 __all__ = [
+    "OPERATIONAL",
     "PHRASE_LEVELS",
     "BatchConfig",
     "ClassifierConfig",
@@ -40,4 +43,5 @@ __all__ = [
     "RelationsConfig",
     "TrainConfig",
     "TreeAttentionConfig",
+    "flatten",
 ]

@@ -10,6 +10,22 @@ from treeproc.storage import DataPath
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
+# May change between two commands on one run folder: none of them changes what a step computes. The
+# data set may move; its fingerprint may not change.
+OPERATIONAL = (
+    "data", "decoding", "workers", "min_workers", "use_gpu", "max_steps", "log_every",
+    "validate_every", "checkpoint_every", "keep_checkpoints", "average", "average_checkpoints", "patience",
+    "max_skipped_updates", "compile", "batch.tokens_per_device",
+)  # fmt: skip
+
+
+def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+    """Nested settings as dotted keys."""
+    flat: dict[str, object] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
 
 class OptimizerConfig(Settings):
     """Adam with decoupled weight decay; after warm-up the inverse square root schedule, or a linear one."""
@@ -181,3 +197,9 @@ class TrainConfig(Settings):
                 f"max_steps must be at most optimizer.decay_steps = {last}, where the rate is 0, but is {self.max_steps}"
             )
         return self
+
+    def lasting(self) -> dict[str, object]:
+        """What all commands on one run folder have in common, as dotted keys: all but what is `OPERATIONAL`."""
+        operational = tuple(f"{name}." for name in OPERATIONAL)
+        settings = flatten(self.model_dump(mode="json"))
+        return {key: value for key, value in settings.items() if not f"{key}.".startswith(operational)}

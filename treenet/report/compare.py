@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treenet.config import TreeAttentionConfig
+from treenet.config import TreeAttentionConfig, flatten
 from treenet.inference.metrics import Comparison, compare_systems
 from treenet.inference.origin import Standing, flatten
 from treenet.inference.translate import read_references

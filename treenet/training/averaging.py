@@ -1,6 +1,7 @@
 """RUN/averaged/model.safetensors: the mean of a run's last or best checkpoints, or its moving average of the weights."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -15,69 +16,157 @@ from treenet.training.checkpoint import (
     WEIGHTS,
     checkpoint_folders,
     checkpoint_step,
+    find_fault,
+    is_checkpoint_name,
     is_whole,
     publish,
+    read_meta,
     validation_criterion,
 )
 from treenet.training.tasks import workflow_of
-from treeproc.files import read_json
+from treeproc.files import TEMPORARY_PREFIX
 from treeproc.settings import UserError
 
 AVERAGED = "averaged"
 Choice = Literal["last", "best", "ema"]
-# What checkpoints must have in common: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
-_IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint")
+# What checkpoints of one run have in common: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
+_IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings")
 
 
-def average_checkpoints(run_dir: Path, choice: Choice, count: int) -> Path:
+@dataclass
+class Selection:
+    """What is averaged, by ascending step, of `asked` checkpoints. `damaged` and `ignored` say why others are not, by name.
+
+    Damaged ones would be averaged, were they whole; what is ignored merely looks like a checkpoint, or was one until a kill
+    while it was removed.
+    """
+
+    asked: int
+    folders: list[Path]
+    damaged: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+
+
+def average_checkpoints(
+    run_dir: Path, choice: Choice, count: int, *, allow_fewer: bool = False, allow_damaged: bool = False
+) -> Path:
     """Write RUN/averaged, and return that folder, unless it holds the very same average already.
 
-    `last` and `best` take the mean of `count` checkpoints that are whole, fewer where there are fewer; `ema` takes the
-    moving average of the latest. Raises UserError when there is none, or when they are of different models or data.
+    `last` and `best` take the mean of `count` checkpoints; `ema` takes the moving average of the latest. The average's
+    meta.json says what it is of, how many were asked for, and what was left out and why. Raises UserError when there is none;
+    when there are fewer than asked for, unless `allow_fewer`; when one is damaged, unless `allow_damaged`, which leaves it out;
+    and when they are of different models, data or settings.
     """
     chosen = choose_checkpoints(run_dir, choice, count)
+    _check(run_dir, chosen, choice, allow_fewer, allow_damaged)
     file = AVERAGE if choice == "ema" else WEIGHTS
-    metas = [read_json(folder / META) for folder in chosen]
-    _check_identity(chosen, metas)
-    meta = {name: value for name, value in metas[-1].items() if name != "files"}
-    meta["averaged_steps"] = [checkpoint_step(folder) for folder in chosen]
+    metas = [read_meta(folder) for folder in chosen.folders]
+    meta = {name: value for name, value in metas[-1].items() if name not in ("files", "sha256")}
+    meta["averaged_steps"] = [checkpoint_step(folder) for folder in chosen.folders]
     meta["averaged_files"] = [{"name": file, **facts["files"][file]} for facts in metas]
+    meta |= {"averaged_choice": choice, "averaged_asked": chosen.asked, "averaged_left_out": chosen.damaged | chosen.ignored}
     folder = run_dir / AVERAGED
-    if not (is_whole(folder) and meta.items() <= read_json(folder / META).items()):
-        weights = average_weights(checkpoint / file for checkpoint in chosen)
+    if not (is_whole(folder) and meta.items() <= read_meta(folder).items()):
+        weights = average_weights(checkpoint / file for checkpoint in chosen.folders)
         publish(folder, {WEIGHTS: lambda path: save_file(weights, str(path))}, meta)
     return folder
 
 
-def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> list[Path]:
-    """Folders of whole checkpoints by ascending step: the last ones, or those with the best validation; one for `ema`.
+def describe_gaps(meta: dict) -> str:
+    """What an average is not of, as its meta.json says: ` (2 of the 5 asked for); left out: ...`; empty where it is of all."""
+    steps, left_out = meta["averaged_steps"], meta.get("averaged_left_out", {})
+    asked = meta.get("averaged_asked", len(steps))
+    said = f" ({len(steps)} of the {asked} asked for)" if len(steps) < asked else ""
+    return said + ("; left out: " + ", ".join(f"{name} ({why})" for name, why in left_out.items()) if left_out else "")
 
-    Raises UserError when there is none of the kind.
+
+def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
+    """The last checkpoints, or those with the best validation; the latest for `ema`. There may be fewer than `count`.
+
+    Raises UserError when there is none of the kind, or when checkpoints of two runs lie in the folder.
     """
-    whole = [folder for folder in checkpoint_folders(run_dir) if is_whole(folder)]
-    if not whole:
-        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
+    folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
+    metas = {folder: read_meta(folder) for folder in folders}
+    _check_identity({folder: meta for folder, meta in metas.items() if meta})
+    ignored = _what_looks_like_one(run_dir, folders)
     if choice == "last":
-        return whole[-count:]
-    if choice == "ema":
-        if AVERAGE not in read_json(whole[-1] / META)["files"]:
-            raise UserError(f"{whole[-1]} has no moving average; train with ema_decay, for example 0.999, or choose last or best")
-        return whole[-1:]
-    values = {folder: validation_criterion(read_json(folder / META)) for folder in whole}
-    validated = [folder for folder in whole if values[folder] is not None]
-    if not validated:
+        found = _whole(count, folders[-count:])
+    elif choice == "ema":
+        found = Selection(1, [])
+        while folders and not found.folders:
+            found = _whole(1, [folders.pop()], found.damaged)
+    else:
+        values = {folder: validation_criterion(meta) for folder, meta in metas.items()}
+        validated = [folder for folder in folders if values[folder] is not None]
+        unknown = {folder.name: f"{META} is damaged" for folder in folders if not metas[folder]}
+        found = _whole(count, sorted(sorted(validated, key=values.get)[:count]), unknown)
+    found.ignored = ignored
+    if not found.folders and not found.damaged:
+        if choice == "best" and folders:
+            raise UserError(
+                f"{run_dir / 'checkpoints'} has no checkpoint of an update that was validated; make checkpoint_every and "
+                "validate_every multiples of each other, or average the last ones"
+            )
+        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
+    return found
+
+
+def _whole(asked: int, folders: Sequence[Path], damaged: dict[str, str] | None = None) -> Selection:
+    """Those of `folders` that are whole, and the faults of the others, beside those that are known."""
+    faults = {folder: find_fault(folder) for folder in folders}
+    damaged = {**(damaged or {}), **{folder.name: fault for folder, fault in faults.items() if fault}}
+    return Selection(asked, [folder for folder in folders if not faults[folder]], damaged)
+
+
+def _what_looks_like_one(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
+    """What lies among the checkpoints and is none, by name."""
+    place = run_dir / "checkpoints"
+    others = sorted(set(place.iterdir()) - set(folders)) if place.is_dir() else []
+    return {path.name: _why_not(path) for path in others if not path.name.startswith(TEMPORARY_PREFIX)}
+
+
+def _why_not(path: Path) -> str:
+    if not path.is_dir():
+        return "not a folder"
+    return f"{META} is missing" if is_checkpoint_name(path.name) else "not the name of a checkpoint"
+
+
+def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, allow_damaged: bool) -> None:
+    place, script = run_dir / "checkpoints", f"workflows/average_checkpoints.py --out {run_dir}"
+    steps = ", ".join(str(checkpoint_step(folder)) for folder in chosen.folders) or "none"
+    if chosen.damaged and not (allow_damaged and chosen.folders):
+        name, why = next(iter(chosen.damaged.items()))
         raise UserError(
-            f"{run_dir / 'checkpoints'} has no checkpoint of an update that was validated; make checkpoint_every and "
-            "validate_every multiples of each other, or average the last ones"
+            f"{place / name} cannot be averaged: {why}; what was trained is kept; {script} {choice}="
+            f"{'true' if choice == 'ema' else chosen.asked} allow_fewer=true takes the others (whole are: {steps})"
         )
-    return sorted(sorted(validated, key=values.get)[:count])
+    if len(chosen.folders) < chosen.asked and not allow_fewer:
+        kind = "validated checkpoints" if choice == "best" else "checkpoints"
+        raise UserError(
+            f"{place} has {len(chosen.folders)} {kind} (steps {steps}), fewer than the {chosen.asked} asked for; ask for "
+            f"{choice}={len(chosen.folders)}, or give allow_fewer=true"
+        )
+    file = AVERAGE if choice == "ema" else WEIGHTS
+    for folder in chosen.folders:
+        if file not in read_meta(folder)["files"]:
+            raise UserError(f"{folder} has no moving average; train with ema_decay, for example 0.999, or choose last or best")
 
 
-def _check_identity(folders: Sequence[Path], metas: Sequence[dict]) -> None:
-    for folder, meta in zip(folders[1:], metas[1:], strict=True):
-        differ = [name for name in _IDENTITY if meta.get(name) != metas[0].get(name)]
-        if differ:
-            raise UserError(f"{folder} and {folders[0]} differ in {', '.join(differ)}, and have no average; remove one of them")
+def _check_identity(metas: dict[Path, dict]) -> None:
+    """Raises UserError for checkpoints of different runs. Facts that one of two does not have, of an earlier version, may be."""
+    (first, expected), *others = list(metas.items()) or [(None, {})]
+    for folder, meta in others:
+        known = [name for name in _IDENTITY if name in expected and name in meta]
+        if differ := [line for name in known for line in _differences(expected[name], meta[name], name)]:
+            said = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
+            raise UserError(f"{folder} and {first} differ in {said}, and have no average; remove the one of another run")
+
+
+def _differences(first: object, second: object, name: str) -> list[str]:
+    """Names of what differs; of two dicts, under the keys that both have."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        return [line for key in first if key in second for line in _differences(first[key], second[key], f"{name}.{key}")]
+    return [] if first == second else [name]
 
 
 def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:

@@ -1,17 +1,18 @@
 """Checkpoints: RUN/checkpoints/step_XXXXXXXX/{model.safetensors,trainer.pt,meta.json}.
 
 A moving average of the weights, if there is one, is in ema.safetensors under the same names. A checkpoint is written to a
-temporary folder, synced and renamed. `meta.json` holds size and hash of the other files; a checkpoint that does not agree
-with it is passed over, never loaded. Nothing that is loaded can execute code. There is no random state inside: every step
-seeds its own.
+temporary folder, synced and renamed. `meta.json` holds size and hash of the other files, and a hash of its own; a checkpoint
+that does not agree is passed over, never loaded. Nothing that is loaded can execute code. There is no random state inside:
+every step seeds its own.
 """
 
+import hashlib
 import json
 import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,39 +24,84 @@ from torch import Tensor, nn
 
 from treeproc.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.settings import UserError
-from treeproc.storage import inside
 from treeproc.torch_files import check_archive
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 
 
+_PREFIX = "step_"
+# Of every meta.json with a hash of its own: where the hash itself was damaged, the file is not taken for an older one without.
+_SEALED = {"meta_version": 2}
+
+
+def folder_name(step: int) -> str:
+    """Of the checkpoint at `step`."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name holds a checkpoint, and does not merely look so, as step_9999999x."""
+    digits = name.removeprefix(_PREFIX)
+    return digits.isascii() and digits.isdigit() and name == folder_name(int(digits))
+
+
 def checkpoint_folders(run_dir: Path) -> list[Path]:
     """Folders of checkpoints by ascending step, whole or not."""
-    return sorted((run_dir / "checkpoints").glob("step_????????"))
+    found = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
+    return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
 
 
 def checkpoint_step(folder: Path) -> int:
-    return int(folder.name.removeprefix("step_"))
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
+    """Why a folder is not a whole checkpoint or average, in a few words; None for a whole one.
+
+    meta.json must agree with its hash (those of earlier versions have none) and with the step in the folder's name. It must
+    name the files `needed`; every file that it names must be there with its size and hash.
+    """
+    try:
+        return _find_fault(folder, needed)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
+    if not (folder / META).is_file():
+        return f"{META} is missing"
+    meta = read_meta(folder)
+    if not meta:
+        return f"{META} is damaged"
+    if is_checkpoint_name(folder.name) and meta.get("step", checkpoint_step(folder)) != checkpoint_step(folder):
+        return f"its {META} is of step {meta['step']}"
+    files = meta.get("files")
+    if not isinstance(files, dict) or not files.keys() >= set(needed):
+        return f"its {META} does not name {' and '.join(needed)}"
+    for name, facts in files.items():
+        if not name or name == ".." or Path(name).name != name:
+            return f"its {META} names a file of another folder"
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if not isinstance(facts, dict) or facts.get("bytes") != (folder / name).stat().st_size:
+            return f"{name} has another size than its {META} says"
+        if facts.get("sha256") != file_sha256(folder / name):
+            return f"{name} is damaged"
+    return None
 
 
 def is_whole(folder: Path) -> bool:
-    """True when every file that meta.json names is there with its size and hash."""
-    try:
-        files = json.loads((folder / META).read_bytes())["files"]
-        return all(
-            inside(folder, name).stat().st_size == facts["bytes"] and file_sha256(folder / name) == facts["sha256"]
-            for name, facts in files.items()
-        )
-    except (OSError, ValueError, KeyError, TypeError, UserError):
-        return False
+    """True when nothing is wrong with a checkpoint or an average: see `find_fault`."""
+    return find_fault(folder) is None
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
     """The whole checkpoint of the highest step; says on standard error which ones it passes over."""
     for folder in reversed(checkpoint_folders(run_dir)):
-        if is_whole(folder):
+        fault = find_fault(folder, needed=(WEIGHTS, TRAINER))
+        if fault is None:
             return folder
-        print(f"warning: {folder} is not whole; looking for an earlier checkpoint", file=sys.stderr)
+        print(f"warning: {folder} is not whole ({fault}); looking for an earlier checkpoint", file=sys.stderr)
     return None
 
 
@@ -68,7 +114,7 @@ def publish(folder: Path, write: dict, meta: dict) -> None:
         for name, function in write.items():
             function(temporary / name)
         files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in write}
-        (temporary / META).write_bytes(json_bytes({**meta, "files": files}))
+        (temporary / META).write_bytes(json_bytes(_seal({**meta, "files": files})))
         for name in (*write, META):
             with open(temporary / name, "rb") as file:
                 os.fsync(file.fileno())
@@ -79,6 +125,30 @@ def publish(folder: Path, write: dict, meta: dict) -> None:
     except (OSError, SafetensorError, RuntimeError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error}; free space, then run the same command again") from None
+
+
+def _seal(meta: dict) -> dict:
+    """`meta` as JSON has it, with a hash of all of it."""
+    content = json.loads(json_bytes({**meta, **_SEALED}))
+    return {**content, "sha256": _meta_sha256(content)}
+
+
+def _meta_sha256(meta: dict) -> str:
+    """Of the canonical JSON of everything but the hash itself."""
+    content = {name: value for name, value in meta.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json of a checkpoint or an average; empty where it is missing or damaged."""
+    try:
+        meta = json.loads((folder / META).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(meta, dict):
+        return {}
+    is_sealed = "sha256" in meta or any(name in meta for name in _SEALED)
+    return {} if is_sealed and meta.get("sha256") != _meta_sha256(meta) else meta
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -128,7 +198,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     One that is not `due` by its meta, but saved where a run was stopped, counts for neither and goes with the next: so
     that an interrupted run averages the checkpoints of an undisturbed one. Raises UserError when the disk refuses.
     """
-    folder = run_dir / "checkpoints" / f"step_{snapshot.step:08d}"
+    folder = run_dir / "checkpoints" / folder_name(snapshot.step)
     writers = {
         WEIGHTS: lambda path: save_file(snapshot.weights, path, {"format": "pt"}),
         TRAINER: lambda path: _torch_save(snapshot.trainer, path),
@@ -139,7 +209,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     folders = checkpoint_folders(run_dir)
     # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
-    due = [path for path in done if _read_meta(path).get("due", True)]
+    due = [path for path in done if read_meta(path).get("due", True)]
     kept = {folder, *(sorted(due, key=_criterion)[:keep] if best else due[-keep:])}
     for path in folders:
         if path not in kept:
@@ -158,32 +228,17 @@ def _torch_save(content: Any, path: Path) -> None:
         raise error.__context__ or error from None
 
 
-def read_meta(folder: Path) -> dict:
-    """meta.json of a checkpoint; empty where it is missing or damaged."""
-    try:
-        return dict(json.loads((folder / META).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _read_meta(folder: Path) -> dict:
-    """meta.json of a checkpoint, empty when it is damaged."""
-    try:
-        return json.loads((folder / META).read_bytes())
-    except (OSError, ValueError):
-        return {}
-
-
 def validation_criterion(meta: Mapping) -> float | None:
     """What the validation of a checkpoint is judged by, the lower the better; None when it was not validated.
 
     The nll, unless the task wrote another.
     """
-    return meta.get("valid_criterion", meta.get("valid_nll"))
+    value = meta.get("valid_criterion", meta.get("valid_nll"))
+    return value if isinstance(value, int | float) else None
 
 
 def _criterion(folder: Path) -> float:
-    value = validation_criterion(_read_meta(folder))
+    value = validation_criterion(read_meta(folder))
     return math.inf if value is None else value
 
 
@@ -199,10 +254,10 @@ def load_checkpoint(
 
     Raises UserError when the checkpoint is of another run.
     """
-    meta = read_json(folder / META)
-    if meta["data_fingerprint"] != data_fingerprint:
+    trained_on = read_json(folder / META).get("data_fingerprint")
+    if trained_on != data_fingerprint:
         raise UserError(
-            f"{folder} was trained on data {meta['data_fingerprint']}, this run is on {data_fingerprint}; use another --out"
+            f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; use another --out"
         )
     load_weights(model, folder)
     device = next(model.parameters()).device

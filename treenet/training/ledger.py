@@ -13,9 +13,8 @@ from typing import Literal, Required
 from pydantic import ConfigDict
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.config import TrainConfig
+from treenet.config import OPERATIONAL, TrainConfig
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step
-from treenet.training.run import OPERATIONAL
 from treeproc.errors import shown
 from treeproc.files import atomic_write, json_bytes, read_json
 from treeproc.settings import UserError, build_settings, differences

@@ -99,6 +99,7 @@ class Trainer:
             "vocab_fingerprint": index["vocab_fingerprint"],
             **task.sizes(index),
             "model": config.model.model_dump(mode="json"),
+            "settings": config.lasting(),
         }
         torch.manual_seed(config.seed)
         self.stepper = task.build_stepper(task.build_model(self.meta).to(ranks.device), ranks)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from treenet.training.checkpoint import META, checkpoint_folders, checkpoint_step, remove_checkpoint
+from treenet.training.checkpoint import META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
 from treeproc.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
 from treeproc.settings import UserError
 from treeproc.storage import AnyPath, RemotePath, inside
@@ -117,8 +117,8 @@ class RunMirror:
         """Step of the last checkpoint, 0 without any."""
         if self._remote is None:
             return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
-        names = map(PurePosixPath, (self._remote / "checkpoints").objects())
-        return max((checkpoint_step(name.parent) for name in names if name.name == META), default=0)
+        folders = (name.parent for name in map(PurePosixPath, (self._remote / "checkpoints").objects()) if name.name == META)
+        return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
 
     def ask_to_stop(self) -> None:
         """Reaches the machine that trains."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from treenet.config import TrainConfig
+from treenet.config import OPERATIONAL, TrainConfig
 from treenet.plan import BatchPlan
-from treenet.training.averaging import average_checkpoints
-from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, load_weights
+from treenet.training.averaging import average_checkpoints, describe_gaps
+from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, find_fault, load_weights
 from treenet.training.curves import CURVES, plot_curves
 from treenet.training.facts import read_facts
 from treenet.training.logs import best_validation, read_metrics
@@ -28,13 +28,6 @@ from treeproc.settings import UserError, differences, dump_settings, load_settin
 from treeproc.shards import check_hashes, read_index
 from treeproc.storage import AnyPath
 
-# May change between two commands on one run folder: none of them changes what a step computes. The
-# data set may move; its fingerprint may not change.
-OPERATIONAL = (
-    "data", "decoding", "workers", "min_workers", "use_gpu", "max_steps", "log_every",
-    "validate_every", "checkpoint_every", "keep_checkpoints", "average", "average_checkpoints", "patience",
-    "max_skipped_updates", "compile", "batch.tokens_per_device",
-)  # fmt: skip
 OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
@@ -83,7 +76,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         lines = read_metrics(run_dir)
         averaged = curves = None
         if outcome.finished:
-            averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints).name
+            averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints, allow_fewer=True).name
             title = f"{config.model.name}, {out.name}"
             curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
@@ -125,8 +118,9 @@ def describe_run(summary: RunSummary) -> str:
         if summary.finished and summary.step < config.max_steps:
             out.append(f"  finished early: no better validation {config.patience} times in a row")
     if summary.averaged:
-        steps = ", ".join(f"{step:,}" for step in read_json(summary.averaged / META)["averaged_steps"])
-        out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}")
+        meta = read_json(summary.averaged / META)
+        steps = ", ".join(f"{step:,}" for step in meta["averaged_steps"])
+        out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}{describe_gaps(meta)}")
         out.append(f"  curves: {summary.curves}; tensorboard --logdir {run_dir / 'tensorboard'}")
         out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
     return "\n".join(out)
@@ -206,6 +200,8 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
         raise UserError(
             f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
+    if checkpoint is None and (fault := find_fault(folder)):
+        raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")
     with phase("loading the model"):
         model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
         load_weights(model, folder)
