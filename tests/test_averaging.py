@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, c
         path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     faults = {"weights": "model.safetensors is damaged", "meta": "meta.json is damaged"}
     why = faults.get(damage, "its meta.json is of step 1")
-    said = f"step_00000002 cannot be averaged: {why}; .* average_checkpoints.py --out .* allow_fewer=true takes the others"
+    said = f"step_00000002 cannot be averaged: {why}; .*average_checkpoints.py --out .* allow_fewer=true takes the others"
     for fewer in (False, True):  # also at the end of training, where there may be fewer
         with pytest.raises(UserError, match=said):
             average_checkpoints(tmp_path, choice, 3, allow_fewer=fewer)
