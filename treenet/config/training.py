@@ -1,5 +1,6 @@
 """Settings of training runs, of scoring and of search."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -19,7 +20,7 @@ OPERATIONAL = (
 )  # fmt: skip
 
 
-def flatten(values: dict, prefix: str = "") -> dict[str, object]:
+def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
     """Nested settings as dotted keys."""
     flat: dict[str, object] = {}
     for key, value in values.items():

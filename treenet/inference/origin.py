@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from treenet.config import flatten
 from treenet.inference.run import AVERAGED, LoadedModel, checkpoint_path, recorded_sha256
 from treenet.training.checkpoint import checkpoint_folders
 from treeproc.files import read_json, read_text
@@ -148,14 +149,6 @@ def _asked_checkpoint(folder: str) -> str:
 
 def _as_yaml(value: object) -> str:
     return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
-
-
-def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys."""
-    flat: dict[str, object] = {}
-    for key, value in values.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def is_recorded(entry: Mapping) -> bool:

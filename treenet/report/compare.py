@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from treenet.config import TreeAttentionConfig, flatten
 from treenet.inference.metrics import Comparison, compare_systems
-from treenet.inference.origin import Standing, flatten
+from treenet.inference.origin import Standing
 from treenet.inference.translate import read_references
 from treenet.models.registry import MODELS
 from treenet.report.runs import ReportRun, own_index
