@@ -336,6 +336,6 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     test, expected = report["systems"][1]["tests"]["test.accuracy"], compare_examples(differences)
     assert test == asdict(expected) and test["difference"] == pytest.approx(differences.mean()) and test["sentences_error"] > 0
     table = format_table(report).split("\n")
-    assert table[2].startswith("words") and "*" in table[2] and ABOUT_SEEDS in table[-1]
+    assert table[2].startswith("words") and "*" in table[2] and any(ABOUT_SEEDS in line for line in table)
     low, high = (f"{100 * end:+.2f}" for end in expected.interval)
     assert f"[{low}, {high}]" in table[2]
