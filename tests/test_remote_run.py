@@ -14,6 +14,7 @@ from toydata import write_toy_data
 from toyruns import losses
 from training_jobs import tiny_config
 
+from treenet.inference.results import read_system
 from treenet.training.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
 from treenet.training.loop import train
 from treenet.training.remote_run import STOP_FILE, RunMirror, read_run
@@ -150,6 +151,13 @@ def test_every_command_reads_the_run(finished, tmp_path, repository):
     assert steps_there(finished) == ["step_00000005", "step_00000010"]
     done = subprocess.run(workflow(repository, "evaluate.py", "--out", finished, "checkpoint=7"), capture_output=True, text=True)
     assert done.returncode == 2 and "step_00000007 is missing" in done.stderr and "step_00000005" in done.stderr
+    arguments = workflow(repository, "average_checkpoints.py", "--out", finished, "last=2")
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200)
+    command = f"python workflows/evaluate.py --out {finished} split=test"
+    assert f"{finished}/scores.json, test: not of the run as it is (weights " in done.stderr and command in done.stderr
+    with read_run(finished) as folder:  # without the weights
+        standing = read_system(folder, "test", finished).standing
+    assert standing.changed.startswith("weights ") and standing.command == command
 
 
 def test_asked_to_stop_through_the_store(bucket, data):

@@ -11,6 +11,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.origin import RunState, Standing
 from treenet.inference.results import read_scores
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
@@ -233,3 +234,14 @@ def test_a_line_has_one_number_in_reports_and_comparisons(runs, capsys):
     assert {one["line"] for one in numbers["sentences"]} == {line}
     with pytest.raises(UserError, match=r"test of .*data has no line 2; there are 1 to 25, without those that were dropped$"):
         report(runs, lines=(2,))
+
+
+def test_entries_of_earlier_versions_are_judged_by_what_they_name(runs):
+    state, now = RunState(runs / "a", "RUN"), file_sha256(runs / "a" / "averaged" / "model.safetensors")
+    probes = {"checkpoint": "averaged", "weights_sha256": now, "data": {"fingerprint": "of another data set"}}
+    assert state.judge(probes, "probe.py") == Standing("", "python workflows/probe.py --out RUN")
+    of_step = {"checkpoint": "step_00000002", "weights_sha256": "0" * 64}
+    step = file_sha256(runs / "a" / "checkpoints" / "step_00000002" / "model.safetensors")
+    command = "python workflows/probe.py --out RUN checkpoint=2"
+    assert state.judge(of_step, "probe.py") == Standing(f"weights 00000000, now {step[:8]}", command)
+    assert state.judge({"bleu": 1.0, "split": "test"}) == Standing("", "python workflows/evaluate.py --out RUN split=test", False)

@@ -109,7 +109,9 @@ class RunState:
 
     def _other_data(self, entry: Mapping, asked: Mapping) -> list[str]:
         then, now = data_fingerprint(entry), None
-        if entry.get("own_data", True):
+        if "own_data" not in entry:  # probes of earlier versions
+            return []
+        if entry["own_data"]:
             now = self._facts.get("data_fingerprint")
         elif place := asked.get("data") or self._config.get("data"):
             with suppress(UserError):  # where it has moved, nobody can say
@@ -117,10 +119,10 @@ class RunState:
         return [f"data {short(then)}, now {short(now)}"] if None not in (then, now) and then != now else []
 
     def _other_decoding(self, entry: Mapping, asked: Mapping) -> list[str]:
-        then, own = entry.get("decoding"), self._config.get("decoding")
-        if not isinstance(then, dict) or not isinstance(own, dict):
+        then, own, chosen = entry.get("decoding"), self._config.get("decoding"), asked.get("decoding", {})
+        if not all(isinstance(one, dict) for one in (then, own, chosen)):
             return []
-        now = own | (asked.get("decoding") or {})
+        now = own | chosen
         names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
         return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
 
