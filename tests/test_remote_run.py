@@ -14,7 +14,9 @@ from toydata import write_toy_data
 from toyruns import losses
 from training_jobs import tiny_config
 
-from treenet.inference.results import read_system
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.results import read_system, warn_of_stale_results
+from treenet.training.averaging import average_checkpoints
 from treenet.training.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
 from treenet.training.loop import train
 from treenet.training.remote_run import STOP_FILE, RunMirror, read_run
@@ -151,12 +153,23 @@ def test_every_command_reads_the_run(finished, tmp_path, repository):
     assert steps_there(finished) == ["step_00000005", "step_00000010"]
     done = subprocess.run(workflow(repository, "evaluate.py", "--out", finished, "checkpoint=7"), capture_output=True, text=True)
     assert done.returncode == 2 and "step_00000007 is missing" in done.stderr and "step_00000005" in done.stderr
-    arguments = workflow(repository, "average_checkpoints.py", "--out", finished, "last=2")
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200)
+
+
+def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
+    for count in (1, 2):
+        with read_run(finished, "checkpoints/*") as run:
+            average_checkpoints(run, "last", count)
+        if count == 1:
+            with read_run(finished, "averaged") as run:
+                evaluate_run(run, EvaluateSettings())
+            warn_of_stale_results(finished)
+            assert not capsys.readouterr().err
+    warn_of_stale_results(finished)
     command = f"python workflows/evaluate.py --out {finished} split=test"
-    assert f"{finished}/scores.json, test: not of the run as it is (weights " in done.stderr and command in done.stderr
-    with read_run(finished) as folder:  # without the weights
-        standing = read_system(folder, "test", finished).standing
+    told = capsys.readouterr().err
+    assert f"{finished}/scores.json, test: not of the run as it is (weights " in told and told.endswith(f": {command}\n")
+    with read_run(finished) as run:  # without the weights
+        standing = read_system(run, "test", finished).standing
     assert standing.changed.startswith("weights ") and standing.command == command
 
 
