@@ -1,0 +1,104 @@
+"""Dependency arcs of many sentences: checked, made projective, and as the words below every head.
+
+The words of all sentences stand side by side; a governor is a place among all of them, -1 for a root.
+Shapes: W words, S sentences.
+"""
+
+import numpy as np
+
+
+def depths(governors: np.ndarray) -> np.ndarray:
+    """Number of arcs from every word up to its root [W]; -1 for words that have none, because their arcs form a circle."""
+    above, depth = governors, (governors >= 0).astype(np.int64)
+    # Each round climbs twice as far as the one before.
+    for _ in range(len(governors).bit_length() + 1):
+        inside = above >= 0
+        if not inside.any():
+            return depth
+        depth = depth + np.where(inside, depth[above], 0)
+        above = np.where(inside, above[above], -1)
+    return np.where(above >= 0, -1, depth)
+
+
+def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
+    """What is wrong with each sentence, an empty string for none: words [edges[s], edges[s + 1]) must be a tree of one root.
+
+    A sentence of roots alone, which no parser has analysed, counts as a tree.
+    """
+    count = len(edges) - 1
+    sentence = np.repeat(np.arange(count), np.diff(edges))
+    outside = (governors >= 0) & ((governors < edges[:-1][sentence]) | (governors >= edges[1:][sentence]))
+    inside = np.where(outside, -1, governors)
+    roots = np.bincount(sentence[governors < 0], minlength=count)
+    several = (roots > 1) & (roots < np.diff(edges))
+    circles = depths(inside) < 0
+    problems = [""] * count
+    for number in np.flatnonzero(several).tolist():
+        problems[number] = f"{roots[number]} words have no governor, but one must be the root"
+    for mask, problem in ((circles, "the arcs form a circle"), (outside, "a governor is in another sentence")):
+        for number in np.unique(sentence[mask]).tolist():
+            problems[number] = problem
+    return problems
+
+
+def yields(governors: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of the words at or below every head that are `counted` [W]: the first, one past the last, and how many [W] each.
+
+    Where there are none, the first is W and the last -1.
+    """
+    place, depth = np.arange(len(governors)), depths(governors)
+    first = np.where(counted, place, len(governors))
+    last, size = np.where(counted, place + 1, -1), counted.astype(np.int64)
+    order = np.argsort(-depth, kind="stable")
+    cuts = np.flatnonzero(np.diff(depth[order])) + 1
+    for level in np.split(order, cuts):
+        if not len(level) or depth[level[0]] == 0:
+            break
+        above = governors[level]
+        np.minimum.at(first, above, first[level])
+        np.maximum.at(last, above, last[level])
+        np.add.at(size, above, size[level])
+    return first, last, size
+
+
+def make_projective(edges: np.ndarray, governors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Governors without arcs that cross [W], and the number of arcs lifted in every sentence [S].
+
+    An arc is projective if its governor is above all words between its ends. Of those that are not, the shortest, the
+    leftmost of several, is lifted to the governor's governor, until all are (Nivre and Nilsson 2005, section 3).
+    """
+    lifted = np.zeros(len(edges) - 1, dtype=np.int64)
+    first, last, size = yields(governors, np.ones(len(governors), dtype=bool))
+    crossing = np.flatnonzero(last - first != size)
+    if not len(crossing):
+        return governors, lifted
+    governors = governors.copy()
+    for number in np.unique(np.searchsorted(edges, crossing, side="right") - 1).tolist():
+        own = slice(edges[number], edges[number + 1])
+        inside = np.where(governors[own] >= 0, governors[own] - edges[number], -1).tolist()
+        lifted[number] = _lift(inside)
+        governors[own] = [above + edges[number] if above >= 0 else -1 for above in inside]
+    return governors, lifted
+
+
+def _lift(governors: list[int]) -> int:
+    """Lift the arcs of one sentence in place; returns how many."""
+    lifted = 0
+    while True:
+        shortest = None
+        for word, governor in enumerate(governors):
+            low, high = sorted((word, governor))
+            if governor >= 0 and (shortest is None or (high - low, low) < shortest[:2]):
+                if any(not _is_above(governors, governor, between) for between in range(low + 1, high)):
+                    shortest = (high - low, low, word)
+        if shortest is None:
+            return lifted
+        word = shortest[2]
+        governors[word] = governors[governors[word]]
+        lifted += 1
+
+
+def _is_above(governors: list[int], head: int, word: int) -> bool:
+    while word >= 0 and word != head:
+        word = governors[word]
+    return word >= 0
