@@ -1,6 +1,6 @@
 """Phrases from arcs, one sentence and one head at a time: the slow, obvious form of `treeproc.dependency_trees`."""
 
-from treeproc.dependency_trees import _ARGUMENTS, _BRACKETS, _NOMINAL, _PHRASES, _SUBJECTS, _UNIVERSAL
+from treeproc.dependency_trees import _ARGUMENTS, _NOMINAL, _PHRASES, _SUBJECTS, _UNIVERSAL, CLOSING, OPENING
 
 CORE, MODIFIERS, CASE, PREDICATE, AUXILIARIES, CLAUSE, MARK, COORDINATION = range(1, 9)
 NAMES = {CASE: "PP", PREDICATE: "VP", AUXILIARIES: "VP", CLAUSE: "S", MARK: "SBAR"}
@@ -45,7 +45,7 @@ class ReferenceSentence:
                 left, right = min(inside) - 1, max(inside) + 1
                 pair = {left, right}
                 if pair <= self.marks and all(self.governors[i] == head for i in pair):
-                    if _BRACKETS.get(words[left]) == words[right]:
+                    if (words[left], words[right]) in zip(OPENING, CLOSING, strict=True):
                         self.pairs[head] = pair
         self.edges = set().union(*self.pairs.values()) if self.pairs else set()
         if shape == "layered":

@@ -84,18 +84,21 @@ def make_projective(edges: np.ndarray, governors: np.ndarray) -> tuple[np.ndarra
 def _lift(governors: list[int]) -> int:
     """Lift the arcs of one sentence in place; returns how many."""
     lifted = 0
-    while True:
-        shortest = None
-        for word, governor in enumerate(governors):
-            low, high = sorted((word, governor))
-            if governor >= 0 and (shortest is None or (high - low, low) < shortest[:2]):
-                if any(not _is_above(governors, governor, between) for between in range(low + 1, high)):
-                    shortest = (high - low, low, word)
-        if shortest is None:
-            return lifted
-        word = shortest[2]
+    while crossing := [arc for arc in _arcs(governors) if _crosses(governors, *arc)]:
+        _, _, word = min(crossing)
         governors[word] = governors[governors[word]]
         lifted += 1
+    return lifted
+
+
+def _arcs(governors: list[int]) -> list[tuple[int, int, int]]:
+    """(length, leftmost word, dependent) of every arc."""
+    return [(abs(word - above), min(word, above), word) for word, above in enumerate(governors) if above >= 0]
+
+
+def _crosses(governors: list[int], length: int, leftmost: int, word: int) -> bool:
+    head = governors[word]
+    return any(not _is_above(governors, head, between) for between in range(leftmost + 1, leftmost + length))
 
 
 def _is_above(governors: list[int], head: int, word: int) -> bool:

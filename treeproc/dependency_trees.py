@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from treeproc.arcs import make_projective, yields
 from treeproc.schema import UNANALYSED
@@ -55,13 +57,15 @@ _PHRASES = {
     "CCONJ": "CONJP",
     "INTJ": "INTJ",
 }
-_LABELS = [UNANALYSED, "S", "SBAR", "PRN", *dict.fromkeys(_PHRASES.values())]
-_LABELS = list(dict.fromkeys(_LABELS))
+PHRASE_LABELS = tuple(dict.fromkeys([UNANALYSED, "S", "SBAR", "PRN", *_PHRASES.values()]))
 _NOMINAL = ("NOUN", "PROPN", "PRON", "NUM", "SYM")
 _SUBJECTS = ("nsubj", "csubj", "expl")
 # Relations to a governor whose noun is a phrase also where it is a single word.
-_ARGUMENTS = tuple("nsubj obj iobj obl nmod vocative expl dislocated conj appos parataxis list discourse".split())
-_BRACKETS = {"(": ")", "[": "]", "{": "}", "-LRB-": "-RRB-"}
+_ARGUMENTS = (
+    *("nsubj", "obj", "iobj", "obl", "nmod", "vocative", "expl", "dislocated"),
+    *("conj", "appos", "parataxis", "list", "discourse"),
+)
+OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 
 # The layers of a head, from the inside out, and what a phrase is called that reaches this far.
 _CORE, _MODIFIERS, _CASE, _PREDICATE, _AUXILIARIES, _CLAUSE, _MARK, _COORDINATION = range(1, 9)
@@ -78,7 +82,7 @@ class Sentences:
     relation_names: Sequence[str]
     tags: np.ndarray  # [W] Penn's or universal ones
     tag_names: Sequence[str]
-    words: Sequence[str]  # [W]
+    words: pa.Array  # [W] strings
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseL
         words = words.with_shared_conjunctions()
     layers = _layers(words) if shape == "layered" else _ranks(words, shape)
     heads, starts, ends, codes = _with_roots(sentences.edges, words, *_cut(words, layers, shape == "layered"))
-    names = _LABELS
+    names = list(PHRASE_LABELS)
     if labels == "deprel":
         names, codes = [name.partition(":")[0] for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
@@ -118,6 +122,7 @@ class _Words:
     governors: np.ndarray  # [W]
     relations: np.ndarray  # [W] strings without subtypes
     tags: np.ndarray  # [W] universal tags as strings
+    labels: np.ndarray  # [W] of a phrase that says no more than its head's tag: numbers of PHRASE_LABELS
     marks: np.ndarray  # [W] whether a word is punctuation without dependents
     brackets: np.ndarray  # [W] whether the phrase of a word stands in brackets
     counted: np.ndarray  # [W] words that a phrase may begin or end with: no punctuation but such brackets
@@ -127,7 +132,9 @@ class _Words:
     @classmethod
     def of(cls, sentences: Sentences, governors: np.ndarray) -> "_Words":
         relations = np.array([name.partition(":")[0] for name in sentences.relation_names] or [""])[sentences.relations]
-        tags = np.array([_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""])[sentences.tags]
+        universal = [_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""]
+        tags = np.array(universal)[sentences.tags]
+        labels = np.array([PHRASE_LABELS.index(_PHRASES.get(tag, UNANALYSED)) for tag in universal])[sentences.tags]
         marks = relations == "punct"
         marks[governors[governors >= 0]] = False
         first, last, _ = yields(governors, ~marks)
@@ -135,7 +142,7 @@ class _Words:
         heads = _bracketed(governors, marks, sentences.words, first, last)
         brackets[heads] = counted[first[heads] - 1] = counted[last[heads]] = True
         first, last, _ = yields(governors, counted)
-        return cls(governors, relations, tags, marks, brackets, counted, first, last)
+        return cls(governors, relations, tags, labels, marks, brackets, counted, first, last)
 
     @property
     def dependents(self) -> np.ndarray:
@@ -194,14 +201,15 @@ def _layers(words: _Words) -> np.ndarray:
     layer[predicate & ~is_inner & ~left] = _PREDICATE
     layer[predicate & ~is_inner & left] = _CLAUSE
     # Of verbs.
-    layer[clause & verb & ~left] = _PREDICATE
-    layer[clause & verb & left] = np.where(np.isin(relation, ("advmod", "compound")), _PREDICATE, _CLAUSE)[clause & verb & left]
+    layer[verb & (~left | np.isin(relation, ("advmod", "compound")))] = _PREDICATE
+    layer[verb & left & ~np.isin(relation, ("advmod", "compound"))] = _CLAUSE
     # Of all.
     layer[clause & left & np.isin(relation, _SUBJECTS)] = _CLAUSE
     layer[np.isin(relation, ("aux", "cop")) | (clause & left & (relation == "advmod") & (tag == "PART"))] = _AUXILIARIES
     layer[(relation == "case") & (left | (tag == "ADP"))] = _CASE
     layer[(relation == "case") & ~left & (tag != "ADP")] = _CORE
-    layer[relation == "mark"] = np.where(tag == "PART", _AUXILIARIES, _MARK)[relation == "mark"]
+    layer[(relation == "mark") & (tag != "PART")] = _MARK
+    layer[(relation == "mark") & (tag == "PART")] = _AUXILIARIES
     layer[np.isin(relation, ("conj", "cc", "parataxis", "list"))] = _COORDINATION
 
     order = np.lexsort((np.abs(places - heads), left, heads))
@@ -214,8 +222,8 @@ def _layers(words: _Words) -> np.ndarray:
 def _cut(words: _Words, layers: np.ndarray, layered: bool) -> tuple[np.ndarray, ...]:
     """Heads, starts, ends and labels of the nodes, those of a head from the inside out."""
     count = len(words.governors)
-    code = {name: number for number, name in enumerate(_LABELS)}
-    label = np.array([code[_PHRASES.get(tag, UNANALYSED)] for tag in words.tags.tolist()], dtype=np.int64)
+    code = {name: number for number, name in enumerate(PHRASE_LABELS)}
+    label = words.labels.copy()
     low, high = np.arange(count), np.arange(count) + 1
     found: list[np.ndarray] = []
 
@@ -256,17 +264,14 @@ def _stands_alone(words: _Words, core: np.ndarray, predicate: np.ndarray) -> np.
     return (alone | (has_dependents & ((noun & ~core) | (verb & ~predicate)))) & ~words.marks
 
 
-def _bracketed(
-    governors: np.ndarray, marks: np.ndarray, texts: Sequence[str], first: np.ndarray, last: np.ndarray
-) -> np.ndarray:
+def _bracketed(governors: np.ndarray, marks: np.ndarray, words: pa.Array, first: np.ndarray, last: np.ndarray) -> np.ndarray:
     """Heads [.] of phrases between two brackets that depend on them; phrases are [first, last) without punctuation."""
-    heads = []
-    for place in np.flatnonzero(marks & (governors >= 0)).tolist():
-        head, close = governors[place], last[governors[place]]
-        if texts[place] in _BRACKETS and first[head] == place + 1 and close < len(marks) and governors[close] == head:
-            if texts[close] == _BRACKETS[texts[place]]:
-                heads.append(head)
-    return np.array(heads, dtype=np.int64)
+    kind = pc.index_in(words, value_set=pa.array([*OPENING, *CLOSING])).fill_null(-1).to_numpy(zero_copy_only=False)
+    opening = np.flatnonzero(marks & (governors >= 0) & (kind >= 0) & (kind < len(OPENING)))
+    heads = governors[opening]
+    closing = np.minimum(last[heads], len(marks) - 1)
+    fit = (first[heads] == opening + 1) & (last[heads] == closing) & (governors[closing] == heads) & marks[closing]
+    return heads[fit & (kind[closing] == kind[opening] + len(OPENING))]
 
 
 def _with_roots(
@@ -285,14 +290,13 @@ def _with_roots(
     heads, starts, ends, labels = heads[kept], starts[kept], ends[kept], labels[kept]
     outermost = np.full(len(words.governors), -1)
     outermost[heads] = np.arange(len(heads))  # the last one counts
-    own = outermost[root[sentences]]
-    there, missing = sentences[own >= 0], sentences[own < 0]
-    starts[own[own >= 0]], ends[own[own >= 0]] = edges[there], edges[there + 1]
-    code = np.array([_LABELS.index(_PHRASES.get(tag, UNANALYSED)) for tag in words.tags[root[missing]].tolist()], dtype=np.int64)
-    code[several[missing]] = _LABELS.index(UNANALYSED)
+    node = outermost[root[sentences]]
+    there, missing = node >= 0, sentences[node < 0]
+    starts[node[there]], ends[node[there]] = edges[sentences[there]], edges[sentences[there] + 1]
+    own = np.where(several[missing], PHRASE_LABELS.index(UNANALYSED), words.labels[root[missing]])
     return (
         np.concatenate([heads, root[missing]]),
         np.concatenate([starts, edges[missing]]),
         np.concatenate([ends, edges[missing + 1]]),
-        np.concatenate([labels, code]),
+        np.concatenate([labels, own]),
     )
