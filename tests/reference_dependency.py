@@ -44,9 +44,9 @@ class ReferenceSentence:
             if inside:
                 left, right = min(inside) - 1, max(inside) + 1
                 pair = {left, right}
-                if pair <= self.marks and all(self.governors[i] == head for i in pair):
-                    if (words[left], words[right]) in zip(OPENING, CLOSING, strict=True):
-                        self.pairs[head] = pair
+                own = pair <= self.marks and all(self.governors[i] == head for i in pair)
+                if own and (words[left], words[right]) in zip(OPENING, CLOSING, strict=True):
+                    self.pairs[head] = pair
         self.edges = set().union(*self.pairs.values()) if self.pairs else set()
         if shape == "layered":
             self.governors = [self.joined(i) for i in size]
@@ -56,10 +56,9 @@ class ReferenceSentence:
 
     def joined(self, word):
         head = self.governors[word]
-        if self.relations[word] == "cc" and head >= 0 and self.relations[head] == "conj":
-            if min(self.below(head) - (self.marks - self.edges)) == word:
-                return self.governors[head]
-        return head
+        joins = self.relations[word] == "cc" and head >= 0 and self.relations[head] == "conj"
+        begins = joins and min(self.below(head) - (self.marks - self.edges)) == word
+        return self.governors[head] if begins else head
 
     def dependents(self, head):
         return [i for i, above in enumerate(self.governors) if above == head and i not in self.marks]

@@ -96,6 +96,11 @@ class Phrases:
     lifted: np.ndarray  # [S] arcs that were lifted
 
 
+def phrase_label(relation: str) -> str:
+    """A relation without its subtype: nmod:poss -> nmod."""
+    return relation.partition(":")[0]
+
+
 def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> Phrases:
     """One tree per sentence, with one root over all of its words; a flat one where no word has a governor.
 
@@ -110,7 +115,7 @@ def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseL
     heads, starts, ends, codes = _with_roots(sentences.edges, words, *_cut(words, layers, shape == "layered"))
     names = list(PHRASE_LABELS)
     if labels == "deprel":
-        names, codes = [name.partition(":")[0] for name in sentences.relation_names], sentences.relations[heads]
+        names, codes = [phrase_label(name) for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
     return Phrases(codes[order], starts[order], ends[order], names, lifted)
 
@@ -131,7 +136,7 @@ class _Words:
 
     @classmethod
     def of(cls, sentences: Sentences, governors: np.ndarray) -> "_Words":
-        relations = np.array([name.partition(":")[0] for name in sentences.relation_names] or [""])[sentences.relations]
+        relations = np.array([phrase_label(name) for name in sentences.relation_names] or [""])[sentences.relations]
         universal = [_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""]
         tags = np.array(universal)[sentences.tags]
         labels = np.array([PHRASE_LABELS.index(_PHRASES.get(tag, UNANALYSED)) for tag in universal])[sentences.tags]

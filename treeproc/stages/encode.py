@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from treeproc.arrow import Batches, Lists, column_batch
+from treeproc.arcs import check_arcs
+from treeproc.arrow import Batches, Lists, batch_views, column_batch, record_batches
 from treeproc.control_trees import ControlTree, control_spans
+from treeproc.dependency_trees import PhraseLabels, PhraseShape, Sentences, dependency_phrases
 from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
 from treeproc.ragged import edges_of
-from treeproc.schema import FULL_ENCODED_SCHEMA, UNANALYSED, select
+from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.settings import Settings, UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
 from treeproc.storage import AnyPath
@@ -29,8 +31,18 @@ _CLASSES = ("node_labels", "leaf_labels")
 class TreeConfig(Settings):
     """How the parsed trees become the trees that models read."""
 
-    tree_source: Literal["parsed"] | ControlTree = Field(
-        "parsed", description="trees of the parser, or control trees over the same words"
+    tree_source: Literal["parsed", "dependencies"] | ControlTree = Field(
+        "parsed",
+        description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); the "
+        "others are control trees over the same words",
+    )
+    phrases: PhraseShape = Field(
+        "layered",
+        description="of tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head with "
+        "its dependents; 'left', 'right': a node for every dependent, those of that side first",
+    )
+    phrase_labels: PhraseLabels = Field(
+        "upos", description="of tree_source: dependencies; by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)"
     )
     side: Literal["source", "target"] = Field("source", description="the side whose words are leaves; models write the other")
     collapse_unary: bool = Field(True, description="a chain of nodes over the same words keeps its lowest label")
@@ -43,6 +55,10 @@ class TreeConfig(Settings):
         "dummy_root for translation pairs with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of the random control trees")
+
+    def facts(self) -> dict:
+        """The settings that decide on the trees, for fingerprints and the index."""
+        return self.model_dump(exclude=set() if self.tree_source == "dependencies" else {"phrases", "phrase_labels"})
 
     @property
     def other_side(self) -> str:
@@ -86,16 +102,17 @@ class Encoder:
 
     def word_tree(self, parsed: dict) -> tuple[list[str], SpanTree]:
         """Tags and the tree over the words of one parsed row, in the normal form of the settings."""
-        brackets = read_forest(pa.array(parsed[self._config.parsed_columns[1]], pa.string()))
-        edges, ids = np.array([0, brackets.leaf_edges[-1]]), np.array([parsed["example_id"]])
-        forest = self._word_forest(brackets, edges, np.array([0, len(brackets.leaf_edges) - 1]), ids, {})
+        (batch,) = record_batches([parsed], select(FULL_PARSED_SCHEMA, parsed.keys()))
+        views = batch_views(batch)
+        brackets = read_forest(views[self._config.parsed_columns[1]][1])
+        forest = self._word_forest(brackets, views, views["example_id"], {}, Counter())
         tags = [brackets.tag_names[tag] for tag in brackets.tags]
         return tags, SpanTree([forest.names[i] for i in forest.labels], forest.starts.tolist(), forest.ends.tolist())
 
-    def encode(self, text: Views, parsed: Views) -> pa.RecordBatch:
+    def encode(self, text: Views, parsed: Views, counts: Counter | None = None) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
-        Raises ValueError when words, trees and lines do not belong together.
+        `counts` takes up what was done to make trees of arcs. Raises ValueError when words, trees and lines do not belong together.
         """
         config, ids = self._config, text["example_id"]
         words_column, trees_column = config.parsed_columns
@@ -105,7 +122,7 @@ class Encoder:
         if len(wrong):
             raise ValueError(f"line {ids[wrong[0]] + 1} has trees over another number of words than it has")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
-        forest = self._word_forest(brackets, word_edges, tree_edges, ids, text)
+        forest = self._word_forest(brackets, parsed, ids, text, counts if counts is not None else Counter())
         forest = split_words(forest, brackets.tags, brackets.tag_names, piece_counts)
         if config.binarize != "none":
             forest = binarise(forest, len(pieces), config.binarize)
@@ -162,11 +179,10 @@ class Encoder:
         nodes = {"label": labels, "parent": np.where(parents < 0, -1, parents - first_node)}
         return {"nodes": Lists(counts, nodes), "spans": Lists(counts, spans)}
 
-    def _word_forest(
-        self, brackets: Brackets, word_edges: np.ndarray, tree_edges: np.ndarray, ids: np.ndarray, text: Views
-    ) -> Forest:
+    def _word_forest(self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter) -> Forest:
         """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
         config = self._config
+        word_edges, tree_edges = (parsed[name][0] for name in config.parsed_columns)
         classes = leaf_classes = None
         if "node_labels" in text:
             node_edges, classes = text["node_labels"]
@@ -174,12 +190,16 @@ class Encoder:
             if len(wrong):
                 raise ValueError(f"line {ids[wrong[0]] + 1} has another number of node labels than nodes")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
-        if config.tree_source != "parsed" and classes is None:
-            return _control_forest(config, word_edges, ids)
-        forest = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
+        forest = None
+        if config.tree_source == "parsed" or classes is not None:
+            forest = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
         if config.tree_source != "parsed":
-            return with_classes(_control_forest(config, word_edges, ids), forest)
-        if config.documents == "dummy_root":
+            if config.tree_source == "dependencies":
+                made = _dependency_forest(config, brackets, parsed, ids, counts)
+            else:
+                made = _control_forest(config, word_edges, ids)
+            forest = made if forest is None else with_classes(made, forest)
+        if config.tree_source in ("parsed", "dependencies") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))
         return forest
@@ -189,6 +209,35 @@ def _control_forest(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray)
     """One control tree per example, over its words."""
     starts, ends = control_spans(config.tree_source, np.diff(word_edges), ids, config.seed)
     return Forest(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
+
+
+def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, ids: np.ndarray, counts: Counter) -> Forest:
+    """The trees that the arcs make, one for each sentence of an example; `counts` takes up the arcs that were lifted."""
+    (word_edges, words), (tree_edges, _) = (parsed[name] for name in config.parsed_columns)
+    arcs = parsed[config.arcs_column][1]
+    first = np.repeat(word_edges[:-1], np.diff(word_edges))
+    governors = np.where(arcs["governor"] < 0, -1, arcs["governor"] + first)
+    for number, problem in enumerate(check_arcs(brackets.leaf_edges, governors)):
+        if problem:
+            row = int(np.searchsorted(tree_edges, number, side="right")) - 1
+            raise ValueError(f"example {ids[row]}, sentence {number - tree_edges[row] + 1}: {problem}")
+    relations = arcs["deprel"].dictionary_encode()
+    phrases = dependency_phrases(
+        Sentences(
+            brackets.leaf_edges,
+            governors,
+            relations.indices.to_numpy().astype(np.int64),
+            relations.dictionary.to_pylist(),
+            brackets.tags,
+            brackets.tag_names,
+            words["text"],
+        ),
+        config.phrases,
+        config.phrase_labels,
+    )
+    counts["lifted_arcs"] += int(phrases.lifted.sum())
+    counts["lifted_sentences"] += int(np.count_nonzero(phrases.lifted))
+    return Forest(phrases.labels, phrases.starts, phrases.ends, phrases.names)
 
 
 class EncodeShard:
@@ -201,11 +250,11 @@ class EncodeShard:
     def __call__(self, text: ShardRecord, parsed: ShardRecord, mark: str) -> ShardRecord:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
+        counts, longest = Counter(), {}
         try:
-            batches = [self._encoder.encode(*views) for views in zip(lines.columns, trees.columns, strict=True)]
+            batches = [self._encoder.encode(*views, counts) for views in zip(lines.columns, trees.columns, strict=True)]
         except ValueError as error:
             raise UserError(f"{self._base / 'parsed' / parsed.name}: {error}; run workflows/preprocess.py again") from None
-        counts, longest = Counter(), {}
         for name in ("leaves", "nodes", "tgt_pieces"):
             sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])
             counts[name], longest[name] = int(sizes.sum()), int(sizes.max())

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from treeproc.dependency_trees import PHRASE_LABELS, phrase_label
+from treeproc.files import atomic_write, file_sha256
 from treeproc.files import atomic_write, file_sha256, read_text
 from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
@@ -35,6 +37,8 @@ class VocabularyCounts:
         self._config, self._tree, self._num_rows = config, tree, num_rows
         self.words = {side: Counter() for side in (("source",) if config.joint else ("source", "target"))}
         self.labels: set[str] = {UNANALYSED}
+        if tree.tree_source == "dependencies" and tree.phrase_labels == "upos":
+            self.labels.update(PHRASE_LABELS)
         self.tags: set[str] = {UNANALYSED}
         self.deprels: set[str] = set()
         self._seen = 0
@@ -42,8 +46,9 @@ class VocabularyCounts:
     def add(self, text: dict, parsed: dict) -> None:
         words_column, trees_column = self._tree.parsed_columns
         brackets = read_forest(parsed[trees_column][1])
-        forest = normal_form(brackets, collapse_unary=False)
-        self.labels.update(forest.names[i] for i in np.unique(forest.labels))
+        if self._tree.tree_source != "dependencies":
+            forest = normal_form(brackets, collapse_unary=False)
+            self.labels.update(forest.names[i] for i in np.unique(forest.labels))
         self.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
         if self._tree.arcs_column in parsed:
             self.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
@@ -96,6 +101,8 @@ def write_vocabulary(
     folder = data / "encoded" / "vocab"
     # The trees matter to the labels alone, and control trees share those of the parsed trees.
     form = tree.model_dump(include={"side", "binarize", "documents"})
+    if tree.tree_source == "dependencies":
+        form |= tree.model_dump(include={"tree_source", "phrase_labels"})
     mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form)
     done = folder / "fingerprint.txt"
     if done.exists() and done.read_bytes() == _vocabulary_note(folder, mark):
@@ -153,6 +160,8 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
 def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Labels of the trees in normal form, of split words, and of the nodes that the settings add."""
     labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
+    if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
+        labels |= {phrase_label(name) for name in counts.deprels}
     if tree.documents == "dummy_root":
         labels.add(DOCUMENT_LABEL)
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
