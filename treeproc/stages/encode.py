@@ -33,13 +33,13 @@ class TreeConfig(Settings):
 
     tree_source: Literal["parsed", "dependencies"] | ControlTree = Field(
         "parsed",
-        description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); the "
-        "others are control trees over the same words",
+        description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); "
+        "the others are control trees over the same words",
     )
     phrases: PhraseShape = Field(
         "layered",
-        description="of tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head with "
-        "its dependents; 'left', 'right': a node for every dependent, those of that side first",
+        description="of tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head "
+        "with its dependents; 'left', 'right': a node for every dependent, those of that side first",
     )
     phrase_labels: PhraseLabels = Field(
         "upos", description="of tree_source: dependencies; by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)"
@@ -112,7 +112,7 @@ class Encoder:
     def encode(self, text: Views, parsed: Views, counts: Counter | None = None) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
-        `counts` takes up what was done to make trees of arcs. Raises ValueError when words, trees and lines do not belong together.
+        `counts` takes up arcs that were lifted. Raises ValueError when words, trees and lines do not belong together.
         """
         config, ids = self._config, text["example_id"]
         words_column, trees_column = config.parsed_columns
