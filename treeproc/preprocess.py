@@ -111,6 +111,11 @@ def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict 
 def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
     """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
     tree = config.tree
+    if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
+        raise UserError(
+            "tree.tree_source: dependencies makes trees of arcs, and there are none; set parser.dependencies=true, or with "
+            "parsed=DATA give a data set that has them"
+        )
     if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
         raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
     if not config.subwords.joint and tree.other_side not in text:
@@ -302,7 +307,7 @@ class _Job:
                 )
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
-        tree = config.tree.model_dump()
+        tree = config.tree.facts()
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
@@ -326,7 +331,7 @@ class _Job:
             vocab_fingerprint=fingerprint(vocab_mark, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
-            parser_settings=settings.model_dump(mode="json", exclude={"treebank_words"}) | treebank_words,
+            parser_settings=settings.facts() | treebank_words,
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},

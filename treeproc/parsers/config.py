@@ -60,6 +60,11 @@ class ParserConfig(Settings):
     max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
     split_sentences: bool = Field(False, description="a line is a document or several sentences: each is parsed by itself")
     dependencies: bool = Field(False, description="also one arc per word, in the column `arcs`")
+    constituency: bool = Field(
+        True,
+        description="false: no constituency parser is loaded, so that a language needs a dependency parser alone; trees then come "
+        "from the arcs (tree.tree_source=dependencies), and tags are universal ones",
+    )
     batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run; auto: a GPU where there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
@@ -90,12 +95,25 @@ class ParserConfig(Settings):
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
         if self.treebank_words and not self.knows_treebank_words:
             raise ValueError("treebank_words: is for language: en and name: stanza, shipped or corenlp")
+        if not self.constituency and not (self.dependencies and self.name in ("stanza", "shipped")):
+            raise ValueError("constituency: false is for name: stanza or shipped, with dependencies: true")
         return self
 
     @property
     def runs_stanza(self) -> bool:
         """Whether Stanza's models are loaded."""
         return self.name in ("stanza", "shipped") or self.given_labels == "parsed"
+
+    def facts(self) -> dict:
+        """The settings for descriptions and the index, without those that older data sets do not know, where they are as then."""
+        as_then = {"constituency": self.constituency, "treebank_words": not self.treebank_words}
+        return self.model_dump(mode="json", exclude={name for name, same in as_then.items() if same})
+
+    @property
+    def processors(self) -> tuple[str, ...]:
+        """Stanza's names of what must be there."""
+        kinds = {"constituency": self.constituency, "depparse": self.dependencies}
+        return ("tokenize", "pos", *(name for name, wanted in kinds.items() if wanted))
 
     @property
     def knows_treebank_words(self) -> bool:

@@ -91,7 +91,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
 
     Raises UserError when the language has neither, and when arcs are wanted and there is no dependency parser.
     """
-    needed = ["tokenize", "pos", "constituency", *(("lemma", "depparse") if config.dependencies else ())]
+    needed = [*config.processors, *(("lemma",) if config.dependencies else ())]
     if config.models is not None:
         return _trained_models(config)
     if config.name != "shipped":
@@ -103,7 +103,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
             return ModelFiles("installed", resources, files)
     folder = SHIPPED_MODELS / config.language
     files = trained_files(folder)
-    if len({"tokenize", "pos", "constituency"} & set(files)) < 3:
+    if set(config.processors) - {"depparse"} - set(files):
         raise UserError(f"parser.language: no parser model for {config.language!r}{_choices(config.language)}")
     if config.dependencies and "depparse" not in files:
         raise UserError(
@@ -120,9 +120,8 @@ def trained_files(folder: Path) -> dict[str, Path]:
 
 def _trained_models(config: ParserConfig) -> ModelFiles:
     files = trained_files(config.models)
-    needed = ("tokenize", "pos", "constituency", *(("depparse",) if config.dependencies else ()))
-    missing = [_FILES[name] for name in needed if name not in files]
-    if not (config.models / VECTORS).is_file():
+    missing = [_FILES[name] for name in config.processors if name not in files]
+    if config.constituency and not (config.models / VECTORS).is_file():
         missing.append(VECTORS)
     if missing:
         raise UserError(
@@ -132,7 +131,7 @@ def _trained_models(config: ParserConfig) -> ModelFiles:
 
 
 def _wanted(files: Mapping[str, Path], config: ParserConfig) -> dict[str, Path]:
-    return {name: path for name, path in files.items() if name != "depparse" or config.dependencies}
+    return {name: path for name, path in files.items() if name in config.processors}
 
 
 def _download(language: str) -> str:
@@ -158,9 +157,8 @@ def describe_parser(config: ParserConfig) -> dict:
 
     Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
     """
-    out = config.model_dump(exclude={"endpoint", "models", "treebank_words"}) | {"schema_version": SCHEMA_VERSION}
-    if config.treebank_words:
-        out["treebank_words"] = True
+    told = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models")}
+    out = told | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}

@@ -12,6 +12,7 @@ from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at, is_out_of_memory
 from treeproc.parsers.models import VECTORS, ModelFiles, find_models
 from treeproc.torch_files import check_archive, load_archive
+from treeproc.trees import flat_tree
 
 _PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
@@ -132,6 +133,11 @@ class StanzaParser(LineParser):
             arcs = self._arcs.parse(words, tags, self._batch_words)
         for i, sentence in enumerate(sentences):
             sentence.tags, sentence.arcs = tags[i], arcs[i] if arcs else None
+        if self._parser is None:
+            for sentence in sentences:  # tags that all languages share, since phrases get their labels from them
+                sentence.tags = [(upos, "") for upos, _ in sentence.tags]
+                sentence.tree = flat_tree(len(sentence.words))
+            return
         column = 1 if self._uses_xpos else 0
         tagged = [[(word, tag[column]) for word, tag in zip(s.words, s.tags, strict=True)] for s in sentences]
         for sentence, tree in zip(sentences, self._parser.parse(tagged, self._batch_words), strict=True):
@@ -151,6 +157,8 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
     }
     if models.origin != "installed":
         options |= {f"{name}_model_path": str(path) for name, path in models.files.items()}
+        if config.constituency:
+            options["constituency_pretrain_path"] = str(models.folder / VECTORS)
         return options | {
             "package": None,
             "processors": {name: "default" for name in ("tokenize", *models.files)},
@@ -159,9 +167,9 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
             # Tags come from the tagger as ever; this is how Stanza is told that the parser reads no lemmas.
             "depparse_pretagged": True,
             "allow_unknown_language": True,
-            "constituency_pretrain_path": str(models.folder / VECTORS),
         }
-    names = ["tokenize", "mwt", "pos", "constituency", *(("lemma", "depparse") if config.dependencies else ())]
+    wanted = {"mwt", *config.processors, *(("lemma",) if config.dependencies else ())}
+    names = [name for name in ("tokenize", "mwt", "pos", "constituency", "lemma", "depparse") if name in wanted]
     # A language without multi-word tokens has no such model.
     there = [name for name in names if name != "mwt" or (models.folder / config.language / name).is_dir()]
     return options | {"processors": ",".join(there)}

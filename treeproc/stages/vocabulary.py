@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treeproc.dependency_trees import PHRASE_LABELS, phrase_label
-from treeproc.files import atomic_write, file_sha256
 from treeproc.files import atomic_write, file_sha256, read_text
 from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
