@@ -62,8 +62,8 @@ class ParserConfig(Settings):
     dependencies: bool = Field(False, description="also one arc per word, in the column `arcs`")
     constituency: bool = Field(
         True,
-        description="false: no constituency parser is loaded, so that a language needs a dependency parser alone; trees then come "
-        "from the arcs (tree.tree_source=dependencies), and tags are universal ones",
+        description="false: no constituency parser is loaded, so that a language needs a dependency parser alone; trees are then "
+        "made of the arcs (tree.tree_source=dependencies), and tags are universal ones",
     )
     batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run; auto: a GPU where there is one")

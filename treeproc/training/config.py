@@ -7,11 +7,12 @@ from pydantic import Field, model_validator
 
 from treeproc.settings import Settings
 from treeproc.training.constituency import ConstituencySettings
-from treeproc.training.corpus import TreebankConfig
+from treeproc.training.corpus import TreebankConfig, lower_cased
 from treeproc.training.dependency import DependencySettings
 from treeproc.training.loop import FitSettings
 from treeproc.training.tagger import TaggerSettings
 from treeproc.training.tokenizer import TokenizerSettings
+from treeproc.training.universal import ud_treebanks
 
 ModelName = Literal["tokenizer", "pos", "constituency", "depparse"]
 MODELS: tuple[ModelName, ...] = ("tokenizer", "pos", "constituency", "depparse")
@@ -44,7 +45,20 @@ class DependencyTraining(DependencySettings):
 class TrainParserConfig(Settings):
     """A training of parser models, as written to OUT/config.yaml."""
 
-    treebanks: dict[str, TreebankConfig] = Field(description="treebanks by name; all are learnt together, each is scored alone")
+    treebanks: dict[str, TreebankConfig] = Field(
+        {}, description="treebanks by name; all are learnt together, each is scored alone"
+    )
+    treebank: Path | None = Field(
+        None,
+        description="instead: the folder of a treebank of Universal Dependencies, whose files are told by their names, such as "
+        "de_gsd-ud-train.conllu; those of other languages are left out",
+    )
+    tags: Literal["both", "upos"] = Field(
+        "both", description="'upos': language-specific tags are left out, which the treebanks of one language may not share"
+    )
+    lower_case: bool = Field(
+        False, description="every treebank is learnt in lower case too, and scored as NAME_lower, so that models know both"
+    )
     language: str = Field("en", description="language code of the models; any, Stanza need not know it")
     models: list[ModelName] = Field(list(MODELS), description="which to train; what no treebank can teach is left out")
     hold_out: int = Field(20, ge=2, description="a treebank without valid files gives every n-th sentence of train, by a hash")
@@ -64,10 +78,15 @@ class TrainParserConfig(Settings):
 
     @model_validator(mode="after")
     def _something_to_do(self):
-        if not self.treebanks:
-            raise ValueError("treebanks: must name at least one treebank")
+        if bool(self.treebanks) == bool(self.treebank):
+            raise ValueError("must have either treebanks, with at least one, or treebank, a folder")
         if not self.models:
             raise ValueError("models: must name at least one model")
         if "pos" not in self.models and {"constituency", "depparse"} & set(self.models):
             raise ValueError("models: constituency and depparse read the tagger's tags; add pos")
         return self
+
+    def all_treebanks(self) -> dict[str, TreebankConfig]:
+        """The treebanks by name, in lower case too. Raises UserError when the folder `treebank` has none of the language."""
+        found = ud_treebanks(self.treebank, self.language) if self.treebank else self.treebanks
+        return found | ({f"{name}_lower": lower_cased(one) for name, one in found.items()} if self.lower_case else {})

@@ -4,7 +4,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,7 +15,8 @@ from treeproc.settings import Settings, UserError
 from treeproc.training.treebank import Notation, Sentence, Texts, Tree, conllu_of, sentences_in, trees_in, trees_of
 
 SPLITS = ("train", "valid", "test")
-# Of the files of a treebank without splits, by name: every tenth is test, every tenth from the sixth on is valid.
+# Of the files of a treebank without splits, by name, or of its sentences, by a hash: every tenth is test, every tenth from the
+# sixth on is valid.
 _EVERY, _TEST, _VALID = 10, 0, 5
 
 
@@ -31,14 +31,23 @@ class Files(Settings):
         description="instead of the three: a folder or archive with a file per document; by name, every tenth is test, every "
         "tenth from the sixth on is valid",
     )
+    sentences: list[Path] = Field(
+        default=[],
+        description="instead of the three: files without splits; by a hash, a tenth of the sentences is test, a tenth valid",
+    )
 
     @model_validator(mode="after")
-    def _train_or_documents(self):
-        if bool(self.documents) == bool(self.train) and (self.documents or self.valid or self.test):
-            raise ValueError("must have either train files or documents")
-        if self.documents and (self.valid or self.test):
-            raise ValueError("documents make valid and test themselves; give train in place of documents, or leave them out")
+    def _one_origin(self):
+        origins = [name for name in ("train", "documents", "sentences") if getattr(self, name)]
+        if len(origins) > 1 or (not origins and (self.valid or self.test)):
+            raise ValueError("must have either train files, or documents, or sentences")
+        if origins and origins != ["train"] and (self.valid or self.test):
+            raise ValueError(f"{origins[0]} make valid and test themselves; give train in their place, or leave them out")
         return self
+
+    def paths(self) -> list[Path]:
+        """All files."""
+        return [*self.train, *self.documents, *self.sentences, *self.valid, *self.test]
 
 
 class TreebankConfig(Settings):
@@ -60,9 +69,14 @@ class TreebankConfig(Settings):
 
     @model_validator(mode="after")
     def _has_files(self):
-        if not (self.brackets.train or self.brackets.documents or self.conllu.train or self.conllu.documents):
+        if not (self.brackets.paths() or self.conllu.paths()):
             raise ValueError("must have brackets or conllu with train files")
         return self
+
+
+def lower_cased(config: TreebankConfig) -> TreebankConfig:
+    """The same treebank in lower case."""
+    return config.model_copy(update={"notation": config.notation.model_copy(update={"lowercase": True})})
 
 
 @dataclass
@@ -74,6 +88,12 @@ class Treebank:
     attribution: str
     trees: dict[str, list[Tree]] = field(default_factory=dict)
     sentences: dict[str, list[Sentence]] = field(default_factory=dict)
+
+    def drop_xpos(self) -> None:
+        """Leave the universal tags alone."""
+        for found in self.sentences.values():
+            for sentence in found:
+                sentence.xpos[:] = [""] * len(sentence.words)
 
     def digests(self) -> dict[str, str]:
         """A hash of the content of every split, as the models see it."""
@@ -101,6 +121,8 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
         (config.conllu, sentences_in, treebank.sentences),
     ):
         splits |= {split: read(found, config.notation) for split, found in _texts(files).items()}
+        if files.sentences:
+            splits |= _by_hash(read(read_texts(files.sentences), config.notation))
         if splits and "valid" not in splits:
             held = [_held_out(item.words, hold_out) for item in splits["train"]]
             both = list(zip(splits["train"], held, strict=True))
@@ -113,7 +135,7 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
 
 
 def _names(files: Files) -> str:
-    return ", ".join(map(str, chain(files.train, files.documents, files.valid, files.test)))
+    return ", ".join(map(str, files.paths()))
 
 
 def _texts(files: Files) -> dict[str, Texts]:
@@ -129,9 +151,21 @@ def _texts(files: Files) -> dict[str, Texts]:
     return out
 
 
+def _by_hash(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
+    """The splits of sentences that have none."""
+    out: dict[str, list] = {split: [] for split in SPLITS}
+    for item in items:
+        out[{_TEST: "test", _VALID: "valid"}.get(_hash(item.words) % _EVERY, "train")].append(item)
+    return out
+
+
 def _held_out(words: Sequence[str], every: int) -> bool:
+    return _hash(words) % every == 0
+
+
+def _hash(words: Sequence[str]) -> int:
     # Brackets and CoNLL-U of one sentence fall on one side.
-    return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8]) % every == 0
+    return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
 
 
 @dataclass(frozen=True)

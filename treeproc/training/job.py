@@ -77,17 +77,17 @@ def describe(config: TrainParserConfig) -> str:
 
 
 def _paths(config: TrainParserConfig) -> list[Path]:
-    return [
-        path
-        for treebank in config.treebanks.values()
-        for files in (treebank.brackets, treebank.conllu)
-        for path in (*files.train, *files.valid, *files.test, *files.documents)
-    ] + config.unlabelled
+    files = [files for treebank in config.all_treebanks().values() for files in (treebank.brackets, treebank.conllu)]
+    return [path for one in files for path in one.paths()] + config.unlabelled
 
 
 def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
     """All treebanks. Raises UserError with file and line."""
-    return [read_treebank(name, treebank, config.hold_out) for name, treebank in config.treebanks.items()]
+    found = [read_treebank(name, treebank, config.hold_out) for name, treebank in config.all_treebanks().items()]
+    if config.tags == "upos":
+        for treebank in found:
+            treebank.drop_xpos()
+    return found
 
 
 def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) -> list[ModelName]:
@@ -133,8 +133,8 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
 
 def _learnt(config: TrainParserConfig) -> dict:
     """The settings that decide what is learnt, beside the content of the treebanks."""
-    values = config.model_dump(mode="json", exclude={"title", "licence", "models", "unlabelled"})
-    values["treebanks"] = {name: {"weights": treebank["weights"]} for name, treebank in values["treebanks"].items()}
+    values = config.model_dump(mode="json", exclude={"title", "licence", "models", "unlabelled", "treebank"})
+    values["treebanks"] = {name: {"weights": treebank.weights} for name, treebank in config.all_treebanks().items()}
     return values
 
 
