@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from treeproc.settings import Settings
 from treeproc.training.constituency import ConstituencySettings
-from treeproc.training.corpus import TreebankConfig, lower_cased
+from treeproc.training.corpus import TreebankConfig
 from treeproc.training.dependency import DependencySettings
 from treeproc.training.loop import FitSettings
 from treeproc.training.tagger import TaggerSettings
@@ -87,6 +87,5 @@ class TrainParserConfig(Settings):
         return self
 
     def all_treebanks(self) -> dict[str, TreebankConfig]:
-        """The treebanks by name, in lower case too. Raises UserError when the folder `treebank` has none of the language."""
-        found = ud_treebanks(self.treebank, self.language) if self.treebank else self.treebanks
-        return found | ({f"{name}_lower": lower_cased(one) for name, one in found.items()} if self.lower_case else {})
+        """The treebanks by name. Raises UserError when the folder `treebank` has none of the language."""
+        return ud_treebanks(self.treebank, self.language) if self.treebank else self.treebanks

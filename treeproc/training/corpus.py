@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from treeproc.readers.files import read_texts
 from treeproc.schema import UNANALYSED
 from treeproc.settings import Settings, UserError
-from treeproc.training.treebank import Notation, Sentence, Texts, Tree, conllu_of, sentences_in, trees_in, trees_of
+from treeproc.training.treebank import Notation, Sentence, Texts, Tree, conllu_of, lowered, sentences_in, trees_in, trees_of
 
 SPLITS = ("train", "valid", "test")
 # Of the files of a treebank without splits, by name, or of its sentences, by a hash: every tenth is test, every tenth from the
@@ -74,11 +74,6 @@ class TreebankConfig(Settings):
         return self
 
 
-def lower_cased(config: TreebankConfig) -> TreebankConfig:
-    """The same treebank in lower case."""
-    return config.model_copy(update={"notation": config.notation.model_copy(update={"lowercase": True})})
-
-
 @dataclass
 class Treebank:
     """Trees and sentences by split."""
@@ -94,6 +89,15 @@ class Treebank:
         for found in self.sentences.values():
             for sentence in found:
                 sentence.xpos[:] = [""] * len(sentence.words)
+
+    def lower_cased(self) -> "Treebank":
+        """The same sentences, in the same splits, in lower case."""
+        trees = {s: [replace(t, words=list(map(lowered, t.words))) for t in found] for s, found in self.trees.items()}
+        sentences = {
+            s: [replace(one, text=lowered(one.text), words=list(map(lowered, one.words))) for one in found]
+            for s, found in self.sentences.items()
+        }
+        return Treebank(f"{self.name}_lower", self.weights, self.attribution, trees, sentences)
 
     def digests(self) -> dict[str, str]:
         """A hash of the content of every split, as the models see it."""

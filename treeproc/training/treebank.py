@@ -43,7 +43,6 @@ class Notation(Settings):
         default={}, description="other names of labels, without function tags; an empty name takes the node out"
     )
     tags: list[Retag] = Field(default=[], description="tags by tag and word; the first rule that fits counts")
-    lowercase: bool = Field(default=False, description="text and words are lower-cased, for models that shall know such text too")
 
     def tag(self, tag: str, word: str) -> str:
         """The tag in the common notation."""
@@ -95,8 +94,6 @@ def _trees(lines: Iterator[str], name: str, notation: Notation) -> Iterator[Tree
         kept = [tag != EMPTY_TAG for tag in tags]
         if any(kept):
             words = [word.strip() or word for word, keep in zip(words, kept, strict=True) if keep]
-            if notation.lowercase:
-                words = list(map(lowered, words))
             tags = [tag for tag, keep in zip(tags, kept, strict=True) if keep]
             tags = [notation.tag(plain_label(tag), word) for tag, word in zip(tags, words, strict=True)]
             yield Tree(words, tags, plain_tree(keep_leaves(spans, kept), len(words), notation.labels), f"{name}, line {line}")
@@ -131,9 +128,6 @@ def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
     """The sentences of texts; see `read_conllu`."""
     sentences = [leaves for name, lines in texts for leaves in read_leaves(lines, name)]
     for sentence in sentences:
-        if notation.lowercase:
-            sentence.text = lowered(sentence.text)
-            sentence.words[:] = map(lowered, sentence.words)
         sentence.xpos[:] = [notation.tag(tag, word) for tag, word in zip(sentence.xpos, sentence.words, strict=True)]
     return sentences
 
