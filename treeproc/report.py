@@ -45,6 +45,13 @@ def reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
+def lifted_arcs(total: dict[str, int]) -> str | None:
+    """What became of arcs that cross; None where trees are not made of arcs."""
+    if "lifted_arcs" not in total:
+        return None
+    return f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences"
+
+
 def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
@@ -56,6 +63,8 @@ def summary(index: dict, out: AnyPath) -> str:
         lines.append(f"  {split}: {', '.join(sizes)}; dropped: {reasons(index['dropped'].get(split, {}))}")
         if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
             lines.append(f"    parse_status: {reasons(statuses)}{', no parser asked for' if NO_PARSER in statuses else ''}")
+        if told := lifted_arcs(total):
+            lines.append(f"    {told}")
     for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part or not at all")):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
             lines.append(f"  lines that were {what}: {path}")
