@@ -335,7 +335,7 @@ def make_report(comparison: dict | None) -> dict:
     point = {"fraction": 1.0, "model": "tree", "pairs": 60.0, "seeds": [1, 2], "bleu": bleu, "chrf": bleu}
     point["comparison"] = comparison
     base = {"baseline": "plain", "split": "test", "num_examples": 8, "bleu_signature": "nrefs:1"}
-    return {**base, "points": [point]}
+    return {**base, "cells": [], "points": [point]}
 
 
 def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():

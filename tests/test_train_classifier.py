@@ -215,7 +215,7 @@ def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options)
     [
         ({}, ["classifier.neutral_class=3"], "neutral_class must be one of the 3 classes"),
         ({"tree_settings": {"binarize": "none"}}, [], "trees that need not be binary.*tree.binarize=right"),
-        ({"num_classes": None}, ["model.name=lstm"], "model.name must be one of bilstm, child_sum"),
+        ({}, ["model.name=lstm"], "model.name must be one of bilstm, child_sum"),
         ({"columns": ["leaves", "nodes", "spans"]}, [], "has no classes"),
     ],
 )
