@@ -24,7 +24,7 @@ from toydata import write_toy_data
 
 from treenet.data import ExampleSource
 from treenet.inference.results import read_system
-from treenet.training.checkpoint import META, is_whole
+from treenet.training.checkpoint import META, WEIGHTS, is_whole
 from treenet.training.ledger import LEDGER, Ledger
 from treeproc import ray_job
 from treeproc.arrow import column_views, ipc_bytes, record_batches
@@ -403,9 +403,9 @@ def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
     with pytest.raises(UserError, match="is no name of a file in that folder"):
         read_system(tmp_path / "run", "x/../../secret")
     facts = {"bytes": secret.stat().st_size, "sha256": file_sha256(secret)}
-    for name, whole in (("../secret.txt", False), ("own.txt", True)):
-        (tmp_path / "run" / "own.txt").write_text("secret\n")
-        (tmp_path / "run" / META).write_bytes(json_bytes({"files": {name: facts}}))
+    (tmp_path / "run" / WEIGHTS).write_text("secret\n")
+    for more, whole in (({}, True), ({"../secret.txt": facts}, False), ({str(secret): facts}, False)):
+        (tmp_path / "run" / META).write_bytes(json_bytes({"files": {WEIGHTS: facts, **more}}))
         assert is_whole(tmp_path / "run") is whole
 
 
