@@ -85,6 +85,17 @@ def test_other_shapes_and_labels_of_the_same_arcs(data, tmp_path):
     assert pieces[0] == pieces[1]
 
 
+def test_vocab_from_a_data_set_of_arcs_takes_its_phrases(data, tmp_path):
+    folder, index = data
+    new = {"splits": {"more": {"source": [folder.parent / "a.conllu"]}}, "vocab_from": folder, "workers": 0}
+    made = preprocess(PreprocessConfig.model_validate(new), tmp_path / "new")
+    assert made["tree_fingerprint"] == index["tree_fingerprint"]
+    control = {"parsed": tmp_path / "new", "vocab_from": folder, "tree": {"tree_source": "random"}, "workers": 0}
+    assert preprocess(PreprocessConfig.model_validate(control), tmp_path / "random")["tree_source"] == "random"
+    with pytest.raises(UserError, match=r"made otherwise \(tree.phrases: 'layered' -> 'flat'\)"):
+        preprocess(PreprocessConfig.model_validate(new | {"tree": {"phrases": "flat"}}), tmp_path / "flat")
+
+
 def test_other_trees_do_not_know_of_the_settings_of_phrases(data, tmp_path):
     again = {"parsed": data[0], "subwords": {"vocab_size": 290, "lowercase": True}, "workers": 0}
     marks = []

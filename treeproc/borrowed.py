@@ -11,6 +11,8 @@ _OF_TEXT = ("format", "tokenized", "labels", "parser", "target_parser")
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.
 _CONTROL = {"tree_source", "seed"}
+# Settings that trees of arcs alone have.
+_OF_ARCS = {"phrases", "phrase_labels"}
 
 
 def borrow_settings(values: Mapping) -> dict:
@@ -65,10 +67,12 @@ def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: M
     examples of the two data sets would not be the same to a model: then scores would say nothing.
     """
     index = read_index(data / "encoded")
+    trees = index["tree_settings"], tree
+    ignored = _CONTROL if all("phrases" in side for side in trees) else _CONTROL | _OF_ARCS
     for name, theirs, own in (
         ("parser", index["parser"], parser),
         ("subwords", index["subword_settings"], subwords),
-        ("tree", *({k: v for k, v in side.items() if k not in _CONTROL} for side in (index["tree_settings"], tree))),
+        ("tree", *({k: v for k, v in side.items() if k not in ignored} for side in trees)),
     ):
         if changed := differences(theirs, dict(own), name):
             raise UserError(

@@ -103,7 +103,7 @@ def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict 
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
         subwords=config.subwords.model_dump(),
-        tree=config.tree.model_dump(),
+        tree=config.tree.facts(),
         columns=encoded_columns(*stages, config.tree).names,
     )
 
