@@ -113,7 +113,7 @@ def test_data_sets_without_arcs_are_refused(tmp_path):
 
 
 def test_arcs_that_are_no_tree_are_named_by_sentence(tmp_path):
-    with pytest.raises(UserError, match=r"example 0, sentence 1: 2 words have no governor"):
+    with pytest.raises(UserError, match=r"line 1, sentence 1: 2 words have no governor"):
         preprocess(settings_of(tmp_path, TWO_ROOTS), tmp_path / "data")
 
 

@@ -350,6 +350,11 @@ def test_sidecars_and_indices_are_checked(data):
         with pytest.raises(UserError) as error:
             check_hashes(folder, "train")
         one_line(error.value, told, str(folder))
+    for key in ("fingerprint", "vocab_fingerprint", "tree_settings"):
+        index_with(lambda i, key=key: i.pop(key, None))
+        with pytest.raises(UserError) as error:
+            read_index(folder)[key]
+        one_line(error.value, f"index.json is damaged: it has no {key}", str(folder))
     index_with(lambda i: None)
     sidecar = (folder / record.name).with_suffix(".json")
     for change in ({"name": "../x.arrow"}, {"more": 1}, {"rows": "9"}):

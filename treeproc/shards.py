@@ -9,7 +9,7 @@ never half a shard. Objects are read through a local copy (`treeproc.cache`).
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -155,7 +155,18 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
     return index
 
 
-def read_index(folder: AnyPath) -> dict:
+class Index(dict):
+    """An `index.json`. A key that is asked for and is not there is a UserError that names the file."""
+
+    def __init__(self, values: Mapping, path: AnyPath):
+        super().__init__(values)
+        self._path = path
+
+    def __missing__(self, key: str):
+        raise UserError(f"{self._path} is damaged: it has no {key}; run workflows/preprocess.py again")
+
+
+def read_index(folder: AnyPath) -> Index:
     """The index of a finished stage.
 
     Raises UserError when it is missing, of another version, not of the form of an index, or names files outside of `folder`.
@@ -179,7 +190,7 @@ def read_index(folder: AnyPath) -> dict:
         raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; run workflows/preprocess.py again") from None
     for name in index.get("files", ()):
         inside(folder, name)
-    return index
+    return Index(index, folder / "index.json")
 
 
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:

@@ -106,7 +106,9 @@ def load_model(
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
-    config, facts = load_settings(TrainConfig, run / "config.yaml"), read_facts(run)
+    config = load_settings(TrainConfig, run / "config.yaml")
+    mend = f"run the {workflow_of(run)} command of the run in another --out"
+    facts = read_facts(run, mend, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
     folder = None if untrained else checkpoint_folder(run, checkpoint)
@@ -117,8 +119,6 @@ def load_model(
             "data=NEW, which records the place"
         )
     index = read_index(data / "encoded")
-    if "vocab_fingerprint" not in facts:
-        raise UserError(f"{run / 'run.json'} is damaged; run the {workflow_of(run)} command of the run in another --out")
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "

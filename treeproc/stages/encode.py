@@ -220,7 +220,7 @@ def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, id
     for number, problem in enumerate(check_arcs(brackets.leaf_edges, governors)):
         if problem:
             row = int(np.searchsorted(tree_edges, number, side="right")) - 1
-            raise ValueError(f"example {ids[row]}, sentence {number - tree_edges[row] + 1}: {problem}")
+            raise ValueError(f"line {ids[row] + 1}, sentence {number - tree_edges[row] + 1}: {problem}")
     relations = arcs["deprel"].dictionary_encode()
     phrases = dependency_phrases(
         Sentences(
