@@ -88,8 +88,10 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     assert len(source) == 2 and batch.scores.tolist() == [5.0, 3.7] and batch.example_ids.tolist() == [2, 3, 0, 1]
     sizes = (~batch.leaf_pad_mask).sum(1)
     assert source.lengths["leaves"].tolist() == [2 * max(sizes[2:]), 2 * max(sizes[:2])]
-    for change, message in (({"splits": {**config["splits"], "valid": {"hold_out": 2}}}, "would part the sentences of pairs"),
-                            ({"filters": {"drop_duplicates": True}}, "drop_duplicates and drop_leaks must be false")):  # fmt: skip
+    for change, message in (
+        ({"splits": {**config["splits"], "valid": {"hold_out": 2}}}, "would part the sentences of pairs"),
+        ({"filters": {"drop_duplicates": True}}, "drop_duplicates and drop_leaks must be false"),
+    ):
         with pytest.raises(ValueError, match=message):
             PreprocessConfig.model_validate(config | change)
 

@@ -51,7 +51,10 @@ def make_rows(count: int, seed: int = 0) -> list[dict]:
 def write_labelled(
     folder: Path, splits: dict[str, list[dict]], *, columns: Sequence[str] = COLUMNS, shards: int = 2, **facts: object
 ) -> Path:
-    """Write encoded/ with lengths.arrow of rows by split into `folder` and return it. `facts` change the index; None leaves one out."""
+    """Write encoded/ with lengths.arrow of rows by split into `folder` and return it.
+
+    `facts` change the index; None leaves one out.
+    """
     encoded, schema = folder / "encoded", select(FULL_ENCODED_SCHEMA, columns)
     encoded.mkdir(parents=True)
     records, lengths = [], []
