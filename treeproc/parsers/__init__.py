@@ -14,6 +14,18 @@ def build_parser(config: ParserConfig) -> Parser:
         from treeproc.parsers.corenlp import CoreNLPParser
 
         return CoreNLPParser(config)
+    if config.name == "spacy":
+        from treeproc.parsers.spacy_parser import SpacyParser
+
+        return SpacyParser(config)
+    if config.name == "benepar":
+        from treeproc.parsers.benepar_parser import BeneparParser
+
+        return BeneparParser(config)
+    if config.name == "supar":
+        from treeproc.parsers.supar_parser import SuparParser
+
+        return SuparParser(config)
     if config.name == "given":
         from treeproc.parsers.given import GivenTrees
 

@@ -39,6 +39,15 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
+def check_package(package: str) -> str:
+    """A folder becomes absolute. Raises ValueError for what is neither a folder nor a name that a package can have."""
+    if "/" in package:
+        return str(Path(package).absolute())
+    if not package.isidentifier():
+        raise ValueError("must be the name of an installed spaCy pipeline, or a folder with a / in it")
+    return package
+
+
 def public_endpoint(endpoint: str) -> str:
     """The address without user and password: what is written and printed of it."""
     parts = urlsplit(endpoint)
@@ -48,13 +57,21 @@ def public_endpoint(endpoint: str) -> str:
 class ParserConfig(Settings):
     """The parser of one side."""
 
-    name: Literal["stanza", "shipped", "corenlp", "given", "words"] = Field(
+    name: Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"] = Field(
         "stanza",
         description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes; "
-        "'corenlp' asks a CoreNLP server; 'given' takes the trees of the input; 'words' parses nothing, for control trees",
+        "'corenlp' asks a CoreNLP server; 'spacy' (arcs alone), 'benepar' and 'supar' are those packages, where installed; "
+        "'given' takes the trees of the input; 'words' parses nothing, for control trees",
     )
     models: Annotated[Path, AfterValidator(Path.absolute)] | None = Field(
-        None, description="folder of models that workflows/train_parser.py made (its OUT/models), for name: stanza or shipped"
+        None,
+        description="folder of models that workflows/train_parser.py made (its OUT/models), for name: stanza or shipped; the "
+        "folder or file of a model of benepar's; a folder with SuPar's files, by the names constituency.pt and depparse.pt",
+    )
+    package: Annotated[str, AfterValidator(check_package)] | None = Field(
+        None,
+        description="spaCy pipeline: the name of an installed package (en_core_web_sm), or a folder (with a / in it); for name: "
+        "spacy, and for the words and tags of benepar and supar (null: spaCy's rules of the language make words, without tags)",
     )
     language: str = Field("en", description="language of this side")
     max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
@@ -87,26 +104,51 @@ class ParserConfig(Settings):
     def _settings_that_go_together(self):
         if self.given_labels != "keep" and self.name != "given":
             raise ValueError(f"given_labels: is for name: given, but name is {self.name}")
-        if self.split_sentences and self.name not in ("stanza", "shipped", "corenlp"):
+        if self.split_sentences and self.name in ("given", "words"):
             raise ValueError(f"split_sentences: name: {self.name} has no sentence splitter; choose stanza, shipped or corenlp")
-        if self.models is not None and not self.runs_stanza:
-            raise ValueError(f"models: is for name: stanza or shipped, but name is {self.name}")
+        if self.models is not None and not self.runs_torch:
+            raise ValueError(f"models: is for name: stanza, shipped, benepar or supar, but name is {self.name}")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
+        self._settings_of_packages()
         if self.treebank_words and not self.knows_treebank_words:
-            raise ValueError("treebank_words: is for language: en and name: stanza, shipped or corenlp")
-        if not self.constituency and not (self.dependencies and self.name in ("stanza", "shipped")):
-            raise ValueError("constituency: false is for name: stanza or shipped, with dependencies: true")
+            raise ValueError("treebank_words: is for language: en and a name other than given and words")
+        if not self.constituency and not (self.dependencies and self.name in ("stanza", "shipped", "spacy", "supar")):
+            raise ValueError("constituency: false is for name: stanza, shipped, spacy or supar, with dependencies: true")
         return self
+
+    def _settings_of_packages(self) -> None:
+        if self.package is not None and not self.runs_spacy:
+            raise ValueError(f"package: is for name: spacy, benepar or supar, but name is {self.name}")
+        if self.name == "spacy" and (self.constituency or self.package is None):
+            raise ValueError("name: spacy gives arcs alone: set package, constituency: false and dependencies: true")
+        if self.name in ("benepar", "supar") and self.models is None:
+            raise ValueError(f"models: name: {self.name} needs the path of its model")
+        if self.name == "benepar" and self.dependencies and self.package is None:
+            raise ValueError("dependencies: arcs beside benepar's trees are those of a spaCy pipeline: set package")
 
     @property
     def runs_stanza(self) -> bool:
         """Whether Stanza's models are loaded."""
         return self.name in ("stanza", "shipped") or self.given_labels == "parsed"
 
+    @property
+    def runs_spacy(self) -> bool:
+        """Whether spaCy makes the words."""
+        return self.name in ("spacy", "benepar", "supar")
+
+    @property
+    def runs_torch(self) -> bool:
+        """Whether models run on PyTorch, and so on a GPU where there is one."""
+        return self.runs_stanza or self.name in ("benepar", "supar")
+
     def facts(self) -> dict:
         """The settings for descriptions and the index, without those that older data sets do not know, where they are as then."""
-        as_then = {"constituency": self.constituency, "treebank_words": not self.treebank_words}
+        as_then = {
+            "constituency": self.constituency,
+            "treebank_words": not self.treebank_words,
+            "package": self.package is None,
+        }
         return self.model_dump(mode="json", exclude={name for name, same in as_then.items() if same})
 
     @property
@@ -118,17 +160,17 @@ class ParserConfig(Settings):
     @property
     def knows_treebank_words(self) -> bool:
         """Whether Moses tokens can be put into the form that this parser was trained on."""
-        return self.language == "en" and self.name in ("stanza", "shipped", "corenlp")
+        return self.language == "en" and self.name not in ("given", "words")
 
     @property
     def reads_language(self) -> bool:
         """Whether a parser of `language` reads the lines."""
-        return self.runs_stanza or self.name == "corenlp"
+        return self.runs_stanza or self.runs_spacy or self.name == "corenlp"
 
     @property
     def gpus_per_actor(self) -> int:
         """GPUs that one actor with this parser asks Ray for, where the cluster has any: 1 or 0."""
-        return int(self.runs_stanza and self.device != "cpu")
+        return int(self.runs_torch and self.device != "cpu")
 
     def torch_device(self) -> "torch.device":
         """The device in this process. Raises UserError when a GPU is asked for and there is none."""

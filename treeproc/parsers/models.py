@@ -157,7 +157,7 @@ def describe_parser(config: ParserConfig) -> dict:
 
     Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
     """
-    told = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models")}
+    told = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
     out = told | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
         config.torch_device()
@@ -166,6 +166,12 @@ def describe_parser(config: ParserConfig) -> dict:
         from treeproc.parsers.corenlp import describe_server
 
         out |= {"library": describe_server(config)}
+    elif config.runs_spacy:
+        from treeproc.parsers.packages import describe_package
+
+        if config.runs_torch:
+            config.torch_device()
+        out |= describe_package(config)
     return out
 
 

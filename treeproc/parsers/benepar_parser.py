@@ -1,0 +1,103 @@
+"""Constituents of the Berkeley Neural Parser (benepar) over the words of a spaCy pipeline."""
+
+from pathlib import Path
+
+from treeproc.errors import UserError, one_line
+from treeproc.files import read_json
+from treeproc.parsers.config import ParserConfig
+from treeproc.parsers.documents import batches
+from treeproc.parsers.lines import Sentence, is_out_of_memory
+from treeproc.parsers.packages import span_tree
+from treeproc.parsers.spacy_parser import SpacyParser
+from treeproc.torch_files import load_archive
+
+_WEIGHTS = "benepar_model.bin"
+_MEND = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"
+_NO_TAG = "UNK"  # of models that predict no tags
+
+
+class BeneparParser(SpacyParser):
+    """benepar's trees, and its tags where the model predicts them; arcs are those of the pipeline."""
+
+    def __init__(self, config: ParserConfig):
+        super().__init__(config)
+        self._parser = load_benepar(config)
+
+    def _parse(self, sentences: list[Sentence]) -> None:
+        from benepar import InputSentence
+        from benepar.ptb_unescape import ptb_unescape
+
+        order = sorted(sentences, key=lambda sentence: len(sentence.words))
+        for batch in batches([len(sentence.words) for sentence in order], self._batch_words):
+            chosen = [order[i] for i in batch]
+            # It reads words as in running text: plain quotation marks, and where blanks are.
+            inputs = [InputSentence(words=ptb_unescape(s.words), space_after=_space_after(s)) for s in chosen]
+            self._parser.batch_size = len(chosen)
+            for sentence, tree in zip(chosen, self._parser.parse_sents(inputs), strict=True):
+                sentence.tree, tags = span_tree(tree)
+                pairs = zip(sentence.tags, tags, strict=True)
+                sentence.tags = [(upos, xpos if tag == _NO_TAG else tag) for (upos, xpos), tag in pairs]
+
+
+def _space_after(sentence: Sentence) -> list[bool]:
+    """Whether a blank follows, for every word."""
+    out = []
+    for token, after in zip(sentence.tokens, [*sentence.tokens[1:], None], strict=True):
+        out += [False] * (len(token.words) - 1) + [after is not None and token.end < after.start]
+    return out
+
+
+def load_benepar(config: ParserConfig):
+    """A `benepar.Parser` on the device of the settings. Nothing is downloaded, no pickle and no code of the files runs.
+
+    Raises UserError for what is no model of benepar's.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    _check(config.models)
+    device = config.torch_device()
+    try:
+        import benepar
+
+        _complete_transformers()
+        parser = benepar.Parser(str(config.models))
+        parser._parser.to(device)
+        parser.parse(benepar.InputSentence(words=["A", "dog", "barks", "."], space_after=[True, True, False, False]))
+    except Exception as error:  # benepar and transformers raise any kind on files that are not theirs
+        if is_out_of_memory(error):
+            raise
+        said = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"{config.models} cannot be loaded by benepar ({said}); {_MEND}") from None
+    return parser
+
+
+def _complete_transformers() -> None:
+    """benepar 0.2 asks tokenisers which special pieces stand around a text, by a method that transformers 5 has no more."""
+    from transformers import PreTrainedTokenizerBase
+
+    def build_inputs_with_special_tokens(self, ids: list[int]) -> list[int]:
+        told = self("a", return_special_tokens_mask=True)
+        pieces, special = told["input_ids"], told["special_tokens_mask"]
+        return pieces[: special.index(0)] + ids + pieces[len(special) - special[::-1].index(0) :]
+
+    if not hasattr(PreTrainedTokenizerBase, "build_inputs_with_special_tokens"):
+        PreTrainedTokenizerBase.build_inputs_with_special_tokens = build_inputs_with_special_tokens
+
+
+def _check(models: Path) -> None:
+    """Raises UserError for files with pickles, with code beside them, or that need other files from a network."""
+    if models.is_dir():
+        load_archive(models / _WEIGHTS, _MEND)
+        for path in sorted(models.glob("*.json")):
+            settings = read_json(path, _MEND)
+            if isinstance(settings, dict) and "auto_map" in settings:
+                raise UserError(f"{path} names code of its own (auto_map), which is not run; {_MEND}")
+        return
+    content = load_archive(models, _MEND)
+    try:
+        needs_more = content["config"]["hparams"]["use_pretrained"]
+    except (TypeError, KeyError):
+        raise UserError(f"{models} is no model of benepar's; {_MEND}") from None
+    if needs_more:
+        raise UserError(f"{models} needs a pretrained model of another place, and nothing is downloaded; {_MEND}")

@@ -1,0 +1,120 @@
+"""Constituents and arcs of SuPar over the words of a spaCy pipeline."""
+
+import re
+from pathlib import Path
+
+from treeproc.errors import UserError, one_line
+from treeproc.parsers.config import ParserConfig
+from treeproc.parsers.documents import batches
+from treeproc.parsers.lines import Sentence, is_out_of_memory
+from treeproc.parsers.packages import span_tree
+from treeproc.parsers.spacy_parser import SpacyParser
+from treeproc.torch_files import check_archive
+
+_FILES = {"constituency": "constituency.pt", "dependencies": "depparse.pt"}
+_MEND = "give a file that SuPar 1.1 wrote, of a model without transformers"
+_ENDS = {"(": "-LRB-", ")": "-RRB-"}
+
+
+class SuparParser(SpacyParser):
+    """SuPar's trees and arcs; tags are those of the pipeline."""
+
+    def __init__(self, config: ParserConfig):
+        super().__init__(config)
+        wanted = {name: config.models / file for name, file in _FILES.items() if getattr(config, name)}
+        if missing := [path.name for path in wanted.values() if not path.is_file()]:
+            raise UserError(f"parser.models: {config.models} has no {', '.join(missing)}; put SuPar's files there by these names")
+        self._parsers = {name: load_supar(config, path, name) for name, path in wanted.items()}
+
+    def _parse(self, sentences: list[Sentence]) -> None:
+        order = sorted(sentences, key=lambda sentence: len(sentence.words))
+        for batch in batches([len(sentence.words) for sentence in order], self._batch_words):
+            chosen = [order[i] for i in batch]
+            words = [[_plain(word) for word in sentence.words] for sentence in chosen]
+            if trees := self._parsers.get("constituency"):
+                for sentence, tree in zip(chosen, _predict(trees, words).trees, strict=True):
+                    sentence.tree = span_tree(tree)[0]
+            else:
+                super()._parse(chosen)
+            if arcs := self._parsers.get("dependencies"):
+                told = _predict(arcs, words, tree=True)
+                for sentence, heads, relations in zip(chosen, told.arcs, told.rels, strict=True):
+                    sentence.arcs = [(int(head) - 1, relation) for head, relation in zip(heads, relations, strict=True)]
+
+
+def _predict(parser, words: list[list[str]], **options):
+    """One batch of one bucket: others would be drawn at random, and sums of float32 depend on the batch."""
+    return parser.predict([list(w) for w in words], buckets=1, batch_size=10**9, verbose=False, **options)
+
+
+def _plain(word: str) -> str:
+    """A word that SuPar's notations can hold: brackets within words and blanks would end it."""
+    return word if word in _ENDS else re.sub(r"\s", "_", word.replace("(", "-LRB-").replace(")", "-RRB-"))
+
+
+def load_supar(config: ParserConfig, path: Path, kind: str):
+    """A parser of SuPar's on the device of the settings. Raises UserError for what is none."""
+    import torch
+
+    torch.set_num_threads(1)
+    state = read_supar(path)
+    try:
+        import supar
+
+        parser_class, args = supar.PARSER[state["name"]], state["args"]
+        if ("constituency" in state["name"]) != (kind == "constituency") or "semantic" in state["name"]:
+            raise UserError(f"{path} is SuPar's {state['name']}, no parser of {kind}; {_MEND}")
+        if args.encoder != "lstm" or set(args.feat) - {"char"}:
+            raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_MEND}")
+        args.device = config.torch_device().type
+        model = parser_class.MODEL(**args)
+        model.load_pretrained(state["pretrained"])
+        told = model.load_state_dict(state["state_dict"], strict=False)
+        # The table of pretrained vectors has a place of its own in the file.
+        if wrong := sorted({*told.missing_keys, *told.unexpected_keys} - {"pretrained.weight"}):
+            raise UserError(f"{path} is damaged: its weights are not those of the model: {', '.join(wrong[:3])}; {_MEND}")
+        parser = parser_class(args, model.to(args.device), state["transform"])
+        _predict(parser, [["A", "dog", "barks", "."]])
+    except UserError:
+        raise
+    except Exception as error:  # of any kind, for a file that is no model of SuPar's
+        if is_out_of_memory(error):
+            raise
+        said = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"{path} cannot be loaded by SuPar ({said}); {_MEND}") from None
+    return parser
+
+
+class _Dropped:
+    """In place of code in a file: nothing of it is made or run, and no prediction needs it."""
+
+    def __init__(self, *arguments):
+        pass
+
+    def __setstate__(self, state):
+        pass
+
+
+def read_supar(path: Path) -> dict:
+    """What SuPar saved. It writes pickles with code, as its own reader runs them; here tables and settings alone are read.
+
+    Raises UserError for anything that SuPar does not write.
+    """
+    import torch
+    from supar.utils import Config, field, transform, vocab
+
+    kinds = [Config, vocab.Vocab, field.RawField, field.Field, field.SubwordField, field.ChartField]
+    code = [(_Dropped, f"dill._dill.{name}") for name in ("_create_function", "_create_code")]
+    named = [(_Dropped, "supar.utils.transform.__dict__"), (_plain_type, "dill._dill._load_type")]
+    check_archive(path, _MEND)
+    try:
+        with torch.serialization.safe_globals([*kinds, transform.Tree, transform.CoNLL, _Dropped, *code, *named]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch and pickle raise any kind on damaged files
+        said = one_line(f"{type(error).__name__}: {error}", 150)
+        raise UserError(f"{path} is damaged, or holds more than SuPar's tables ({said}); {_MEND}") from None
+
+
+def _plain_type(name: str) -> type:
+    """dill's names of types."""
+    return {"set": set}.get(name, _Dropped)
