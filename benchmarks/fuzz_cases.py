@@ -26,8 +26,9 @@ class Case:
     damage: str
 
     def may_change(self) -> list[Path]:
-        """What the comparison of before and after leaves out: what may be written, and the caches of libraries."""
-        return [*self.writes, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
+        """What the comparison of before and after leaves out: what may be written, as asked, and the caches of libraries."""
+        asked = [self.folder / value.removeprefix("output=") for value in map(str, self.argv) if value.startswith("output=")]
+        return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 
 
 def _configured(case: Case, values: dict) -> list[str]:
