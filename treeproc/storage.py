@@ -236,6 +236,8 @@ def inside(root: AnyPath, name: str) -> AnyPath:
 
 
 def _validate(value: object) -> AnyPath:
+    if value is None:
+        raise ValueError("must be a path or a URI, but is empty")
     if not isinstance(value, str | Path | RemotePath):
         raise ValueError("must be a path or a URI")
     try:

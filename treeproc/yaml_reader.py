@@ -20,7 +20,7 @@ class _Yaml12Loader(yaml.SafeLoader):
     """
 
     yaml_implicit_resolvers: ClassVar[dict] = {}
-    yaml_constructors: ClassVar[dict] = {None: yaml.SafeLoader.yaml_constructors[None]}
+    yaml_constructors: ClassVar[dict] = {}
 
     def __init__(self, stream):
         super().__init__(stream)
@@ -61,6 +61,9 @@ class _Yaml12Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, f"{shown(text)} holds a NUL byte or half a character", node.start_mark)
         return text
 
+    def construct_unknown(self, node):
+        raise ConstructorError(None, None, f"tag {shown(node.tag)} is not allowed; write the value without it", node.start_mark)
+
     def construct_decimal(self, node):
         """`010` is ten; PyYAML's own constructor reads octal."""
         return int(self.construct_scalar(node))
@@ -83,6 +86,7 @@ for _tag, _construct in {
     "map": yaml.SafeLoader.construct_yaml_map,
 }.items():
     _Yaml12Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _construct)
+_Yaml12Loader.add_constructor(None, _Yaml12Loader.construct_unknown)
 
 
 def _check_size(root: yaml.Node) -> None:
