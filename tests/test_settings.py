@@ -67,7 +67,7 @@ def test_file_then_overrides(tmp_path):
         ("name: a\n", ["inner.rate=-1"], r"^the command line: inner.rate: .*-1"),
         ('name: a\n"b\\nc": 1\n', [], r"c.yaml: b c: unknown key"),
         ("name: a\nsteps: " + "x" * 900_000, [], r"c.yaml: steps: .*'xxx.*\.\.\.x*'$"),
-        ("name: !!python/object:os.system a\n", [], r"c.yaml, line 1: .*python/object:os.system' is not allowed; write the value without it"),
+        ("name: !!python/object:os.system a\n", [], r"c.yaml, line 1: .*os.system' is not allowed; write the value without it"),
         ("name: !!bool x\n", [], r"c.yaml: not valid YAML"),
         ("name: !!timestamp x\n", [], r"c.yaml, line 1: .*timestamp"),
         ('name: "\\0"\n', [], r"c.yaml, line 1: .*NUL byte"),
