@@ -2,6 +2,8 @@
 
 import json
 import random
+import shutil
+import sys
 
 import pytest
 import torch
@@ -140,8 +142,6 @@ def test_one_line_on_which_spacy_fails_is_flat_alone(spacy_config, monkeypatch):
 
 
 def test_the_fingerprint_knows_the_pipeline_by_its_files(spacy_config, pipeline, tmp_path):
-    import shutil
-
     described = describe_parser(spacy_config)
     assert described["library"].startswith("spacy 3.") and str(pipeline) not in json.dumps(described)
     assert describe_in_words(described).endswith("installed models for en")
@@ -174,6 +174,27 @@ def test_pipelines_that_cannot_be_used_are_one_line(spacy_config, pipeline, tmp_
         assert "\n" not in str(error.value)
 
 
+def test_installed_pipelines_are_found_by_their_name(spacy_config, pipeline, tmp_path, monkeypatch):
+    """The files of a package as `spacy package` and pip lay them out."""
+    package, facts = tmp_path / "en_tiny", tmp_path / "en_tiny-0.0.1.dist-info"
+    shutil.copytree(pipeline, package / "en_tiny-0.0.1")
+    meta = json.loads((pipeline / "meta.json").read_text()) | {"name": "tiny", "version": "0.0.1"}
+    (package / "en_tiny-0.0.1" / "meta.json").write_text(json.dumps(meta))
+    (package / "meta.json").write_text(json.dumps(meta))
+    (package / "__init__.py").write_text(
+        "from spacy.util import load_model_from_init_py\n\n"
+        "def load(**overrides):\n    return load_model_from_init_py(__file__, **overrides)\n"
+    )
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: en_tiny\nVersion: 0.0.1\n")
+    (facts / "entry_points.txt").write_text("[spacy_models]\nen_tiny = en_tiny\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = spacy_config.model_copy(update={"package": "en_tiny"})
+    described = describe_parser(installed)
+    assert "package/__init__.py" in described["models"]["files"] and "en_tiny" not in sys.modules
+    assert build_parser(installed).parse(LINES) == build_parser(spacy_config).parse(LINES)
+
+
 def test_arcs_of_spacy_become_the_trees_of_a_data_set(spacy_config, tmp_path):
     (tmp_path / "a.txt").write_text("The man saw a dog .\nI don't see dogs\n")
     settings = {
@@ -189,6 +210,20 @@ def test_arcs_of_spacy_become_the_trees_of_a_data_set(spacy_config, tmp_path):
     (row,) = LineEncoder(tmp_path / "data").encode(["The man saw a dog ."])  # a line that comes later has the same tree
     names = LabelVocab.load(tmp_path / "data/encoded/vocab/labels.txt").names
     assert {"S", "VP", "NP"} <= {names[label] for label in row["nodes"]["label"]}
+
+
+def test_relations_of_another_scheme_are_told(spacy_config, tmp_path, caplog):
+    import spacy
+
+    nlp = spacy.blank("en")
+    nlp.add_pipe("morphologizer").add_label("POS=NOUN")
+    nlp.add_pipe("parser").add_label("pobj")
+    nlp.initialize()
+    nlp.to_disk(tmp_path / "other")
+    build_parser(spacy_config)
+    assert not caplog.records
+    build_parser(spacy_config.model_copy(update={"package": str(tmp_path / "other")}))
+    assert "has other relations than Universal Dependencies: set tree.phrases=flat" in caplog.text
 
 
 @pytest.fixture(scope="module")

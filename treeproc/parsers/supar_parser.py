@@ -60,6 +60,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
     state = read_supar(path)
     try:
         import supar
+        from supar.utils.field import Field
 
         parser_class, args = supar.PARSER[state["name"]], state["args"]
         if ("constituency" in state["name"]) != (kind == "constituency") or "semantic" in state["name"]:
@@ -67,6 +68,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
         if args.encoder != "lstm" or set(args.feat) - {"char"}:
             raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_MEND}")
         args.device = config.torch_device().type
+        Field.device = args.device  # SuPar's batches go to a GPU wherever there is one
         model = parser_class.MODEL(**args)
         model.load_pretrained(state["pretrained"])
         told = model.load_state_dict(state["state_dict"], strict=False)
