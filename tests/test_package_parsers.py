@@ -114,6 +114,9 @@ def test_spacy_splits_sentences_and_takes_given_words(spacy_config):
     (row,) = split.parse([line])
     check_rows([line], [row], dependencies=True)
     given = Given(words=blank_words(line))
+    (row,) = split.parse([line], [given])
+    assert row.words["text"] == line.split()
+    check_arcs_of(row, [len(tags) for tags, _ in read_trees(vars(row))])
     (whole,) = build_parser(spacy_config).parse([line], [given])
     assert whole.words["text"] == line.split() and len(whole.trees) == 1
     check_arcs_of(whole, [len(line.split())])
