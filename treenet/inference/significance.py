@@ -26,7 +26,10 @@ EXPLAIN_SEEDS = (
     f"Interval and p of a difference are about {ABOUT_SEEDS}: Student's t over paired seeds, the variance over sentences added. "
     f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, not corrected for the number of rows."
 )
-EXPLAIN_WEIGHTS = f"p, weights: about {ABOUT_WEIGHTS} alone, whatever other seeds would give: paired bootstrap over sentences."
+EXPLAIN_WEIGHTS = (
+    "p, weights: about the weights of these very seeds on these sentences alone, whatever other seeds would give: paired "
+    "bootstrap over sentences."
+)
 
 
 @dataclass(frozen=True)
