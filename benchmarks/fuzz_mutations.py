@@ -145,7 +145,9 @@ def damaged_json(random: Random, value: Any) -> Any:
     places = list(_places(value))
     if not places:
         return random.choice([None, [], 1, "x"])
-    parent, key = random.choice(places)
+    # Half of the time a key on top, which the many parts below would hide.
+    top = [(value, key) for key in value] if isinstance(value, dict) else places
+    parent, key = random.choice(top if random.randrange(2) else places)
     kind = random.randrange(4)
     if kind == 0 and isinstance(parent, dict):
         del parent[key]
