@@ -363,7 +363,9 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
     assert notices("The old woman went slowly across the street.", "") == {}
     told = notices("We read a new book.", "Die alte Frau ging langsam über die Straße.", "they go , they come .")
     assert "another language (de) than the parser's (en)" in told["language"] and "example line 12" in told["language"]
-    assert "looks tokenised" in told["tokens"] and set(told) == {"language", "tokens"}
+    assert "looks tokenised, but" in told["tokens"] and set(told) == {"language", "tokens"}
+    both = notices("they &apos;re here , too .")
+    assert "looks tokenised, with escapes such as &apos; or @-@, but" in both["tokens"] and set(both) == {"tokens"}
     write_index(data / "text", [], columns=["example_id", "source", "target", "words"])
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
     assert notices("they go , they come .") == {}, "the model learned from tokens"

@@ -116,15 +116,19 @@ class RawLineEncoder:
         side = SideNotices(Wanted(kinds, known(self._encoder.language)))
         side.add([text for _, text in told], lambda place: told[place][0])
         facts = side.facts()
-        return {kind: self._message(kind, facts) for kind in facts if kind != "lines" and is_noticed(kind, facts)}
+        noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
+        if "tokens" in noticed and "escapes" in noticed:
+            noticed.remove("escapes")  # one thing to undo, told once
+        return {kind: self._message(kind, facts) for kind in noticed}
 
     def _message(self, kind: str, facts: dict) -> str:
         found = facts[kind]
         total = found.get("looked_at", facts["lines"])
         where = f"{found['count']:,} of {total:,} lines ({found['count'] / total:.1%}), for example line {found['line']:,}"
+        escapes = ", with escapes such as &apos; or @-@" if facts.get("escapes", {}).get("count") else ""
         what, do = {
             "escapes": ("has escapes such as &apos; or @-@, which are words to the parser", "undo them first"),
-            "tokens": ("looks tokenised, but the model learned from plain text", "undo the tokens first"),
+            "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", "undo the tokens first"),
             "language": (
                 f"seems to be in another language ({found.get('seems')}) than the parser's ({self._encoder.language})",
                 "is it the right file?",
