@@ -148,7 +148,9 @@ def _choices(language: str) -> str:
     corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
     return (
         f"; shipped languages: {', '.join(shipped)}; {stanza}, it has {' '.join(published)}; {corenlp}, it has "
-        f"{' '.join(sorted(CORENLP_LANGUAGES))}; or name: given with trees in the input, or name: words with a control tree"
+        f"{' '.join(sorted(CORENLP_LANGUAGES))}; name: spacy, benepar or supar with a model of yours; a treebank to train on "
+        "(docs/parsers.md), trees of its arcs (docs/dependency-trees.md); name: given with trees in the input; or name: words "
+        "with a control tree"
     )
 
 
