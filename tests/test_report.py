@@ -24,7 +24,7 @@ from treenet.inference.attention_stats import node_heights, run_attention
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.run import load_run
-from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS
+from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.inference.translate import read_references
 from treenet.report import build, examples
 from treenet.report.build import write_report
@@ -300,7 +300,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
         row = next(row for row in page.rows if row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row)
         if "comparison" in point:  # one seed: no interval, no p over seeds, no star
             assert row[-3:-1] == ["–", "–"] and row[-1][-1].isdigit()
-    assert any(ABOUT_SEEDS in said and ABOUT_WEIGHTS in said for said in page.texts)
+    assert any(ABOUT_SEEDS in said and ABOUT_WEIGHTS_OF_SEEDS in said for said in page.texts)
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 

@@ -23,7 +23,7 @@ from treenet.data import ExampleSource
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells, study_work
 from treenet.experiments.scaling_report import build_report, format_table, read_comparison, write_report
 from treenet.experiments.study import run_study
-from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, compare_over_seeds
+from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.plan import BatchPlan
 from treenet.report.runs import read_inputs
 from treenet.training.averaging import average_checkpoints
@@ -203,7 +203,8 @@ def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
     found = tested["comparison"]
     assert found["difference"] == pytest.approx(tested["bleu"]["mean"] - report["points"][0]["bleu"]["mean"])
     assert (found["interval"], found["p_value"], found["seeds"]) == (None, None, 2)  # two seeds say nothing of others
-    assert found["about"] == ABOUT_SEEDS and found["weights"]["about"] == ABOUT_WEIGHTS and found["weights"]["p_value"] > 0
+    weights = found["weights"]
+    assert found["about"] == ABOUT_SEEDS and weights["about"] == ABOUT_WEIGHTS_OF_SEEDS and weights["p_value"] > 0
     facts = []
     for folder in (undisturbed / "cells").iterdir():
         assert len((folder / "translations.test.txt").read_text().split("\n")) == 8 + 1
@@ -339,7 +340,7 @@ def make_report(comparison: dict | None) -> dict:
 
 
 def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
-    weights = {"weights": {"p_value": 0.001, "about": ABOUT_WEIGHTS}}
+    weights = {"weights": {"p_value": 0.001, "about": ABOUT_WEIGHTS_OF_SEEDS}}
     lines = {}
     for seeds in (1, 2, 3):
         test = compare_over_seeds([2.0, 2.1, 1.9][:seeds], 1e-4, 500)
@@ -349,7 +350,7 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
         assert lines[seeds][1].split()[-3:] == ["-", "-", "0.001"]
     assert lines[3][1].split()[-4:-2] == ["[+1.75,", "+2.25]"] and lines[3][1].split()[-2].endswith("*")
     told = "\n".join(lines[3][2:])
-    assert ABOUT_SEEDS in told and ABOUT_WEIGHTS in told and "not corrected" in told
+    assert ABOUT_SEEDS in told and ABOUT_WEIGHTS_OF_SEEDS in told and "not corrected" in told
 
 
 def test_a_study_of_an_earlier_version_shows_its_p_value_as_that_of_its_weights():

@@ -18,7 +18,7 @@ from treenet.inference.metrics import compare_seeds
 from treenet.inference.origin import recorded_origin
 from treenet.inference.results import read_system
 from treenet.inference.significance import (
-    ABOUT_WEIGHTS,
+    ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
     EXPLAIN_WEIGHTS,
@@ -95,7 +95,7 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
 def _compare(config: ScalingConfig, out: Path, split: str, references: list[str], pairs: list[tuple[dict, dict]]) -> dict:
     lines = [[read_system(out / "cells" / cell["cell"], split).lines for cell in side] for side in zip(*pairs, strict=True)]
     found = compare_seeds(*lines, references, num_samples=config.grid.bootstrap_samples)
-    return asdict(found.over_seeds) | {"weights": {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS}}
+    return asdict(found.over_seeds) | {"weights": {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}}
 
 
 def read_comparison(point: dict) -> tuple[SeedTest, float] | None:

@@ -16,6 +16,7 @@ from statistics import fmean, stdev, variance
 import numpy as np
 
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
+ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
 ABOUT_SEEDS = "training with other seeds, scored on other sentences"
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
@@ -27,8 +28,7 @@ EXPLAIN_SEEDS = (
     f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, not corrected for the number of rows."
 )
 EXPLAIN_WEIGHTS = (
-    "p, weights: about the weights of these very seeds on these sentences alone, whatever other seeds would give: paired "
-    "bootstrap over sentences."
+    f"p, weights: about {ABOUT_WEIGHTS_OF_SEEDS} alone, whatever other seeds would give: paired bootstrap over sentences."
 )
 
 
