@@ -40,14 +40,14 @@ def trees_of(sentences: Sequence[Sentence], shape: str) -> tuple[list[SpanTree],
     governors = [g + first if g >= 0 else -1 for s, first in zip(sentences, edges.tolist(), strict=False) for g in s.governors]
     columns = (*coded([s.deprels for s in sentences]), *coded([s.upos for s in sentences]))
     words = pa.array([word for s in sentences for word in s.words], pa.string())
-    phrases = dependency_phrases(Sentences(edges, np.array(governors), *columns, words), shape, "upos")
-    cuts = np.searchsorted(phrases.starts, edges)
-    names = np.array(phrases.names)
+    forest, lifted = dependency_phrases(Sentences(edges, np.array(governors), *columns, words), shape, "upos")
+    cuts = forest.node_edges(edges)
+    names = np.array(forest.names)
     trees = []
     for first, low, high in zip(edges.tolist(), cuts, cuts[1:], strict=False):
-        starts, ends = phrases.starts[low:high] - first, phrases.ends[low:high] - first
-        trees.append(SpanTree(names[phrases.labels[low:high]].tolist(), starts.tolist(), ends.tolist()))
-    return trees, phrases.lifted
+        starts, ends = forest.starts[low:high] - first, forest.ends[low:high] - first
+        trees.append(SpanTree(names[forest.labels[low:high]].tolist(), starts.tolist(), ends.tolist()))
+    return trees, lifted
 
 
 def control_trees(sentences: Sequence[Sentence], kind: str) -> list[SpanTree]:

@@ -49,13 +49,13 @@ def side_by_side(examples):
 def trees(examples, shape, labels="upos"):
     """The nodes of every sentence as (start, end, label), and the arcs lifted."""
     found = side_by_side(examples)
-    phrases = dependency_phrases(found, shape, labels)
-    cuts = np.searchsorted(phrases.starts, found.edges)
+    forest, lifted = dependency_phrases(found, shape, labels)
+    cuts = np.searchsorted(forest.starts, found.edges)
     out = []
     for first, low, high in zip(found.edges.tolist(), cuts, cuts[1:], strict=False):
-        rows = zip(phrases.starts[low:high], phrases.ends[low:high], phrases.labels[low:high], strict=True)
-        out.append([(int(start) - first, int(end) - first, phrases.names[label]) for start, end, label in rows])
-    return out, phrases.lifted.tolist()
+        rows = zip(forest.starts[low:high], forest.ends[low:high], forest.labels[low:high], strict=True)
+        out.append([(int(start) - first, int(end) - first, forest.names[label]) for start, end, label in rows])
+    return out, lifted.tolist()
 
 
 @settings(deadline=None, max_examples=150)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treeproc.arcs import make_projective, yields
+from treeproc.forest import Forest
 from treeproc.schema import UNANALYSED
 
 PhraseShape = Literal["flat", "left", "right", "layered"]
@@ -85,27 +86,17 @@ class Sentences:
     words: pa.Array  # [W] strings
 
 
-@dataclass(frozen=True)
-class Phrases:
-    """Nodes in pre-order: `names[labels[i]]` spans words [starts[i], ends[i])."""
-
-    labels: np.ndarray  # [N]
-    starts: np.ndarray  # [N]
-    ends: np.ndarray  # [N]
-    names: list[str]
-    lifted: np.ndarray  # [S] arcs that were lifted
-
-
 def phrase_label(relation: str) -> str:
     """A relation without its subtype: nmod:poss -> nmod."""
     return relation.partition(":")[0]
 
 
-def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> Phrases:
-    """One tree per sentence, with one root over all of its words; a flat one where no word has a governor.
+def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[Forest, np.ndarray]:
+    """One tree per sentence, with one root over all of its words, and the arcs that were lifted for it [S].
 
-    `upos` labels a phrase by its head's tag (NP, VP, ADJP, ...), and by what is added to it (PP, S, SBAR, PRN); `deprel` by
-    the relation of its head to the head's governor. Arcs must be trees: see `arcs.check_arcs`.
+    Where no word has a governor, the tree is flat. Labels by `upos` are those of the head's tag (NP, VP, ADJP, ...) and of what
+    is added to it (PP, S, SBAR, PRN); by `deprel`, the relation of the head to its governor. Arcs must be trees: see
+    `arcs.check_arcs`.
     """
     governors, lifted = make_projective(sentences.edges, sentences.governors)
     words = _Words.of(sentences, governors)
@@ -117,7 +108,7 @@ def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseL
     if labels == "deprel":
         names, codes = [phrase_label(name) for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
-    return Phrases(codes[order], starts[order], ends[order], names, lifted)
+    return Forest(codes[order], starts[order], ends[order], names), lifted
 
 
 @dataclass(frozen=True)

@@ -311,8 +311,6 @@ class _Job:
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
-        # As every data set was described before there were treebank words, where they are not used.
-        treebank_words = {"treebank_words": True} if parser.get("treebank_words") else {}
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
@@ -331,7 +329,7 @@ class _Job:
             vocab_fingerprint=fingerprint(vocab_mark, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
-            parser_settings=settings.facts() | treebank_words,
+            parser_settings=settings.facts(),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
             files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},

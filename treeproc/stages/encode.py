@@ -222,7 +222,7 @@ def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, id
             row = int(np.searchsorted(tree_edges, number, side="right")) - 1
             raise ValueError(f"line {ids[row] + 1}, sentence {number - tree_edges[row] + 1}: {problem}")
     relations = arcs["deprel"].dictionary_encode()
-    phrases = dependency_phrases(
+    forest, lifted = dependency_phrases(
         Sentences(
             brackets.leaf_edges,
             governors,
@@ -235,9 +235,9 @@ def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, id
         config.phrases,
         config.phrase_labels,
     )
-    counts["lifted_arcs"] += int(phrases.lifted.sum())
-    counts["lifted_sentences"] += int(np.count_nonzero(phrases.lifted))
-    return Forest(phrases.labels, phrases.starts, phrases.ends, phrases.names)
+    counts["lifted_arcs"] += int(lifted.sum())
+    counts["lifted_sentences"] += int(np.count_nonzero(lifted))
+    return forest
 
 
 class EncodeShard:
