@@ -80,6 +80,13 @@ def test_notation(tmp_path):
     assert trees_of(read(tmp_path, "((NP (NML (NP (NN a)))))", notation)) == "(ROOT (NP (NN a)))\n"
 
 
+def test_notation_by_phrase_and_words_taken_out(tmp_path):
+    notation = Notation(tags=[Retag(tag="TO", below="PP", to="IN"), Retag(tag="CODE", to=""), Retag(tag=".", words="-?/", to="")])
+    raw = "((S (CODE <TURN>) (VP (VB go) (PP-DIR (TO to) (NP (NN bed))) (S (VP (TO to) (VP (VB rest))))) (. /)))\n((CODE x))"
+    plain = "(ROOT (S (VP (VB go) (PP (IN to) (NP (NN bed))) (S (VP (TO to) (VP (VB rest)))))))\n"
+    assert trees_of(read(tmp_path, raw, notation)) == plain  # nothing is left of the second tree
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from treeproc.readers.files import read_texts
 from treeproc.settings import UserError
 from treeproc.training.config import TrainParserConfig
-from treeproc.training.corpus import Files
+from treeproc.training.corpus import Files, TreebankConfig
 from treeproc.training.job import read_treebanks
-from treeproc.training.treebank import lowered
+from treeproc.training.treebank import lowered, sentences_in
 from treeproc.training.universal import ud_treebanks
 
 
@@ -46,14 +47,16 @@ def test_every_treebank_of_the_language_teaches_and_is_scored(folder):
     assert sizes["de_all"] == {"train": 30, "valid": 5, "test": 7}
     # Without a train file dev teaches, and a part of it chooses the weights.
     assert sizes["de_two"]["test"] == 6 and sizes["de_two"]["train"] + sizes["de_two"]["valid"] == 20
-    # A file alone is cut by a hash: about four fifths, a tenth and a tenth, and no sentence twice.
-    assert sum(sizes["de_one"].values()) == 200 and 140 <= sizes["de_one"]["train"] <= 180
-    texts = [s.text for part in found["de_one"].sentences.values() for s in part]
-    assert len(set(texts)) == 200
+    # A file alone is cut into runs of neighbours, here of ten: the first and the eleventh of twenty are test.
+    assert sizes["de_one"] == {"train": 160, "valid": 20, "test": 20}
+    texts = {split: [s.text for s in part] for split, part in found["de_one"].sentences.items()}
+    assert len({text for part in texts.values() for text in part}) == 200
+    whole = sentences_in(read_texts([folder / "de_one-ud-test.conllu"]))
+    assert texts["test"] == [s.text for s in whole[:10] + whole[100:110]]
 
 
 def test_universal_tags_alone_and_lower_case_in_the_same_splits(folder):
-    found = {t.name: t for t in read_treebanks(config_of(folder, tags="upos", lower_case=True))}
+    found = {t.name: t for t in read_treebanks(config_of(folder, tags="upos", lower_case=1))}
     assert [name for name in found if name.endswith("_lower")] == ["de_all_lower", "de_one_lower", "de_two_lower"]
     for name in ("de_all", "de_one", "de_two"):
         for split, part in found[name].sentences.items():
@@ -61,6 +64,17 @@ def test_universal_tags_alone_and_lower_case_in_the_same_splits(folder):
             assert [s.text for s in low] == [s.text.lower() for s in part] and part[0].words[0] == "Ein"
             assert all(s.xpos == [""] * 3 and s.upos == ["DET", "NOUN", "VERB"] for s in [*part, *low])
             assert [s.governors for s in low] == [s.governors for s in part]
+
+
+def test_a_share_of_train_alone_is_lower_cased(folder):
+    whole, some = (read_treebanks(config_of(folder, lower_case=share)) for share in (1, 0.5))
+    for all_of_it, part in zip(whole, some, strict=True):
+        names = {split: [s.text for s in found] for split, found in part.sentences.items()}
+        wanted = {split: [s.text for s in found] for split, found in all_of_it.sentences.items()}
+        assert set(names["train"]) <= set(wanted["train"])
+        assert (names["valid"], names["test"]) == (wanted["valid"], wanted["test"])
+    counts = [sum(len(t.sentences["train"]) for t in found if t.name.endswith("_lower")) for found in (whole, some)]
+    assert 0.3 * counts[0] < counts[1] < 0.7 * counts[0]
 
 
 def test_lower_case_keeps_every_character_in_its_place():
@@ -85,3 +99,5 @@ def test_files_have_one_origin():
         Files(train=["a"], sentences=["b"])
     with pytest.raises(ValueError, match="sentences make valid and test themselves"):
         Files(sentences=["a"], test=["b"])
+    with pytest.raises(ValueError, match="would not be split alike"):
+        TreebankConfig(brackets=Files(sentences=["a"]), conllu=Files(sentences=["b"]))

@@ -56,8 +56,12 @@ class TrainParserConfig(Settings):
     tags: Literal["both", "upos"] = Field(
         "both", description="'upos': language-specific tags are left out, which the treebanks of one language may not share"
     )
-    lower_case: bool = Field(
-        False, description="every treebank is learnt in lower case too, and scored as NAME_lower, so that models know both"
+    lower_case: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="share of the sentences of train that are learnt in lower case too, so that the models read "
+        "both; scored as NAME_lower",
     )
     language: str = Field("en", description="language code of the models; any, Stanza need not know it")
     models: list[ModelName] = Field(list(MODELS), description="which to train; what no treebank can teach is left out")

@@ -15,9 +15,10 @@ from treeproc.settings import Settings, UserError
 from treeproc.training.treebank import Notation, Sentence, Texts, Tree, conllu_of, lowered, sentences_in, trees_in, trees_of
 
 SPLITS = ("train", "valid", "test")
-# Of the files of a treebank without splits, by name, or of its sentences, by a hash: every tenth is test, every tenth from the
+# Of the files of a treebank without splits, by name, or of runs of its sentences: every tenth is test, every tenth from the
 # sixth on is valid.
 _EVERY, _TEST, _VALID = 10, 0, 5
+_LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
 
 
 class Files(Settings):
@@ -33,7 +34,8 @@ class Files(Settings):
     )
     sentences: list[Path] = Field(
         default=[],
-        description="instead of the three: files without splits; by a hash, a tenth of the sentences is test, a tenth valid",
+        description="instead of the three: files without splits; runs of up to 100 sentences stay together, so that a document is "
+        "rarely cut; every tenth run is test, every tenth from the sixth on is valid",
     )
 
     @model_validator(mode="after")
@@ -68,6 +70,12 @@ class TreebankConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _same_splits(self):
+        if self.brackets.sentences and self.conllu.sentences:
+            raise ValueError("brackets and conllu would not be split alike by `sentences`; give train, valid and test files")
+        return self
+
+    @model_validator(mode="after")
     def _has_files(self):
         if not (self.brackets.paths() or self.conllu.paths()):
             raise ValueError("must have brackets or conllu with train files")
@@ -90,11 +98,15 @@ class Treebank:
             for sentence in found:
                 sentence.xpos[:] = [""] * len(sentence.words)
 
-    def lower_cased(self) -> "Treebank":
-        """The same sentences, in the same splits, in lower case."""
-        trees = {s: [replace(t, words=list(map(lowered, t.words))) for t in found] for s, found in self.trees.items()}
+    def lower_cased(self, share: float) -> "Treebank":
+        """The same sentences in lower case, in the same splits; of train this share, chosen by a hash of the words."""
+
+        def chosen(split: str, items: list) -> list:
+            return items if split != "train" else [item for item in items if _hash(item.words) % 1000 < 1000 * share]
+
+        trees = {s: [replace(t, words=list(map(lowered, t.words))) for t in chosen(s, found)] for s, found in self.trees.items()}
         sentences = {
-            s: [replace(one, text=lowered(one.text), words=list(map(lowered, one.words))) for one in found]
+            s: [replace(one, text=lowered(one.text), words=list(map(lowered, one.words))) for one in chosen(s, found)]
             for s, found in self.sentences.items()
         }
         return Treebank(f"{self.name}_lower", self.weights, self.attribution, trees, sentences)
@@ -126,7 +138,7 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
     ):
         splits |= {split: read(found, config.notation) for split, found in _texts(files).items()}
         if files.sentences:
-            splits |= _by_hash(read(read_texts(files.sentences), config.notation))
+            splits |= _in_runs(read(read_texts(files.sentences), config.notation))
         if splits and "valid" not in splits:
             held = [_held_out(item.words, hold_out) for item in splits["train"]]
             both = list(zip(splits["train"], held, strict=True))
@@ -155,11 +167,12 @@ def _texts(files: Files) -> dict[str, Texts]:
     return out
 
 
-def _by_hash(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
+def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
     """The splits of sentences that have none."""
     out: dict[str, list] = {split: [] for split in SPLITS}
-    for item in items:
-        out[{_TEST: "test", _VALID: "valid"}.get(_hash(item.words) % _EVERY, "train")].append(item)
+    length = min(_LONGEST_RUN, max(1, len(items) // _LEAST_RUNS))
+    for number, item in enumerate(items):
+        out[{_TEST: "test", _VALID: "valid"}.get(number // length % _EVERY, "train")].append(item)
     return out
 
 

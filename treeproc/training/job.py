@@ -87,7 +87,7 @@ def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
     if config.tags == "upos":
         for treebank in found:
             treebank.drop_xpos()
-    return [*found, *(treebank.lower_cased() for treebank in found)] if config.lower_case else found
+    return [*found, *(treebank.lower_cased(config.lower_case) for treebank in found)] if config.lower_case else found
 
 
 def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) -> list[ModelName]:

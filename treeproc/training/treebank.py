@@ -29,7 +29,8 @@ class Retag(Settings):
 
     tag: str = Field(description="tag of the treebank")
     words: str = Field(default=".*", description="regular expression of the whole word")
-    to: str = Field(description="the tag instead")
+    below: str = Field(default="", description="label of the phrase right above the word; empty: any. CoNLL-U has no phrases")
+    to: str = Field(description="the tag instead; an empty one takes the word out of a tree")
 
     @cached_property
     def pattern(self) -> re.Pattern:
@@ -42,11 +43,12 @@ class Notation(Settings):
     labels: dict[str, str] = Field(
         default={}, description="other names of labels, without function tags; an empty name takes the node out"
     )
-    tags: list[Retag] = Field(default=[], description="tags by tag and word; the first rule that fits counts")
+    tags: list[Retag] = Field(default=[], description="tags by tag, word and phrase; the first rule that fits counts")
 
-    def tag(self, tag: str, word: str) -> str:
-        """The tag in the common notation."""
-        return next((rule.to for rule in self.tags if rule.tag == tag and rule.pattern.fullmatch(word)), tag)
+    def tag(self, tag: str, word: str, phrase: str = "") -> str:
+        """The tag in the common notation; `phrase` is the label of the phrase right above the word."""
+        fits = (r.to for r in self.tags if r.tag == tag and r.below in ("", phrase) and r.pattern.fullmatch(word))
+        return next(fits, tag)
 
 
 PLAIN = Notation()
@@ -91,12 +93,24 @@ def trees_in(texts: Texts, notation: Notation = PLAIN) -> list[Tree]:
 def _trees(lines: Iterator[str], name: str, notation: Notation) -> Iterator[Tree]:
     for text, line in tree_texts(lines, name):
         words, tags, spans = parse_tree(text, name, line)
-        kept = [tag != EMPTY_TAG for tag in tags]
+        words = [word.strip() or word for word in words]
+        phrases = _phrases(spans, len(words))
+        tags = [
+            tag if tag == EMPTY_TAG else notation.tag(plain_label(tag), word, phrase)
+            for tag, word, phrase in zip(tags, words, phrases, strict=True)
+        ]
+        kept = [tag not in (EMPTY_TAG, "") for tag in tags]
         if any(kept):
-            words = [word.strip() or word for word, keep in zip(words, kept, strict=True) if keep]
-            tags = [tag for tag, keep in zip(tags, kept, strict=True) if keep]
-            tags = [notation.tag(plain_label(tag), word) for tag, word in zip(tags, words, strict=True)]
+            words, tags = ([item for item, keep in zip(items, kept, strict=True) if keep] for items in (words, tags))
             yield Tree(words, tags, plain_tree(keep_leaves(spans, kept), len(words), notation.labels), f"{name}, line {line}")
+
+
+def _phrases(spans: SpanTree, num_words: int) -> list[str]:
+    """The plain label of the phrase right above every word, empty where there is none."""
+    out = [""] * num_words
+    for label, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True):  # outer phrases come first
+        out[start:end] = [plain_label(label)] * (end - start)
+    return out
 
 
 def plain_tree(spans: SpanTree, num_words: int, labels: Mapping[str, str] = PLAIN.labels) -> SpanTree:
