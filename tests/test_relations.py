@@ -349,8 +349,10 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"bare has no part-of-speech tags, which model\.relations\.label_head = pos_tag reads"):
         run_training(make_config(bare, changes[0], "model.relations.label_head=pos_tag"), tmp_path / "refused")
     index = read_index(data / "encoded") | {"tree_settings": {"tree_source": "random", "binarize": "none"}}
-    with pytest.raises(UserError, match="has random trees, but the parser's arcs, .* it would be no control"):
+    with pytest.raises(UserError, match=r"random trees, but the parser's arcs, .* no control; .*=parsed or dependencies$"):
         check_structure(make_config(data, *changes), index, "dependencies")
+    of_arcs = index | {"tree_settings": {"tree_source": "dependencies", "binarize": "none"}}
+    check_structure(make_config(data, *changes), of_arcs, "dependencies")
     control = tmp_path / "control"
     shutil.copytree(data, control)
     (control / "encoded" / "index.json").write_text(json.dumps(index))

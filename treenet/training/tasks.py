@@ -35,7 +35,7 @@ from treeproc.settings import UserError, load_settings
 from treeproc.storage import AnyPath
 
 _AGAIN = "run workflows/preprocess.py again"
-PARSED_TREES = "parsed"  # tree.tree_source of data sets whose trees are no control
+PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control
 
 
 class Task(ABC):
@@ -306,11 +306,11 @@ def check_structure(config: TrainConfig, index: Mapping, reads: Reads) -> None:
 
 def check_no_control(data: AnyPath, index: Mapping, reads: Reads, name: str) -> None:
     """Raises UserError for control trees where the model reads arcs, which are the parser's whatever the trees."""
-    source = index.get("tree_settings", {}).get("tree_source", PARSED_TREES)
-    if reads in READS_ARCS and source != PARSED_TREES and "arcs" in index.get("columns", ["arcs"]):
+    source = index.get("tree_settings", {}).get("tree_source", "parsed")
+    if reads in READS_ARCS and source not in PARSER_TREES and "arcs" in index.get("columns", ["arcs"]):
         raise UserError(
             f"{data} has {source} trees, but the parser's arcs, which model.name = {name} reads: it would be no control; choose "
-            f"a data set of tree.tree_source={PARSED_TREES}"
+            f"a data set of tree.tree_source={' or '.join(PARSER_TREES)}"
         )
 
 
