@@ -69,7 +69,8 @@ def test_arcs_become_the_trees_of_a_data_set(data):
     assert second == [("S", 0, 3), ("NP", 0, 1), ("VP", 1, 2)]
     assert index["tree_settings"]["phrases"] == "layered"
     told = "arcs that cross: 1 were lifted, in 1 sentences"
-    assert told in summary(index, folder) and told in describe(folder)[0]
+    trees = "trees: dependencies (phrases=layered, phrase_labels=upos)"
+    assert all(told in text and trees in text for text in (summary(index, folder), describe(folder)[0]))
     assert not verify(folder).problems
 
 

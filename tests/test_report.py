@@ -202,6 +202,21 @@ def test_what_differs_is_shown_and_what_spoils_a_comparison_is_said(folder, page
     assert "batch.max_tokens is 32, not 64" in said[2] and "seed is 5, not 1" in said[2]
 
 
+def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
+    assert ["trees of the data", "random", "random", "random"] in page.rows
+    shutil.copytree(folder / "data", tmp_path / "data")
+    shutil.copytree(folder / "tree", tmp_path / "tree")
+    index, config = (tmp_path / name for name in ("data/encoded/index.json", "tree/config.yaml"))
+    form = {"tree_source": "dependencies", "phrases": "layered", "phrase_labels": "upos"}
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"tree_source": "dependencies", "tree_settings": form}))
+    config.write_text(config.read_text().replace(str(folder / "data"), str(tmp_path / "data")))
+    write_report(report_settings(tmp_path, "tree", sentences=0), tmp_path / "out", lambda line: None)
+    (shown,) = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
+    assert shown["trees"] == "dependencies (phrases=layered, phrase_labels=upos)"
+    index.unlink()
+    assert read_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
+
+
 def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
     runs, _ = read_inputs([str(folder / name) for name in RUNS], "test")
     variants = [("Tree Transformer", "tree"), ("Tree Transformer – SubMask", "no<mask")]

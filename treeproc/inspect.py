@@ -17,7 +17,7 @@ from treeproc.provenance import describe_sessions, read_sessions
 from treeproc.report import lifted_arcs, noticed, parse_statuses
 from treeproc.schema import in_order
 from treeproc.settings import ArgumentParser, run_cli
-from treeproc.shards import Shard, ShardRecord, open_shards, read_index, read_lengths
+from treeproc.shards import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths
 from treeproc.storage import AnyPath, as_path
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
@@ -111,7 +111,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     has_text = (folders["text"] / "index.json").exists()
     notices = read_index(folders["text"]).get("notices", {}) if has_text else {}
     lines = [
-        f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}, "
+        f"{data}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}, "
         f"parser: {describe_in_words(index['parser']) if 'parser' in index else 'unknown'}",
         "made by:",
         *(f"  {line}" for line in describe_sessions(read_sessions(data))),

@@ -37,16 +37,33 @@ def _endpoint(data: Path, recorded: str) -> str:
     return recorded
 
 
+def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
+    """Raises UserError where lines get no arcs, of which `data` has its trees."""
+    if config.name == "given" and config.given_labels != "parsed":
+        raise UserError(
+            f"{data} has trees made of arcs that its input gave, and these lines have none; preprocess files of its format with "
+            f"vocab_from={data}"
+        )
+    if given_trees and config.name != "given":
+        raise UserError(f"{data} has trees made of arcs, and bracketed trees have none; give the lines without trees")
+
+
 class LineEncoder:
     """Parses and encodes lines as the data set in folder `data` was made.
 
     With `given_trees` the lines come with their trees, and no parser is loaded. Raises UserError when the parser's models
-    are not the ones that the index of `data` names, and when that data set was made of given trees and these lines have none.
+    are not the ones that the index of `data` names, when that data set was made of given trees and these lines have none,
+    and when its trees are made of arcs and these lines get none.
     """
 
     def __init__(self, data: Path, *, given_trees: bool = False):
         index = read_index(data / "encoded")
         config = build_settings(ParserConfig, index["parser_settings"], f"{data / 'encoded' / 'index.json'}: parser_settings")
+        # One side is enough here: the leaves' side of the data set is called the source of these lines.
+        settings = {**index["tree_settings"], "side": "source"}
+        tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
+        if tree.tree_source == "dependencies":
+            _check_arcs(data, config, given_trees)
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)
         elif given_trees and config.given_labels != "parsed":
@@ -62,9 +79,6 @@ class LineEncoder:
         self.gives_arcs = config.dependencies
         self.language = config.language if config.reads_language else None  # of the parser; None where no parser reads lines
         self.reads_tokens = _has_tokens(data)
-        # One side is enough here: the leaves' side of the data set is called the source of these lines.
-        settings = {**index["tree_settings"], "side": "source"}
-        tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
-from treeproc.shards import ShardRecord, read_index, stage_folder
+from treeproc.shards import ShardRecord, describe_trees, read_index, stage_folder
 from treeproc.stages.line_lists import DROPPED, FALLBACKS
 from treeproc.stages.notices import is_noticed
 from treeproc.storage import AnyPath
@@ -54,7 +54,7 @@ def lifted_arcs(total: dict[str, int]) -> str | None:
 
 def summary(index: dict, out: AnyPath) -> str:
     """What a person wants to know at the end of the job."""
-    lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {index['tree_source']}"]
+    lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
     for split, total in index["totals"].items():
         pairs = "tgt_pieces" in index["columns"]
         names = {"rows": "pairs" if pairs else "examples", "leaves": "leaves", "nodes": "nodes"}

@@ -193,6 +193,13 @@ def read_index(folder: AnyPath) -> Index:
     return Index(index, folder / "index.json")
 
 
+def describe_trees(index: dict) -> str:
+    """`tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
+    settings = index.get("tree_settings", {})
+    form = [f"{name}={settings[name]}" for name in ("phrases", "phrase_labels") if name in settings]
+    return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
+
+
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 

@@ -164,7 +164,7 @@ def numbers(report: Report) -> dict:
     def run_facts(run: ReportRun) -> dict:
         told = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}
         facts = {"updates": run.step, "finished": run.finished, "weights_sha256": run.weights_sha256}
-        return {"name": run.name, **facts, **run.marks, **run.facts, **told}
+        return {"name": run.name, **facts, "trees": run.trees, **run.marks, **run.facts, **told}
 
     tables = [
         {

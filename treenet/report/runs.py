@@ -17,7 +17,7 @@ from treenet.training.logs import read_metrics
 from treenet.training.remote_run import RunMirror
 from treeproc.files import read_json, read_text
 from treeproc.settings import UserError, read_yaml
-from treeproc.shards import read_index
+from treeproc.shards import describe_trees, read_index
 from treeproc.storage import AnyPath, as_path, inside
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
@@ -45,6 +45,7 @@ class ReportRun:
     scores: dict[str, dict]
     translations: dict[str, list[str]]  # by name of the result
     marks: dict[str, str]  # those of MARKS that are known
+    trees: str | None  # where the trees of its data set come from; None where that is not known
     step: int
     finished: bool
     weights_sha256: str | None = None  # of the averaged model as it is
@@ -147,6 +148,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         scores=scores,
         translations=dict(_translations(folder, scores)),
         marks={},
+        trees=None,
         step=last_step(folder),
         finished=is_whole(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
@@ -154,7 +156,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         probes=probes,
         probes_standing=state.judge(probes, "probe.py") if probes else Standing(),
     )
-    run.marks = _marks(run)
+    index = own_index(run)
+    run.marks, run.trees = _marks(run, index), describe_trees(index) if index and index.get("tree_source") else None
     judged = {**{f"the scores of {result}": one for result, one in run.standings.items()}, "the probes": run.probes_standing}
     run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)
@@ -174,11 +177,11 @@ def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, 
             yield result, read_system(folder, result).lines
 
 
-def _marks(run: ReportRun) -> dict[str, str]:
+def _marks(run: ReportRun, index: dict | None) -> dict[str, str]:
     """From the data set where it is still the one of the training, else from scores on it."""
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
-    found = own_index(run) or next((record for record in scored if record.get("fingerprint") == own), run.facts)
+    found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
     return {mark: found[mark] for mark in MARKS if mark in found}
 
 

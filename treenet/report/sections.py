@@ -56,6 +56,8 @@ def show_runs(page: Page) -> list[str]:
     rows.append([text("at update"), *(number(line and line["step"]) for line in best)])
     rows.append([text("target tokens a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
     rules = [len(rows)]
+    if any(run.trees for run in report.runs):
+        rows.append([text("trees of the data"), *(Cell(escape(run.trees or "–"), "n") for run in report.runs)])
     same = {}
     for mark, title in _MARKS.items():
         found = [run.marks.get(mark) for run in report.runs]
