@@ -38,6 +38,7 @@ from treeproc.stages.parse import ParseShard, parsed_columns
 from treeproc.trees import SpanTree, draw, write_brackets
 
 SHIPPED = ParserConfig(name="shipped", device="cpu")
+ARCS_ALONE = {"dependencies": True, "constituency": False}
 ODD = [
     "see http://a.b.com/x. and me@x.org!",
     "two  spaces,\u00a0a hard one, \x85 and (brackets) ...",
@@ -302,16 +303,18 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     for name in ("tokenizer", "pos", "constituency"):
         (tmp_path / "en" / f"{name}.pt").write_bytes(b"x")
     assert set(find_models(ParserConfig()).files) == {"tokenize", "pos", "constituency"}
-    with pytest.raises(UserError, match="shipped models for 'en' hold no dependency parser; set name: stanza and install"):
+    with pytest.raises(UserError, match="no dependency parser for 'en'; shipped languages: none; name: stanza: install"):
         find_models(ParserConfig(dependencies=True))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"language": "de"}, "no parser model for 'de'; shipped languages: en; install Stanza's own"),
+        ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
         ({"language": "hu"}, "a treebank to train on .* trees of its arcs .* or name: words with a control tree"),
         ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
+        ({"language": "fr", **ARCS_ALONE}, "no dependency parser for 'fr'; shipped .*; name: stanza: install Stanza's own"),
+        ({"language": "xx", **ARCS_ALONE}, "no dependency parser for 'xx'; .* Stanza publishes none; models of your own"),
         ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
         ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
         ({"name": "corenlp", "endpoint": "http://localhost:1"}, r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP"),
@@ -412,7 +415,7 @@ def test_given_trees_need_a_format_that_has_them(tmp_path):
     with pytest.raises(UserError, match="parser.name: is given, but this format gives no trees"):
         preprocess(config, tmp_path / "data")
     german = config.model_copy(update={"parser": SHIPPED, "target_parser": ParserConfig(name="shipped", language="de")})
-    with pytest.raises(UserError, match="^target_parser.language: no parser model for 'de'"):
+    with pytest.raises(UserError, match="^target_parser.language: no constituency parser for 'de'"):
         preprocess(german, tmp_path / "other")
 
 

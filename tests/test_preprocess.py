@@ -253,7 +253,7 @@ def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
     [
         ([], "needs either --config FILE.yaml or --sample"),
         (["--sample"], "needs --out DIR"),
-        (["--sample", "--out", "x", "parser.language=xx"], "no parser model for 'xx'"),
+        (["--sample", "--out", "x", "parser.language=xx"], "no constituency parser for 'xx'"),
         (["--sample", "--out", "x", "parser.nam=stanza"], "parser.nam: unknown key"),
         (["--config", "nowhere.yaml", "--out", "x"], "cannot read the configuration nowhere.yaml"),
         (["--sample", "--out", "x", "--turbo"], "there is no option '--turbo'"),

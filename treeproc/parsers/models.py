@@ -89,7 +89,7 @@ class ModelFiles:
 def find_models(config: ParserConfig) -> ModelFiles:
     """Those of `config.models`; else installed Stanza models if wanted and complete, else the shipped ones.
 
-    Raises UserError when the language has neither, and when arcs are wanted and there is no dependency parser.
+    Raises UserError when the language has neither.
     """
     needed = [*config.processors, *(("lemma",) if config.dependencies else ())]
     if config.models is not None:
@@ -103,13 +103,8 @@ def find_models(config: ParserConfig) -> ModelFiles:
             return ModelFiles("installed", resources, files)
     folder = SHIPPED_MODELS / config.language
     files = trained_files(folder)
-    if set(config.processors) - {"depparse"} - set(files):
-        raise UserError(f"parser.language: no parser model for {config.language!r}{_choices(config.language)}")
-    if config.dependencies and "depparse" not in files:
-        raise UserError(
-            f"parser.dependencies: the shipped models for {config.language!r} hold no dependency parser; set name: stanza and "
-            f"install Stanza's own ({_download(config.language)}), set name: corenlp, or set dependencies: false"
-        )
+    if missing := set(config.processors) - set(files):
+        raise UserError(_choices(config) if config.constituency and missing != {"depparse"} else _choices_of_arcs(config))
     return ModelFiles("shipped", folder, _wanted(files, config))
 
 
@@ -138,19 +133,37 @@ def _download(language: str) -> str:
     return f"python -c \"import stanza; stanza.download('{language}')\""
 
 
-def _choices(language: str) -> str:
-    """What else there is for a language, in one line."""
+def _shipped(kind: str) -> str:
+    """Languages with a shipped model of a kind."""
+    return " ".join(sorted(folder.name for folder in SHIPPED_MODELS.iterdir() if kind in trained_files(folder))) or "none"
+
+
+def _choices_of_arcs(config: ParserConfig) -> str:
+    """What there is for a language without a dependency parser, in one line."""
+    from stanza.resources.default_packages import default_treebanks
+
+    download = f"install Stanza's own ({_download(config.language)})"
+    stanza = download if config.language in default_treebanks else "Stanza publishes none"
+    without = ", name: corenlp, or dependencies: false" if config.constituency else ""
+    return (
+        f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; name: "
+        f"stanza: {stanza}; models of your own, which a treebank teaches (docs/parsers.md); name: spacy or supar with a model of "
+        f"yours{without}"
+    )
+
+
+def _choices(config: ParserConfig) -> str:
+    """What there is for a language without a constituency parser, in one line."""
     from stanza.resources.default_packages import default_constituency, optional_constituency
 
-    published = sorted({*default_constituency, *optional_constituency})
-    shipped = sorted(path.name for path in SHIPPED_MODELS.iterdir() if path.is_dir())
+    language, published = config.language, sorted({*default_constituency, *optional_constituency})
     stanza = f"install Stanza's own ({_download(language)})" if language in published else "Stanza publishes none"
     corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
     return (
-        f"; shipped languages: {', '.join(shipped)}; {stanza}, it has {' '.join(published)}; {corenlp}, it has "
-        f"{' '.join(sorted(CORENLP_LANGUAGES))}; name: spacy, benepar or supar with a model of yours; a treebank to train on "
-        "(docs/parsers.md), trees of its arcs (docs/dependency-trees.md); name: given with trees in the input; or name: words "
-        "with a control tree"
+        f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}, it "
+        f"has {' '.join(published)}; {corenlp}, it has {' '.join(sorted(CORENLP_LANGUAGES))}; name: "
+        "spacy, benepar or supar with a model of yours; a treebank to train on (docs/parsers.md), trees of its arcs "
+        "(docs/dependency-trees.md); name: given with trees in the input; or name: words with a control tree"
     )
 
 
