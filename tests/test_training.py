@@ -1,5 +1,6 @@
 """The training loop: losses, schedule, resume bit for bit, refusals."""
 
+import errno
 import os
 import runpy
 import signal
@@ -179,6 +180,19 @@ def test_metrics_of_steps_that_run_again_are_dropped(tmp_path):
     with MetricLog(tmp_path, 2) as log:
         log.write("train", 3, loss=9.0)
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path)] == [(1, 0.5), (2, 1.0), (3, 9.0)]
+
+
+def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
+    full = OSError(errno.ENOSPC, "No space left on device")
+
+    def close(board) -> None:
+        raise full
+
+    monkeypatch.setattr("treenet.training.logs.SummaryWriter.close", close)
+    with pytest.raises(UserError, match="no checkpoint"), MetricLog(tmp_path, 0):
+        raise UserError("no checkpoint")
+    with pytest.raises(OSError, match="No space left"), MetricLog(tmp_path, 0):
+        pass
 
 
 def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
@@ -70,8 +71,9 @@ class MetricLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
-        self._board.close()
+        with suppress(OSError) if error else nullcontext():  # a full disk, told already
+            self._file.close()
+            self._board.close()
 
     def write(self, event: str, step: int, **values: float | int | None) -> None:
         """One line {"event", "step", ...}; None stands for a value that does not exist."""
