@@ -56,6 +56,19 @@ def test_commands_name_configurations_and_settings_that_exist(row):
             assert set(settings.splits) == {"train", "valid", "test"}
 
 
+def test_parsers_that_the_text_names_are_settings_of_the_configurations():
+    english, others = re.search(r"For English add `([^`]+)` [^`]*for German and French\s`([^`]+)`", TEXT).groups()
+    configs = {"English": ("iwslt13_en_fr", english), "German": ("iwslt14_de_en", others), "French": ("iwslt13_fr_en", others)}
+    for language, (name, corenlp) in configs.items():
+        path = ROOT / "workflows" / "configs" / f"{name}_data.yaml"
+        row = next(line for line in TEXT.split("\n") if line.startswith(f"| {language} |"))
+        (own,) = re.findall(r"`(parser\.[^`]+=[^`]+)`", row)
+        changed = load_settings(PreprocessConfig, path, own.split())
+        assert (changed.parser, changed.tree) != (load_settings(PreprocessConfig, path).parser, changed.tree)
+        parser = load_settings(PreprocessConfig, path, corenlp.split()).parser
+        assert (parser.name, parser.constituency, parser.language) == ("corenlp", True, changed.parser.language)
+
+
 def test_every_row_of_table_1_is_there():
     tasks = {row[0] for row in ROWS}
     assert len(ROWS) == 6 and all((ROOT / "workflows" / "configs" / f"{task}.yaml").is_file() for task in tasks)
