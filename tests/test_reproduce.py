@@ -57,7 +57,7 @@ def test_commands_name_configurations_and_settings_that_exist(row):
 
 
 def test_parsers_that_the_text_names_are_settings_of_the_configurations():
-    english, others = re.search(r"For English add `([^`]+)` [^`]*for German and French\s`([^`]+)`", TEXT).groups()
+    english, others = re.search(r"For English add `([^`]+)` [^,]*, for German and French\s`([^`]+)`", TEXT).groups()
     configs = {"English": ("iwslt13_en_fr", english), "German": ("iwslt14_de_en", others), "French": ("iwslt13_fr_en", others)}
     for language, (name, corenlp) in configs.items():
         path = ROOT / "workflows" / "configs" / f"{name}_data.yaml"
