@@ -1,10 +1,18 @@
-"""Data sets whose trees are made of arcs: from CoNLL-U to shards, controls beside them, and what is refused."""
+"""Data sets whose trees are made of arcs: from CoNLL-U to shards, controls beside them, translation, and what is refused."""
 
+import numpy as np
 import pytest
+from sample_lines import sample_lines
+from toyruns import make_config
 
-from treeproc.inspect import describe
+from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.training.run import run_training
+from treeproc.inspect import describe, draw_line
+from treeproc.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models
 from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.raw_lines import RawLine, RawLineEncoder
 from treeproc.report import summary
 from treeproc.settings import UserError
 from treeproc.shards import open_shards
@@ -132,3 +140,56 @@ def test_a_parser_without_constituency_gives_arcs_and_universal_tags():
 def test_constituency_is_left_out_where_arcs_are_made_alone():
     with pytest.raises(ValueError, match="constituency: false is for name: stanza, .* with dependencies: true"):
         ParserConfig(name="shipped", constituency=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A data set of the shipped dependency parser, and a tiny run on it."""
+    folder = tmp_path_factory.mktemp("run")
+    lines = sample_lines(40)
+    for name, part in (("train", lines), ("valid", lines[:4]), ("test", lines[:6])):
+        (folder / name).write_text("".join(f"{line}\n" for line in part), encoding="utf-8")
+    values = {
+        "splits": {name: {"source": [folder / name], "target": [folder / name]} for name in ("train", "valid", "test")},
+        "parser": {"name": "shipped", "dependencies": True, "constituency": False},
+        "tree": {"tree_source": "dependencies"},
+        "subwords": {"vocab_size": 330},
+        "workers": 0,
+    }
+    preprocess(PreprocessConfig.model_validate(values), folder / "data")
+    small = (
+        "max_steps=2",
+        "checkpoint_every=1",
+        "batch.max_tokens=400",
+        "decoding.beam_size=2",
+        "decoding.max_length_factor=0.5",
+    )
+    run_training(make_config(folder / "data", *small), folder / "run")
+    return folder / "run", folder / "data", lines
+
+
+def test_raw_lines_are_translated_with_the_trees_of_the_data_set(run):
+    folder, data, lines = run
+    rows = [row for shard in open_shards(data / "encoded", "test") for row in shard.rows()]
+    raw = [RawLine(line.encode()) for line in lines[:6]]
+    encoded = RawLineEncoder(data, given_trees=False, max_pieces=1000).encode(raw)
+    for line, row in zip(encoded, rows, strict=True):
+        for group in ("leaves", "nodes", "spans", "arcs"):
+            assert all(np.array_equal(line.row[group][name], row[group][name]) for name in row[group]), group
+    assert max(len(row["nodes"]["label"]) for row in rows) > 8
+    translated = LineTranslator(TranslateSettings(), [folder], RawLineEncoder)(raw, 0)
+    assert translated.num_lines == 6 and not translated.problems
+    assert evaluate_run(folder, EvaluateSettings())[1]["num_examples"] == 6
+    assert (folder / "translations.test.txt").read_text(encoding="utf-8") == translated.text
+    assert not verify(data).problems
+    assert "─ NP" in draw_line(data, "test", 1)
+
+
+def test_lines_without_arcs_are_refused(run, data):
+    with pytest.raises(UserError, match="trees made of arcs, and bracketed trees have none; give the lines without trees"):
+        LineEncoder(run[1], given_trees=True)
+    for given_trees in (False, True):
+        with pytest.raises(
+            UserError, match="made of arcs that its input gave, .* preprocess files of its format with vocab_from"
+        ):
+            LineEncoder(data[0], given_trees=given_trees)
