@@ -1,5 +1,7 @@
 """Data sets whose trees are made of arcs: from CoNLL-U to shards, controls beside them, translation, and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 from sample_lines import sample_lines
@@ -7,6 +9,8 @@ from toyruns import make_config
 
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.report.build import write_report
+from treenet.report.settings import ReportSettings
 from treenet.training.run import run_training
 from treeproc.inspect import describe, draw_line
 from treeproc.line_encoder import LineEncoder
@@ -183,6 +187,16 @@ def test_raw_lines_are_translated_with_the_trees_of_the_data_set(run):
     assert (folder / "translations.test.txt").read_text(encoding="utf-8") == translated.text
     assert not verify(data).problems
     assert "─ NP" in draw_line(data, "test", 1)
+
+
+def test_a_report_shows_phrases_of_arcs(run, tmp_path):
+    folder, _, _ = run
+    evaluate_run(folder, EvaluateSettings())
+    write_report(ReportSettings(runs=(str(folder),), sentences=1), tmp_path, lambda line: None)
+    page = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "dependencies (phrases=layered, phrase_labels=upos)" in page
+    (found,) = json.loads((tmp_path / "report.json").read_text())["attention"].values()
+    assert {"S", "NP", "VP"} <= {group["name"] for group in found["by_label"]}
 
 
 def test_lines_without_arcs_are_refused(run, data):
