@@ -1,13 +1,16 @@
 """Data sets without a target side, from their files to what a person and a training run see of them."""
 
+import numpy as np
 import pytest
 
 from treenet.config import TrainConfig
 from treenet.data import ExampleSource
+from treenet.labelled import LabelledSource
 from treenet.training.run import run_training
 from treeproc.inspect import describe, draw_line
 from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.report import summary
+from treeproc.schema import SPLIT_WORD_PREFIX
 from treeproc.settings import UserError
 from treeproc.shards import open_shards, read_index
 from treeproc.subwords import Subwords
@@ -49,6 +52,27 @@ def test_classes_of_a_sentiment_treebank(data):
     assert phrases == [1, 1, 1]
     added = [c for c, node in zip(first["node_labels"], first["nodes"]["label"], strict=True) if labels[node] != "X"]
     assert set(added) <= {-1}
+
+
+@pytest.mark.parametrize("split_words", ["pieces", "node", "both"])
+def test_the_class_of_a_split_word_stands_where_it_is_asked_for(data, tmp_path, split_words):
+    preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 282}}), tmp_path / "data")
+    encoded = tmp_path / "data" / "encoded"
+    labels = (encoded / "vocab" / "labels.txt").read_text().splitlines()
+    source = LabelledSource(encoded, "train", "trees", phrases=True, split_words=split_words)
+    for number, row in enumerate(open_shards(encoded, "train")[0].row(i) for i in range(2)):
+        leaves, nodes = row["leaf_labels"].tolist(), row["node_labels"].tolist()
+        own = [i for i, label in enumerate(row["nodes"]["label"]) if labels[label].startswith(SPLIT_WORD_PREFIX)]
+        assert own  # some words are split
+        for node in own:
+            pieces = slice(row["spans"]["start"][node], row["spans"]["end"][node])
+            if split_words != "pieces":
+                nodes[node] = leaves[pieces.start]
+            if split_words == "node":
+                leaves[pieces] = [-1] * (pieces.stop - pieces.start)
+        batch = source.batch([number])
+        assert batch.position_labels[0].tolist() == leaves + nodes
+        assert source.target_tokens(np.array([number])) == sum(c >= 0 for c in leaves + nodes)
 
 
 def test_control_trees_take_the_classes_of_the_phrases_that_they_hold(data, tmp_path):

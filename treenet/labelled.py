@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from treenet.batch import Reads, RowLists, SourceBatch, collate_rows, pad
+from treenet.config.training import SplitWords
 from treenet.data import ExampleSource, list_items
 from treeproc.settings import UserError
 from treeproc.shards import read_index
@@ -33,13 +34,15 @@ class LabelledBatch(SourceBatch):
 class LabelledSource(ExampleSource):
     """One split of a data set with classes, in the form that a model reads.
 
-    With `phrases`, models that read trees or arcs get the classes of all phrases that have a position. Raises UserError
-    when a model needs what the data set has not got.
+    With `phrases`, models that read trees or arcs get the classes of all phrases that have a position; `split_words` says
+    which positions of a tree have the class of a word of several pieces. Raises UserError when a model needs what the data
+    set has not got.
     """
 
-    def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool):
+    def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool, split_words: SplitWords = "pieces"):
         super().__init__(folder, split, reads)
         self._phrases = phrases and reads != "leaves"
+        self._split_words = split_words
         _check_classes(folder)
         self._targets = self._count_targets()
 
@@ -87,6 +90,9 @@ class LabelledSource(ExampleSource):
         """Classes of the leaves and of the nodes of an example; of a tree the first node, the root, has the example's."""
         leaves, nodes = _classes(columns, "leaf_labels", row, "leaves"), _classes(columns, "node_labels", row, "nodes")
         if self.reads != "arcs":
+            if self._split_words != "pieces":
+                words = list_items(columns["leaves"], row, "word_index")
+                _label_split_words(leaves, nodes, _spans(columns, row), words, pieces_too=self._split_words == "both")
             nodes[:1] = columns["label"][row]
         return leaves, nodes
 
@@ -175,6 +181,19 @@ def _classes(columns: Any, name: str, row: int, like: str) -> np.ndarray:
         return list_items(columns[name], row).astype(np.int64)
     start, stop = columns[like][0][row : row + 2].tolist()
     return np.full(stop - start, NO_CLASS, dtype=np.int64)
+
+
+def _label_split_words(leaves: np.ndarray, nodes: np.ndarray, spans: np.ndarray, words: np.ndarray, *, pieces_too: bool) -> None:
+    """Give the node of every word of several pieces its class, in place, and take it from the pieces unless `pieces_too`.
+
+    A word's own node is the lowest one over all its pieces.
+    """
+    _, first, counts = np.unique(words, return_index=True, return_counts=True)
+    lowest = {(start, end): node for node, (start, end, _) in enumerate(spans.tolist())}
+    for start, count in zip(first[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
+        nodes[lowest[start, start + count]] = leaves[start]
+        if not pieces_too:
+            leaves[start : start + count] = NO_CLASS
 
 
 def _labelled_spans(

@@ -10,6 +10,7 @@ from treeproc.settings import Settings
 from treeproc.storage import DataPath
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+SplitWords = Literal["pieces", "node", "both"]
 
 # May change between two commands on one run folder: none of them changes what a step computes. The
 # data set may move; its fingerprint may not change.
@@ -100,6 +101,10 @@ class ClassifierConfig(Settings):
         "own",
         description="what an example's class is read from: 'own' is the root, or dummy root, of tree models, the mean of the "
         "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
+    )
+    split_words: SplitWords = Field(
+        "pieces",
+        description="where tree models have the class of a word of several pieces: at its pieces, at the node over them, or both",
     )
     word_dropout: float = Field(
         0.0, ge=0, lt=1, description="probability with which a piece is read as an unknown one in training (Iyyer et al., 2015)"

@@ -188,7 +188,7 @@ class Classification(Task):
         phrases = self.config.classifier.supervision == "all_phrases"
         if training and phrases and reads == "leaves":
             return PhraseSource(encoded, split)
-        return LabelledSource(encoded, split, reads, phrases=phrases)
+        return LabelledSource(encoded, split, reads, phrases=phrases, split_words=self.config.classifier.split_words)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         vocab = vocab_sizes(sizes)
