@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.training.grid import Work, run_cells
 from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
+from treenet.training.run import stop_on_sigterm
 from treeproc.files import locked
 from treeproc.settings import UserError
 
@@ -46,7 +48,7 @@ def make_work(log: list[str], troubles: dict[str, Exception] | None = None, unfi
 
 def run(folder: Path, cells: list[Cell], work: Work) -> dict[str, str]:
     """Run as a driver does, with the lock; statuses by name."""
-    with locked(folder):
+    with locked(folder, shared=True):
         ledger = Ledger.open(folder, cells)
         run_cells(cells, work, ledger)
     assert ledger.entries == Ledger.read(folder).entries, "what is in memory is on disk"
@@ -111,8 +113,8 @@ def test_sigkill_in_the_middle_loses_and_repeats_nothing(tmp_path):
     while not (tmp_path / "cells" / "c" / "here").exists():
         assert driver.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
-    with pytest.raises(UserError, match=f"another process is writing to {tmp_path}"):
-        run(tmp_path, make_cells(tmp_path, "a"), make_work([]))
+    with pytest.raises(UserError, match=f"another process is writing to {tmp_path}"), locked(tmp_path):
+        pass  # as cells in Ray do
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     entries = Ledger.read(tmp_path).entries
@@ -120,6 +122,176 @@ def test_sigkill_in_the_middle_loses_and_repeats_nothing(tmp_path):
     log = []
     assert set(run(tmp_path, make_cells(tmp_path, "d", "c", "b", "a"), make_work(log)).values()) == {DONE}
     assert log == ["c", "d"] and Ledger.read(tmp_path).entries["c"].starts == 2
+
+
+# Several processes.
+
+
+class Slow:
+    """Work of a cell that takes `seconds`, and longer where a file tells it to wait; it notes its start and end. Can be sent."""
+
+    def __init__(self, folder: Path, seconds: float):
+        self.folder, self.seconds = folder, seconds
+
+    def note(self, *words) -> None:
+        with open(self.folder / "log", "a") as file:
+            file.write(" ".join(map(str, words)) + "\n")
+
+    def train(self, config, folder):
+        print(f"training {folder.name}")
+        self.note("start", folder.name, os.getpid())
+        with stop_on_sigterm(folder / "stop"):
+            deadline = time.monotonic() + self.seconds
+            while time.monotonic() < deadline or (self.folder / f"wait-{folder.name}").exists():
+                if (folder / "stop").exists():
+                    checkpoint(folder, 5)
+                    return SimpleNamespace(finished=False)
+                time.sleep(0.01)
+        return SimpleNamespace(finished=True)
+
+    def score(self, folder):
+        self.note("end", folder.name, os.getpid())
+        (folder / "scores.json").write_text("{}")
+        return {"bleu": 12.5}
+
+    def read(self, event: str) -> list[tuple[str, int]]:
+        path = self.folder / "log"
+        lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+        return [(name, int(pid)) for what, name, pid in lines if what == event]
+
+
+def work_side_by_side(folder: Path, names: str, parallel: int) -> None:
+    """A command of a grid."""
+    slow = Slow(folder, 0.1)
+    with locked(folder, shared=True):
+        cells = make_cells(folder, *names)
+        run_cells(cells, Work(slow.train, slow.score), Ledger.open(folder, cells), parallel)
+
+
+SIDE_BY_SIDE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_grid import work_side_by_side
+if __name__ == "__main__":
+    work_side_by_side(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+"""
+
+
+@contextmanager
+def commands(folder: Path, names: str, count: int, parallel: int = 1):
+    (folder / "command.py").write_text(SIDE_BY_SIDE)
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": str(here.parent)}
+    command = [sys.executable, str(folder / "command.py"), str(here), str(folder), names, str(parallel)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(command, env=environment, **pipes) for _ in range(count)]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+
+
+def wait_for(what, seconds: float = 100) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
+    names, slow = "abcdefgh", Slow(tmp_path, 0)
+    (tmp_path / "wait-a").touch()
+    with commands(tmp_path, names, 2) as started:
+        wait_for(lambda: len({pid for _, pid in slow.read("start")}) == 2 and len(slow.read("end")) == 7)
+        time.sleep(1)
+        assert all(process.poll() is None for process in started), "a cell is still at work"
+        (tmp_path / "wait-a").unlink()
+        said = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
+    assert sum("waiting for cells of other processes: a" in out for out, _ in said) == 1
+    assert all(entry.starts == 1 and entry.status == DONE for entry in Ledger.read(tmp_path).entries.values())
+
+
+def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
+    slow = Slow(tmp_path, 0)
+    (tmp_path / "wait-b").touch()
+    with commands(tmp_path, "abcd", 2) as started:
+        wait_for(lambda: "b" in dict(slow.read("start")) and {"a", "c", "d"} == dict(slow.read("end")).keys())
+        killed = next(process for process in started if process.pid == dict(slow.read("start"))["b"])
+        killed.send_signal(signal.SIGKILL)
+        (tmp_path / "wait-b").unlink()
+        other = next(process for process in started if process is not killed)
+        said = other.communicate(timeout=60)
+    assert other.returncode == 0, said
+    assert [name for name, _ in slow.read("start")].count("b") == 2
+    entries = Ledger.read(tmp_path).entries
+    assert {name: (entry.status, entry.starts) for name, entry in entries.items()} == {
+        name: (DONE, 2 if name == "b" else 1) for name in "abcd"
+    }
+
+
+def test_a_cell_that_another_command_has_is_running_for_a_third(tmp_path):
+    (tmp_path / "wait-a").touch()
+    with commands(tmp_path, "a", 1):
+        wait_for(lambda: Slow(tmp_path, 0).read("start"))
+        assert Ledger.open(tmp_path, make_cells(tmp_path, "a", "b")).entries["a"].status == RUNNING
+    wait_for(lambda: Ledger.open(tmp_path, make_cells(tmp_path, "a")).entries["a"].status == INTERRUPTED)
+
+
+def test_a_cell_that_fails_is_tried_once_by_a_command_and_its_neighbours(tmp_path):
+    log, cells = [], make_cells(tmp_path, "a")
+    ours, theirs = Ledger.open(tmp_path, cells), Ledger.open(tmp_path, cells)
+    work = make_work(log, {"a": UserError("too few cores")})
+    for ledger in (ours, theirs):
+        run_cells(cells, work, ledger)
+    assert log == ["a"] and theirs.entries["a"].status == FAILED
+    run_cells(cells, work, Ledger.open(tmp_path, cells))
+    assert log == ["a", "a"]
+
+
+def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp_path):
+    slow = Slow(tmp_path, 0)
+    with commands(tmp_path, "abcdef", 1, parallel=2) as (driver,):
+        out, err = driver.communicate(timeout=100)
+    assert driver.returncode == 0, err
+    assert len({pid for _, pid in slow.read("start")} | {driver.pid}) == 3
+    assert sorted(name for name, _ in slow.read("start")) == list("abcdef")
+    assert "training" not in out and all(f"{name}: done after 0:00: bleu 12.50\n" in out for name in "abcdef")
+    assert all((tmp_path / "cells" / name / "log.txt").read_text() == f"training {name}\n" for name in "abcdef")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
+    slow = Slow(tmp_path, 0)
+    for name in "abc":
+        (tmp_path / f"wait-{name}").touch()
+    with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
+        wait_for(lambda: len(slow.read("start")) == 2)
+        driver.send_signal(number)
+        driver.wait(60)
+        wait_for(lambda: all(entry.status != RUNNING for entry in Ledger.read(tmp_path).entries.values()))
+    entries = Ledger.read(tmp_path).entries
+    assert [entries[name].status for name in "abc"] == [INTERRUPTED, INTERRUPTED, WAITING]
+    assert all((tmp_path / "cells" / name / "checkpoints" / "step_00000005").is_dir() for name in "ab")
+    assert set(run(tmp_path, make_cells(tmp_path, *"abc"), make_work([])).values()) == {DONE}
+
+
+def test_the_cell_of_a_killed_process_is_taken_by_another_of_the_command(tmp_path):
+    slow = Slow(tmp_path, 0)
+    (tmp_path / "wait-a").touch()
+    with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
+        wait_for(lambda: {"b", "c"} == dict(slow.read("end")).keys())
+        os.kill(dict(slow.read("start"))["a"], signal.SIGKILL)
+        (tmp_path / "wait-a").unlink()
+        _, err = driver.communicate(timeout=100)
+    assert driver.returncode == 0 and "a process ended with status -9" in err
+    assert Ledger.read(tmp_path).entries["a"].starts == 2 and [name for name, _ in slow.read("end")].count("a") == 1
+
+
+# The order.
 
 
 def test_a_cell_that_takes_the_driver_down_again_and_again_lets_the_others_go_first(tmp_path):

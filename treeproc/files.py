@@ -102,8 +102,8 @@ def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def locked(folder: AnyPath) -> Iterator[None]:
-    """Hold a folder against other processes; the lock goes with the process.
+def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
+    """Hold a folder against other processes, or with those that hold it `shared` too; the lock goes with the process.
 
     An object store has no such locks: there it holds against processes of this machine alone, and two machines that
     write the same data set write the same bytes. Raises UserError when another one has it.
@@ -114,15 +114,15 @@ def locked(folder: AnyPath) -> Iterator[None]:
         lock = folder / ".lock"
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(lock, wait=False))
+            stack.enter_context(held(lock, wait=False, shared=shared))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}; wait for it, or choose another --out") from None
         yield
 
 
 @contextmanager
-def held(lock: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold a lock file, which is made where it is missing and never written to.
+def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is made where it is missing and never written to, alone or with others that hold it `shared`.
 
     Raises BlockingIOError where another process has it and `wait` is false, and UserError where `lock` is a link or
     anything else that is no file: opening that would reach what somebody else chose.
@@ -136,7 +136,7 @@ def held(lock: Path, *, wait: bool = True) -> Iterator[None]:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _no_lock(lock)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         yield
     finally:
         os.close(descriptor)

@@ -39,7 +39,9 @@ class SeedGridConfig(Settings):
     fewer_seeds: dict[str, PositiveInt] = Field({}, description="systems that run with the first so many seeds alone")
     baseline: str = Field("tree_transformer", description="the name in `systems` that the others are tested against")
     parallel: PositiveInt | None = Field(
-        None, description="cells at a time; unset, as many as the cluster has room for, or one with workers=0"
+        None,
+        description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
+        "cluster has room for, or one with workers=0",
     )
 
     _check_values = field_validator("seeds")(check_once)

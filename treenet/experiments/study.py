@@ -8,11 +8,13 @@ from pathlib import Path
 from treenet.config import TrainConfig
 from treenet.inference.origin import NOT_RECORDED, RunState, Standing
 from treenet.inference.results import SCORES, read_scores
-from treenet.training.grid import Work, run_cells
+from treenet.training.grid import Work, need_ray, run_cells
 from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
-from treeproc.files import atomic_write, locked, read_json
+from treeproc.files import atomic_write, held, locked, read_json
 from treeproc.settings import UserError, dump_settings
+
+_REPORT_LOCK = ".report-lock"
 
 
 def check_once(values: tuple) -> tuple:
@@ -65,9 +67,12 @@ def show_cells(cells: Sequence[Cell], out: Path) -> str:
 def run_study(
     config: TrainConfig, cells: Sequence[Cell], work: Work, out: Path, parallel: int | None, report: Callable[[Ledger], str]
 ) -> None:
-    """Run the cells that are not done, print the report of all, and leave the process with a status where some are left."""
+    """Run the cells that are not done, print the report of all, and leave the process with a status where some are left.
+
+    Without Ray, several such commands may work on one study: the last one to end reports on all cells.
+    """
     make_run_folder(out)
-    with locked(out):
+    with locked(out, shared=not need_ray(cells)):
         ledger = Ledger.open(out, cells)
         atomic_write(out / "config.yaml", dump_settings(config).encode())
         for cell in cells:
@@ -76,7 +81,9 @@ def run_study(
                 print(f"warning: {said}", file=sys.stderr)
                 ledger.reopen(cell)
         run_cells(cells, work, ledger, parallel)
-        print(f"\n{report(ledger)}")
+        with held(out / _REPORT_LOCK):
+            ledger.refresh()
+            print(f"\n{report(ledger)}")
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}
     for name, entry in left.items():
         if entry.status == FAILED:

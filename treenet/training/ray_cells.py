@@ -4,25 +4,20 @@ The driver keeps the ledger. It dies with its tasks; cells that it leaves behind
 """
 
 import os
-import signal
-import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import ray
 
 from treenet.config import TrainConfig
-from treenet.training.grid import Work, describe_error, describe_result, run_cell
+from treenet.training.grid import Follow, Work, describe_error, describe_result, on_sigterm, run_cell
 from treenet.training.ledger import FAILED, Cell, CellResult, Ledger
-from treenet.training.logs import read_metrics
 from treenet.training.remote_run import STOP_FILE
 from treenet.training.run import make_run_folder
 from treeproc.files import locked
-from treeproc.progress import Progress
 from treeproc.ray_session import start_ray
 from treeproc.settings import UserError
 
@@ -41,7 +36,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: Work, ledger: Ledger, parall
     start_ray()
     waiting, running, stopped_at = deque(cells), {}, None
     task = ray.remote(num_cpus=0)(_run)  # Ray Train asks for what the training needs
-    with _on_sigterm() as stop, _Follow(cells) as follow:
+    with on_sigterm() as stop, Follow(cells) as follow:
         while waiting or running:
             if stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
@@ -112,46 +107,3 @@ def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
         return CellResult(FAILED, 0.0, error=describe_error(error, cell.folder))
-
-
-@contextmanager
-def _on_sigterm() -> Iterator[threading.Event]:
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-class _Follow:
-    """Progress of all cells in updates, by what their runs write."""
-
-    def __init__(self, cells: Sequence[Cell]):
-        self._steps = {cell.name: _logged_step(cell) for cell in cells}
-        total = sum(cell.config.max_steps for cell in cells)
-        self._progress = Progress("cells", total, unit="steps", initial=sum(self._steps.values()))
-
-    def __enter__(self) -> "_Follow":
-        self._progress.__enter__()
-        self._progress.show_phase("starting cells")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.__exit__(*exception)
-
-    def show(self, running: Iterable[Cell], counts: str) -> None:
-        self._steps |= {cell.name: _logged_step(cell) for cell in running}
-        advance = sum(self._steps.values()) - self._progress.count
-        self._progress.update(advance, postfix=counts)
-        if advance and self._progress.phase:
-            self._progress.show_phase("")
-            self._progress.began()
-
-
-def _logged_step(cell: Cell) -> int:
-    lines = read_metrics(cell.folder)
-    return lines[-1]["step"] if lines else 0
