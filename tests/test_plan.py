@@ -95,6 +95,35 @@ def test_fractions_nest_and_are_about_the_size_asked_for():
     assert set(plan.rows) == set(np.flatnonzero(choose_fraction(np.arange(1000), 0.3)))
 
 
+def test_shares_that_are_drawn_by_the_seed_nest_within_it_and_differ_between_seeds():
+    ids = np.arange(20_000)
+    masks = {seed: [choose_fraction(ids, fraction, seed) for fraction in (0.05, 0.3, 0.9, 1.0)] for seed in (0, 1, 2**63 - 1)}
+    for sizes in masks.values():
+        for smaller, larger in zip(sizes, sizes[1:], strict=False):
+            assert not (smaller & ~larger).any()
+        assert [mask.mean() for mask in sizes] == pytest.approx([0.05, 0.3, 0.9, 1.0], abs=0.01)
+    for one, other in ((0, 1), (1, 2**63 - 1)):
+        assert (masks[one][1] & masks[other][1]).mean() == pytest.approx(0.09, abs=0.01), "independent draws"
+
+
+def test_a_plan_draws_by_the_seed_where_it_is_told_to_and_else_as_ever():
+    lengths, ids = random_lengths(1000), np.arange(1000)
+    for seed in (1, 2):
+        assert set(build(lengths, seed=seed, fraction=0.3).rows) == set(np.flatnonzero(choose_fraction(ids, 0.3)))
+        drawn = build(lengths, seed=seed, fraction=0.3, subset="by_seed")
+        assert set(drawn.rows) == set(np.flatnonzero(choose_fraction(ids, 0.3, seed)))
+    full = [build(lengths, subset=subset).batch(5).tolist() for subset in ("fixed", "by_seed")]
+    assert full[0] == full[1], "of all examples there is one draw"
+
+
+def test_draws_stay_what_they_are():
+    """Runs of any version continue on the batches that they began with."""
+    assert np.flatnonzero(choose_fraction(np.arange(40), 0.2)).tolist() == [3, 10, 18, 21, 33]
+    assert np.flatnonzero(choose_fraction(np.arange(40), 0.2, 1)).tolist() == [6, 9, 12, 22, 31, 36]
+    plan = build(random_lengths(1000), seed=3, fraction=0.3)
+    assert [plan.batch(step).tolist() for step in (0, 100)] == [[183, 224, 636, 263], [456, 33, 779, 233]]
+
+
 def test_long_and_empty_examples_are_left_out_and_counted():
     plan = build(make_lengths([5, 0, 50, 7], [5, 3, 4, 60]), max_leaves=20, max_target_pieces=20)
     assert plan.rows.tolist() == [0]

@@ -163,6 +163,7 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
         ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),
         ({"models": {"a/b": {}}, "baseline": "a/b"}, "must be letters, digits"),
         ({"models": {"transformer": {"seed": 3}}}, "seed and batch.fraction are given by the grid"),
+        ({"models": {"transformer": {"batch": {"subset": "by_seed"}}}}, "batch.subset is for all models"),
         ({"models": {"transformer": {"model": {"nme": 3}}}}, r"grid\.models\.transformer: model\.nme: unknown key"),
         ({"split": "dev"}, "has no split 'dev'; there are: train, valid, test"),
     ],
@@ -180,6 +181,27 @@ def test_models_with_data_of_their_own_need_the_same_text_and_vocabulary(data, t
     index.write_text(json.dumps({**json.loads(index.read_text()), "vocab_fingerprint": "another"}))
     with pytest.raises(UserError, match="differ in vocab_fingerprint"):
         study_cells(make_config(data, models=models), tmp_path)
+
+
+@pytest.mark.parametrize("subset", ["fixed", "by_seed"])
+def test_both_models_of_a_pair_train_on_the_same_batches(data, tmp_path, subset):
+    batches = {}
+    for cell in study_cells(make_config(data).model_copy(update={"batch": BatchConfig(max_tokens=64, subset=subset)}), tmp_path):
+        source = ExampleSource(data / "encoded", "train")
+        plan = BatchPlan.build(source.lengths, cell.config.batch, text_fingerprint="text", seed=cell.config.seed)
+        batches[tuple(cell.labels.values())] = [sorted(plan.batch(step)) for step in range(plan.num_batches)]
+    for seed in (1, 2):
+        for fraction in (0.3, 1.0):
+            assert batches["tree_transformer", fraction, seed] == batches["transformer", fraction, seed]
+    rows = [sorted(row for batch in batches["transformer", 0.3, seed] for row in batch) for seed in (1, 2)]
+    assert (rows[0] == rows[1]) == (subset == "fixed")
+
+
+def test_what_is_recorded_of_shares_that_all_seeds_have_is_as_it_was(data):
+    config = make_config(data)
+    assert "subset" not in config.model_dump()["batch"] and not any("subset" in key for key in config.lasting())
+    drawn = load_settings(ScalingConfig, None, ["batch.subset=by_seed"], **STUDY, data=data)
+    assert drawn.lasting()["batch.subset"] == "by_seed"
 
 
 def test_overlay_is_key_by_key():

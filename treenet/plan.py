@@ -27,11 +27,17 @@ def hash_ids(example_ids: np.ndarray) -> np.ndarray:
         return mixed ^ (mixed >> np.uint64(31))
 
 
-def choose_fraction(example_ids: np.ndarray, fraction: float) -> np.ndarray:
-    """Mask [n] of about `fraction` of the examples; a smaller fraction chooses a subset of a larger one."""
+def choose_fraction(example_ids: np.ndarray, fraction: float, seed: int | None = None) -> np.ndarray:
+    """Mask [n] of about `fraction` of the examples; a smaller fraction chooses a subset of a larger one with the same `seed`.
+
+    Two seeds draw independently of each other; None draws as ever.
+    """
     if fraction >= 1:
         return np.ones(len(example_ids), dtype=bool)
-    return hash_ids(example_ids) < np.uint64(int(fraction * 2**64))
+    hashes = hash_ids(example_ids)
+    if seed is not None:
+        hashes = hash_ids(hashes ^ hash_ids(np.array([seed])))
+    return hashes < np.uint64(int(fraction * 2**64))
 
 
 def example_costs(lengths: Mapping[str, np.ndarray], budget_counts: str = "leaves") -> np.ndarray:
@@ -75,7 +81,7 @@ class BatchPlan:
         The vocabulary enters by the lengths alone, so that a control tree, whose labels differ, keeps the batches.
         """
         leaves, targets = lengths["leaves"], lengths["tgt_pieces"]
-        chosen = choose_fraction(lengths["example_id"], batch.fraction)
+        chosen = choose_fraction(lengths["example_id"], batch.fraction, seed if batch.subset == "by_seed" else None)
         fits = (leaves >= 1) & (leaves <= batch.max_leaves) & (targets <= batch.max_target_pieces)
         rows = np.flatnonzero(chosen & fits).astype(np.int32)
         if not len(rows):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treenet.config.models import ModelConfig
 from treeproc.settings import Settings
@@ -66,11 +66,22 @@ class BatchConfig(Settings):
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
     )
+    subset: Literal["fixed", "by_seed"] = Field(
+        "fixed",
+        description="which examples a share has: the same for all seeds, or others with each seed, but for all models alike; "
+        "shares nest within a seed",
+    )
     tokens_per_device: PositiveInt | None = Field(
         None,
         description="a worker's part of max_tokens is computed in micro-batches of at most so many, and their gradients are "
         "added up; null takes the part at once. An update has max_tokens either way",
     )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """What runs record of a setting that came later is nothing where it is not used, as in runs of before."""
+        values = dump(self)
+        return {name: value for name, value in values.items() if (name, value) != ("subset", "fixed")}
 
 
 class DecodingConfig(Settings):

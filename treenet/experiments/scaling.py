@@ -34,11 +34,17 @@ class GridConfig(Settings):
         min_length=1,
         description="settings by name of what is compared: {name: {model: {...}, ...}}, laid over those of the study",
     )
-    seeds: tuple[Seed, ...] = Field((1, 2, 3), min_length=1, description="seeds of initialisation, dropout and batch order")
+    seeds: tuple[Seed, ...] = Field(
+        (1, 2, 3),
+        min_length=1,
+        description="seeds of initialisation, dropout and batch order, and of the shares where batch.subset is by_seed",
+    )
     baseline: str = Field("transformer", description="the name in `models` that the others are tested against")
     split: str = Field("test", description="split of the data set that is translated and scored")
     parallel: PositiveInt | None = Field(
-        None, description="cells at a time; unset, as many as the cluster has room for, or one with workers=0"
+        None,
+        description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
+        "cluster has room for, or one with workers=0",
     )
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
@@ -48,8 +54,8 @@ class GridConfig(Settings):
     def _check_models(self):
         for name, settings in self.models.items():
             check_name("models", name)
-            if "seed" in settings or "fraction" in settings.get("batch", {}):
-                raise ValueError(f"models.{name}: seed and batch.fraction are given by the grid")
+            if "seed" in settings or {"fraction", "subset"} & settings.get("batch", {}).keys():
+                raise ValueError(f"models.{name}: seed and batch.fraction are given by the grid, batch.subset is for all models")
         if self.baseline not in self.models:
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
