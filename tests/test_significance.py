@@ -7,8 +7,10 @@ import pytest
 
 from treenet.inference.significance import (
     ABOUT_SEEDS,
+    SeedTest,
     compare_examples,
     compare_over_seeds,
+    correct_family,
     half_interval,
     summarize,
     t_quantile,
@@ -92,3 +94,30 @@ def test_intervals_of_means_are_over_seeds():
     assert found["mean"] == 2 and found["half_interval"] == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
     assert half_interval(found) == found["half_interval"]
     assert half_interval({"mean": 1.0, "half_interval": 12.7, "values": [0.0, 2.0]}) is None  # as earlier versions wrote it
+
+
+def make_tests(*p_values: float | None) -> list[SeedTest]:
+    return [SeedTest(1.0, 3, None, p_value, None, None) for p_value in p_values]
+
+
+def test_holms_p_values_are_those_of_the_definition():
+    """Rejected at level alpha, stepping down from the smallest p until one is above alpha / (how many are left)."""
+    random = np.random.default_rng(1)
+    for _ in range(200):
+        p_values = random.choice([0.001, 0.01, 0.012, 0.02, 0.04, 0.3, 0.9], size=random.integers(1, 7)).tolist()
+        corrected = [test.holm_p_value for test in correct_family(make_tests(*p_values))]
+        for alpha in (0.005, 0.05, 0.1, 0.5):
+            rejected, left = set(), len(p_values)
+            for place in sorted(range(len(p_values)), key=p_values.__getitem__):
+                if p_values[place] > alpha / left:
+                    break
+                rejected.add(place)
+                left -= 1
+            assert {place for place, value in enumerate(corrected) if value <= alpha} == rejected
+
+
+def test_a_family_is_of_those_with_a_p_value_and_its_stars_are_of_the_corrected_ones():
+    found = correct_family(make_tests(0.03, None, 0.01, 0.04))
+    assert [test.holm_p_value for test in found] == pytest.approx([0.06, None, 0.03, 0.06])
+    assert [test.starred for test in found] == [False, False, True, False]
+    assert make_tests(0.03)[0].starred and correct_family([]) == []

@@ -4,12 +4,12 @@ A paired bootstrap over sentences is about two sets of weights that are there: o
 one system is better than another is a question about training with other seeds too, and needs several of them. With fewer
 than three there is no interval and no star.
 
-p-values are of single comparisons, not corrected for their number.
+A family of comparisons that are made together has p-values that are corrected for their number, by Holm (1979).
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, stdev, variance
 
@@ -25,8 +25,9 @@ LEVEL = 0.95  # of every interval
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t), none with fewer than {FEWEST_SEEDS}."
 EXPLAIN_SEEDS = (
     f"Interval and p of a difference are about {ABOUT_SEEDS}: Student's t over paired seeds, the variance over sentences added. "
-    f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, not corrected for the number of rows."
+    f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, by p, Holm where there is one."
 )
+EXPLAIN_HOLM = "p, Holm: corrected for the number of {family}."
 EXPLAIN_WEIGHTS = (
     f"p, weights: about {ABOUT_WEIGHTS_OF_SEEDS} alone, whatever other seeds would give: paired bootstrap over sentences."
 )
@@ -47,10 +48,12 @@ class SeedTest:
     seeds_error: float | None
     sentences_error: float | None  # None where an earlier version did not write it
     about: str = ABOUT_SEEDS
+    holm_p_value: float | None = None  # of a comparison that is one of a family
 
     @property
     def starred(self) -> bool:
-        return self.p_value is not None and self.p_value < SIGNIFICANT
+        p_value = self.p_value if self.holm_p_value is None else self.holm_p_value
+        return p_value is not None and p_value < SIGNIFICANT
 
 
 def summarize(values: Sequence[float]) -> dict:
@@ -97,6 +100,22 @@ def compare_examples(differences: np.ndarray) -> SeedTest:
     num_sentences = differences.shape[1]
     over_sentences = differences.mean(0).var(ddof=1) / num_sentences if num_sentences > 1 else 0.0
     return compare_over_seeds(differences.mean(1).tolist(), float(over_sentences), num_sentences)
+
+
+def correct_family(tests: Sequence[SeedTest]) -> list[SeedTest]:
+    """The tests of a family with Holm's p-values: m p for the smallest of m, (m - 1) p for the next, none below another."""
+    p_values = [test.p_value for test in tests if test.p_value is not None]
+    corrected, reached = {}, 0.0
+    for rank, p_value in enumerate(sorted(p_values)):
+        reached = max(reached, min(1.0, (len(p_values) - rank) * p_value))
+        corrected.setdefault(p_value, reached)
+    return [replace(test, holm_p_value=corrected.get(test.p_value)) for test in tests]
+
+
+def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Slopes of least squares of `values` over `places` along the last axis."""
+    centred = places - places.mean(-1, keepdims=True)
+    return (values * centred).sum(-1) / (centred**2).sum(-1)
 
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
