@@ -14,11 +14,15 @@ from strategies import trees
 
 from treenet.inference.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
 from treenet.inference.metrics import (
+    SeedComparison,
+    bleu_statistics,
     build_tokenizer,
     choose_tokenizer,
     compare_seeds,
+    compare_slopes,
     compare_systems,
     compute_scores,
+    sample_bleu,
     sentence_chrf,
     split_compounds,
 )
@@ -170,10 +174,19 @@ def spoil(seed: int, share: float) -> list[str]:
     return [" ".join(str(random.choice(line)) if random.random() < share else word for word in line) for line in words]
 
 
+def sample(lines: list[str], num_samples: int) -> np.ndarray:
+    return sample_bleu(bleu_statistics(lines, REFERENCES), num_samples)
+
+
+def compare_lines(baselines, systems, num_samples: int) -> SeedComparison:
+    groups = ([sample(lines, num_samples) for lines in group] for group in (baselines, systems))
+    return compare_seeds(*groups, len(REFERENCES))
+
+
 @pytest.mark.parametrize("shares", [(0.5, 0.1), (0.3, 0.25), (0.1, 0.4)])
 def test_comparing_one_seed_is_the_paired_bootstrap_of_sacrebleu(shares):
     baseline, system = spoil(1, shares[0]), spoil(2, shares[1])
-    found = compare_seeds([baseline], [system], REFERENCES, num_samples=300)
+    found = compare_lines([baseline], [system], 300)
     expected = compare_systems(baseline, system, REFERENCES, num_samples=300)["bleu"]
     assert found.over_seeds.difference == pytest.approx(expected.difference)
     assert found.weights_p_value == pytest.approx(expected.p_value)
@@ -184,14 +197,14 @@ def test_comparing_one_seed_is_the_paired_bootstrap_of_sacrebleu(shares):
 def test_comparing_seeds_takes_the_mean_over_seeds():
     groups = [[spoil(seed, share) for seed in seeds] for share, seeds in ((0.4, (1, 2, 3)), (0.2, (4, 5, 6)))]
     means = [np.mean([compute_scores(lines, REFERENCES)["bleu"] for lines in group]) for group in groups]
-    both = compare_seeds(*groups, REFERENCES, num_samples=200)
+    both = compare_lines(*groups, 200)
     found = both.over_seeds
     assert found.difference == pytest.approx(means[1] - means[0]) and found.seeds == 3
     assert found.interval[0] < found.difference < found.interval[1] and found.sentences_error > 0
-    back = compare_seeds(*groups[::-1], REFERENCES, num_samples=200)
+    back = compare_lines(*groups[::-1], 200)
     assert back.over_seeds.difference == pytest.approx(-found.difference) and back.weights_p_value == both.weights_p_value
     assert back.over_seeds.interval == pytest.approx((-found.interval[1], -found.interval[0]))
-    same = compare_seeds(groups[0], groups[0][::-1], REFERENCES, num_samples=50)
+    same = compare_lines(groups[0], groups[0][::-1], 50)
     assert (same.over_seeds.difference, same.weights_p_value) == (0, 1)
 
 
@@ -202,8 +215,38 @@ def test_the_error_over_sentences_is_that_of_samples_which_all_seeds_share():
         rows = random.integers(len(REFERENCES), size=len(REFERENCES))
         means = [np.mean([_corpus_bleu([lines[i] for i in rows], [REFERENCES[i] for i in rows]) for lines in g]) for g in groups]
         found.append(means[1] - means[0])
-    error = compare_seeds(*groups, REFERENCES, num_samples=1000).over_seeds.sentences_error
+    error = compare_lines(*groups, 1000).over_seeds.sentences_error
     assert error == pytest.approx(np.std(found), rel=0.25)
+
+
+def test_bleu_of_samples_is_that_of_sacrebleu_on_their_sentences():
+    lines = [*spoil(3, 0.3)[:-3], "", "the", "a cat"]
+    found = sample(lines, 5)
+    rows = np.random.default_rng(12345).choice(len(lines), size=(5, len(lines)), replace=True)
+    expected = [_corpus_bleu([lines[i] for i in sample], [REFERENCES[i] for i in sample]) for sample in rows]
+    assert found == pytest.approx([_corpus_bleu(lines, REFERENCES), *expected], abs=1e-9)
+
+
+def test_a_slope_is_that_of_each_seed_over_doublings_of_its_sizes():
+    """With numpy's fit for each seed and sample as the oracle."""
+    shares = {(0, 1): 0.6, (1, 1): 0.6, (0, 2): 0.4, (1, 2): 0.3, (0, 4): 0.3, (1, 4): 0.15}  # (side, size)
+    sides = [
+        np.array([[sample(spoil(10 * seed + size, shares[side, size]), 200) for size in (1, 2, 4)] for seed in (1, 2, 3)])
+        for side in (0, 1)
+    ]
+    sizes = np.array([[1000, 2000, 4000], [990, 2010, 4000], [1010, 1990, 4000]])
+    found = compare_slopes(*sides, sizes, len(REFERENCES))
+    fits = [np.polyfit(np.log2(sizes[seed]), (sides[1] - sides[0])[seed], 1)[0] for seed in range(3)]
+    assert found.difference == pytest.approx(np.mean([fit[0] for fit in fits])) and found.seeds == 3
+    assert found.sentences_error == pytest.approx(np.mean(fits, axis=0)[1:].std())
+    assert found.seeds_error == pytest.approx(np.std([fit[0] for fit in fits], ddof=1) / math.sqrt(3))
+    assert found.interval[0] < found.difference < found.interval[1]
+
+
+def test_a_difference_that_grows_alike_everywhere_has_its_slope_for_certain():
+    growing = np.zeros((3, 3, 5)) + 1.5 * np.arange(3)[:, None]  # by 1.5 a doubling, for all seeds and samples
+    found = compare_slopes(np.zeros((3, 3, 5)), growing, np.array([[500, 1000, 2000]] * 3), 9)
+    assert found.difference == pytest.approx(1.5) and found.seeds_error == pytest.approx(0, abs=1e-9)
 
 
 def _corpus_bleu(lines: list[str], references: list[str]) -> float:

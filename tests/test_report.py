@@ -4,6 +4,7 @@ import json
 import runpy
 import shutil
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -18,7 +19,9 @@ from strategies import trees
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.scaling_report import LABELS, read_result
 from treenet.experiments.scaling_report import write_report as write_study_report
 from treenet.inference.attention_stats import node_heights, run_attention
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
@@ -307,14 +310,15 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     (study / "ledger.json").write_text(json.dumps({"cells": {name: vars(entry) for name, entry in entries.items()}}))
     write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
     assert "no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
-    write_study_report(config, Ledger.read(study), study)
+    records = Recording(LABELS, partial(read_result, config)).read_all(Ledger.read(study), study)
+    write_study_report(config, records, study)
     write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
     report = json.loads((study / "scaling.json").read_text())
     page = Reader((tmp_path / "out" / "index.html").read_text())
     for point in report["points"]:
         row = next(row for row in page.rows if row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row)
         if "comparison" in point:  # one seed: no interval, no p over seeds, no star
-            assert row[-3:-1] == ["–", "–"] and row[-1][-1].isdigit()
+            assert row[-4:-1] == ["–", "–", "–"] and row[-1][-1].isdigit()
     assert any(ABOUT_SEEDS in said and ABOUT_WEIGHTS_OF_SEEDS in said for said in page.texts)
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 

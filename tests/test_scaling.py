@@ -3,6 +3,7 @@
 import json
 import os
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,10 @@ from toydata import write_toy_data
 
 from treenet.config import BatchConfig
 from treenet.data import ExampleSource
-from treenet.experiments.scaling import ScalingConfig, overlay, study_cells, study_work
-from treenet.experiments.scaling_report import build_report, format_table, read_comparison, write_report
-from treenet.experiments.study import run_study
+from treenet.experiments.records import Recording, read_curve
+from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
+from treenet.experiments.scaling_report import LABELS, build_report, format_table, make_study, read_comparison, read_result
+from treenet.experiments.study import run_study, show_study
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.plan import BatchPlan
 from treenet.report.runs import read_inputs
@@ -200,7 +203,7 @@ def test_both_models_of_a_pair_train_on_the_same_batches(data, tmp_path, subset)
 def test_what_is_recorded_of_shares_that_all_seeds_have_is_as_it_was(data):
     config = make_config(data)
     assert "subset" not in config.model_dump()["batch"] and not any("subset" in key for key in config.lasting())
-    drawn = load_settings(ScalingConfig, None, ["batch.subset=by_seed"], **STUDY, data=data)
+    drawn = load_settings(ScalingConfig, None, **{**STUDY, "batch": {"max_tokens": 64, "subset": "by_seed"}}, data=data)
     assert drawn.lasting()["batch.subset"] == "by_seed"
 
 
@@ -254,6 +257,23 @@ def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
     assert [entry.starts for entry in Ledger.read(out).entries.values()].count(2) == 2
 
 
+def test_two_commands_of_which_one_is_killed_end_as_one_undisturbed(study, undisturbed, tmp_path):
+    out = tmp_path / "study"
+    command = [*study, "--out", str(out)]
+    with started(command, stdout=subprocess.DEVNULL) as one, started(command, stdout=subprocess.DEVNULL) as other:
+        wait_for(lambda: list(statuses(out).values()).count(RUNNING) == 2 if (out / "ledger.json").exists() else False, one, 120)
+        (name, *_) = [name for name, status in statuses(out).items() if status == RUNNING]
+        wait_for(lambda: losses(out / "cells" / name), one, 120)
+        one.send_signal(signal.SIGKILL)
+        _, errors = other.communicate(timeout=250)
+    assert other.returncode == 0, errors
+    assert set(statuses(out).values()) == {DONE}
+    assert sum(entry.starts for entry in Ledger.read(out).entries.values()) in (8, 9), "one between two cells lost nothing"
+    for folder in (undisturbed / "cells").iterdir():
+        assert losses(out / "cells" / folder.name) == losses(folder)
+    assert (out / "scaling.json").read_bytes() == (undisturbed / "scaling.json").read_bytes()
+
+
 def test_failing_cells_larger_grids_and_other_settings(study, undisturbed, tmp_path):
     out = tmp_path / "study"
     models = "{transformer: {}, broken: {batch: {max_tokens: 4}}}"
@@ -275,8 +295,10 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid}, data=data)
     (cell,) = study_cells(config, tmp_path)
 
+    whole = make_study(config, tmp_path, None)
+
     def study() -> bytes:
-        run_study(config, [cell], study_work(config), tmp_path, None, lambda ledger: write_report(config, ledger, tmp_path))
+        run_study(whole)
         return (tmp_path / "scaling.json").read_bytes()
 
     first = study()
@@ -285,7 +307,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     average_checkpoints(cell.folder, "last", 1)
     command = f"python workflows/evaluate.py --out {cell.folder} split=test"
     with pytest.raises(UserError, match=rf"scores of test are not of the run as it is \(weights .* to renew them: {command}$"):
-        build_report(config, Ledger.read(tmp_path), tmp_path)
+        show_study(whole)
     (report_study,) = read_inputs([str(tmp_path)], "test")[1]
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
@@ -349,6 +371,148 @@ def test_cells_side_by_side_in_ray_stop_and_continue(study, tmp_path):
     assert len(json.loads((out / "scaling.json").read_text())["points"]) == 2
 
 
+# Records.
+
+
+def test_a_study_goes_on_from_its_records_alone(study, undisturbed, tmp_path):
+    records, first, second = tmp_path / "records", tmp_path / "first", tmp_path / "second"
+    half = run([*study, "--records", str(records)], first, "grid.seeds=[1]", "grid.parallel=2")
+    assert half.returncode == 0, half.stderr
+    assert len(list(records.iterdir())) == 4
+    shutil.rmtree(first)
+    done = run([*study, "--records", str(records)], second)
+    assert done.returncode == 0, done.stderr
+    assert "seed1 (" not in done.stdout and sorted(path.name for path in (second / "cells").iterdir()) == sorted(
+        f"{model}-{fraction}-seed2" for model in ("transformer", "tree_transformer") for fraction in ("0.3", "1")
+    )
+    reports = [json.loads((folder / "scaling.json").read_text()) for folder in (second, undisturbed)]
+    for report in reports:
+        report["cells"] = sorted(report["cells"], key=lambda cell: cell["cell"])
+    assert reports[0] == reports[1], "the same table as of runs that are there"
+    again = run([*study, "--records", str(records)], tmp_path / "third")
+    assert again.returncode == 0 and not (tmp_path / "third" / "cells").exists()
+    assert (tmp_path / "third" / "scaling.json").read_bytes() == (second / "scaling.json").read_bytes()
+
+
+@pytest.fixture
+def recorded(undisturbed, data, tmp_path) -> Path:
+    """Records of a study that is there."""
+    folder = tmp_path / "records"
+    recording = Recording(LABELS, partial(read_result, make_config(data)), folder)
+    for name, entry in Ledger.read(undisturbed).entries.items():
+        recording.write(undisturbed / "cells" / name, entry)
+    return folder
+
+
+def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):
+    paths = sorted(recorded.iterdir())
+    assert len(paths) == 8
+    for path in paths:
+        text = path.read_text()
+        record, folder = json.loads(text), undisturbed / "cells" / path.stem
+        assert len(text) < 20_000 and len(text.splitlines()) < 20 and str(data) not in text and str(undisturbed) not in text
+        scores = json.loads((folder / "scores.json").read_text())["test"]
+        assert record["scores"] == {"test": scores} and scores["bleu_signature"] and scores["software"]
+        assert record["facts"]["parameters"] and record["settings"]["model"]["d_model"] == 16
+        assert record["training"]["updates"] == 30 and record["training"]["tokens_per_s"] > 0
+        assert record["training"]["machines"][0]["cores"] and record["training"]["packages"][0]["torch"]
+        assert [*zip(record["curve"]["train"]["step"], record["curve"]["train"]["loss"], strict=True)] == [
+            (step, pytest.approx(loss, abs=1e-5)) for step, loss in losses(folder)
+        ]
+
+
+def test_curves_are_thinned_with_both_ends(tmp_path):
+    lines = [{"event": "train", "step": step, "loss": 1.0, "nll": None} for step in range(1, 1001)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    steps = read_curve(tmp_path)["train"]["step"]
+    assert len(steps) == 200 and steps[0] == 1 and steps[-1] == 1000 and max(np.diff(steps)) <= 6
+
+
+def damage(record: dict, what: str) -> None:
+    match what:
+        case "settings":
+            record["settings"]["max_steps"] = 31
+        case "data":
+            record["data_fingerprint"] = "other"
+        case "label":
+            record["labels"]["seed"] = "one"
+        case "version":
+            record["version"] = 99
+        case "name":
+            record["cell"] = "other"
+        case "form":
+            record["scores"] = []
+        case "numbers":
+            record["sentences"]["length"] = "5 -1"
+        case "scores":
+            record["scores"]["test"].pop("bleu")
+        case "references":
+            record["sentences"]["reference_length"] = " ".join("9" * 8)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("settings", r"is a record of other settings \(max_steps: 31 -> 30\); use another --records"),
+        ("data", "data fingerprint: other -> "),
+        ("label", "label seed is 'one'"),
+        ("version", "of a later version"),
+        ("name", "of another cell"),
+        ("form", "is damaged: scores"),
+        ("numbers", "sentences.length must be a line of counts"),
+        ("scores", "has no bleu of test"),
+        ("references", "have scores of different references"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(recorded, data, tmp_path, what, message):
+    path = recorded / "transformer-1-seed2.json"
+    record = json.loads(path.read_text())
+    damage(record, what)
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=message):
+        show_study(make_study(make_config(data), tmp_path / "study", recorded))
+
+
+def test_records_of_before_a_setting_came_have_its_default(recorded, data, tmp_path):
+    path = recorded / "transformer-1-seed2.json"
+    record = json.loads(path.read_text())
+    del record["settings"]["ema_decay"]
+    path.write_text(json.dumps(record))
+    assert show_study(make_study(make_config(data), tmp_path / "study", recorded)).count(": recorded\n") == 8
+    config = make_config(data).model_copy(update={"batch": BatchConfig(max_tokens=64, subset="by_seed")})
+    with pytest.raises(UserError, match="batch.subset: None -> 'by_seed'"):
+        show_study(make_study(config, tmp_path / "study", recorded))
+
+
+def test_primary_comparisons_are_not_corrected_and_all_others_are_one_family(recorded, data):
+    """Of records with more seeds, whose scores are moved about."""
+    config = make_config(data, seeds=[1, 2, 3], models={name: {} for name in ("tree_transformer", "other", "transformer")})
+    records, random = [], np.random.default_rng(0)
+    base = {path.stem: json.loads(path.read_text()) for path in recorded.iterdir()}
+    for model in config.grid.models:
+        for fraction in (0.3, 1.0):
+            for seed in (1, 2, 3):
+                record = json.loads(json.dumps(base[f"transformer-{fraction:g}-seed1"]))
+                matches = random.integers(1, 3 + (model != "transformer"), size=8)
+                record["cell"] = f"{model}-{fraction:g}-seed{seed}"
+                record["labels"] = {"model": model, "fraction": fraction, "seed": seed}
+                record["sentences"] |= {"length": "9 " * 8, "reference_length": "9 " * 8}
+                record["sentences"] |= {f"matches_{n}": " ".join(str(m + 5 - n) for m in matches) for n in (1, 2, 3, 4)}
+                records.append(record)
+    report = build_report(config, records)
+    compared = {(p["model"], p["fraction"]): p["comparison"] for p in report["points"] if "comparison" in p}
+    compared |= {(slope["model"], "slope"): slope["comparison"] for slope in report["slopes"]}
+    primary = {("tree_transformer", 1.0), ("tree_transformer", "slope")}
+    assert report["primary"] == "tree_transformer" and len(compared) == 6
+    assert all((test["holm_p_value"] is None) == (place in primary) for place, test in compared.items())
+    others = {place: test for place, test in compared.items() if place not in primary}
+    smallest = min(others.values(), key=lambda test: test["p_value"])
+    assert smallest["holm_p_value"] == pytest.approx(min(1, 4 * smallest["p_value"]))
+    table = format_table(report)
+    assert "slope of tree_transformer - transformer over 2 sizes, 3 seeds: " in table
+    assert "Primary, and not corrected: tree_transformer - transformer at the largest share" in table
+
+
 # The table.
 
 
@@ -369,10 +533,10 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
         lines[seeds] = format_table(make_report(asdict(test) | weights)).split("\n")
     for seeds in (1, 2):
         assert "*" not in lines[seeds][1] and "[" not in lines[seeds][1] and "12.7" not in lines[seeds][1]
-        assert lines[seeds][1].split()[-3:] == ["-", "-", "0.001"]
-    assert lines[3][1].split()[-4:-2] == ["[+1.75,", "+2.25]"] and lines[3][1].split()[-2].endswith("*")
+        assert lines[seeds][1].split()[-4:] == ["-", "-", "-", "0.001"]
+    assert lines[3][1].split()[-5:-3] == ["[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     told = "\n".join(lines[3][2:])
-    assert ABOUT_SEEDS in told and ABOUT_WEIGHTS_OF_SEEDS in told and "not corrected" in told
+    assert ABOUT_SEEDS in told and ABOUT_WEIGHTS_OF_SEEDS in told and "by p, Holm where there is one" in told
 
 
 def test_a_study_of_an_earlier_version_shows_its_p_value_as_that_of_its_weights():

@@ -172,14 +172,15 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists what there is")
 
 
-def _any_path(text: str) -> AnyPath:
+def _any_path(text: str, option: str = "--out") -> AnyPath:
     if not text.strip():
-        raise UserError("--out must name a folder, but is empty")
+        raise UserError(f"{option} must name a folder, but is empty")
     return as_path(text)
 
 
-def _local_path(text: str) -> Path:
-    path = _any_path(text)
+def local_path(text: str, option: str = "--out") -> Path:
+    """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
+    path = _any_path(text, option)
     if isinstance(path, RemotePath):
         raise UserError(f"{path}: must be a local path here; data sets and training runs may lie in an object store")
     return path
@@ -197,7 +198,7 @@ def build_arg_parser(description: str, settings: type[Settings], *, remote_out: 
     )
     parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
     parser.settings = settings
-    out_path = _any_path if remote_out else _local_path
+    out_path = _any_path if remote_out else local_path
     parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
     parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")

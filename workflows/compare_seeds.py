@@ -11,29 +11,27 @@ COMPARISON/comparison.json.
 
 from collections.abc import Sequence
 
-from treenet.experiments.seeds import SeedsConfig, seed_cells, seed_work
-from treenet.experiments.seeds_report import build_report, format_table, write_report
-from treenet.experiments.study import run_study, show_cells
-from treenet.training.ledger import Ledger
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds_report import make_study
+from treenet.experiments.study import add_study_options, run_study, show_study
 from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, SeedsConfig)
-    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     if args.sample or args.config is None:
         raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml; --help lists all settings")
     if args.out is None:
         raise UserError("give --out DIR, the folder of the comparison")
     config = load_settings(SeedsConfig, args.config, args.overrides)
-    refuse_relative_in_job({"data": config.data, "--out": args.out})
-    out = args.out.resolve()
-    cells = seed_cells(config, out)
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
     if args.dry_run:
-        print(f"{show_cells(cells, out)}\n{format_table(build_report(config, Ledger.read(out), out))}")
+        print(show_study(study))
         return
-    run_study(config, cells, seed_work(config), out, config.grid.parallel, lambda ledger: write_report(config, ledger, out))
+    run_study(study)
 
 
 if __name__ == "__main__":

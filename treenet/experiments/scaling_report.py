@@ -1,68 +1,52 @@
 """What a data-size study says: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
 
+The primary comparisons are those of the first model that is not the baseline: its difference at the largest share of the
+grid, and the slope of its difference over log2 of the size. All others are one family, whose p-values are corrected.
+
 A difference has two p-values, which answer two questions. One is about training with other seeds, scored on other
 sentences; it needs three seeds, and a star is its alone. The other is about these very weights on these sentences.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import numpy as np
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.experiments.scaling import ScalingConfig
-from treenet.experiments.study import count_not_recorded, read_fresh_scores
-from treenet.inference.metrics import compare_seeds
+from treenet.experiments.records import Record, Recording, numbers, show_numbers
+from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
+from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
+from treenet.inference.metrics import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
 from treenet.inference.origin import recorded_origin
 from treenet.inference.results import read_system
 from treenet.inference.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
+    EXPLAIN_HOLM,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
     EXPLAIN_WEIGHTS,
     SeedTest,
+    correct_family,
     half_interval,
     summarize,
 )
 from treenet.inference.translate import read_references
-from treenet.training.facts import read_facts
-from treenet.training.ledger import DONE, Ledger
-from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.files import atomic_write, json_bytes
 from treeproc.settings import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-def build_report(config: ScalingConfig, ledger: Ledger, out: Path) -> dict:
-    """Everything that the done cells of the ledger say, those of earlier grids included; what scaling.json holds."""
-    split = config.grid.split
-    done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
-    ledger.check_labels(fraction=float, model=str, seed=int)
-    cells = [_read_cell(out / "cells" / name, entry.labels, split) for name, entry in done.items()]
-    references = read_references(config.data, split) if cells else []
-    points = []
-    for fraction in sorted({cell["fraction"] for cell in cells}):
-        baseline = _of(cells, fraction, config.grid.baseline)
-        for model in sorted({cell["model"] for cell in cells if cell["fraction"] == fraction}):
-            here = _of(cells, fraction, model)
-            point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
-            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in ("bleu", "chrf")}
-            point["seeds"] = list(here)
-            if model != config.grid.baseline and (seeds := sorted(here.keys() & baseline.keys())):
-                point["comparison"] = _compare(config, out, split, references, [(baseline[s], here[s]) for s in seeds])
-            points.append(point)
-    return {
-        "split": split,
-        "num_examples": len(references),
-        "baseline": config.grid.baseline,
-        "bootstrap_samples": config.grid.bootstrap_samples,
-        "explanations": [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS],
-        "bleu_signature": cells[0]["bleu_signature"] if cells else None,
-        "cells": cells,
-        "points": points,
-    }
+LABELS = {"model": str, "fraction": float, "seed": int}
+# For people, below a table.
+EXPLAIN_PRIMARY = (
+    "Primary, and not corrected: {model} - {baseline} at the largest share, and its slope, which is BLEU a doubling of the pairs."
+)
+OTHERS = "all other comparisons here"
 
 
 class _Scores(TypedDict, total=False):
@@ -73,17 +57,92 @@ class _Scores(TypedDict, total=False):
     bleu_signature: str
 
 
-def _read_cell(folder: Path, labels: dict, split: str) -> dict:
-    mend = "remove the folder and run the same command again"
-    facts = read_facts(folder, mend, ("examples", "parameters"))
-    scores = read_fresh_scores((split,), folder, mend, dict[str, _Scores])
+def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
+    """The study in the folder `out`, with the records of its cells in another, if they are kept."""
+    return Study(
+        config,
+        out,
+        study_cells(config, out),
+        study_work(config),
+        Recording(LABELS, partial(read_result, config), records),
+        config.grid.parallel,
+        lambda found: format_table(build_report(config, found)),
+        lambda found: write_report(config, found, out),
+    )
+
+
+def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
+    """What is recorded of the translations of a cell: their scores, and all that BLEU needs of each sentence."""
+    split = config.grid.split
+    scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
     if not _Scores.__annotations__.keys() <= scores.get(split, {}).keys():
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
         )
-    kept = {name: scores[split][name] for name in _Scores.__annotations__} | recorded_origin(scores[split])
-    step = read_json(folder / "averaged" / "meta.json", mend, needed=("step",))["step"]
-    return {"cell": folder.name, **labels, "pairs": facts["examples"], "parameters": facts["parameters"], "step": step, **kept}
+    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split))
+    return {split: scores[split]}, dict(zip(BLEU_STATISTICS, map(show_numbers, statistics.T), strict=True))
+
+
+def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
+    """Everything that the records say; what scaling.json holds."""
+    split, baseline = config.grid.split, config.grid.baseline
+    cells = [_read_cell(record, split) for record in records]
+    sampled = _sample(config, records)
+    num_examples = len(numbers(records[0], BLEU_STATISTICS[0])) if records else 0
+    points = []
+    for fraction in sorted({cell["fraction"] for cell in cells}):
+        base = _of(cells, fraction, baseline)
+        for model in sorted({cell["model"] for cell in cells if cell["fraction"] == fraction}):
+            here = _of(cells, fraction, model)
+            point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
+            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in ("bleu", "chrf")}
+            point["seeds"] = list(here)
+            if model != baseline and (seeds := sorted(here.keys() & base.keys())):
+                sides = [[sampled[side[seed]["cell"]] for seed in seeds] for side in (base, here)]
+                found = compare_seeds(*sides, num_examples)
+                weights = {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}
+                point["comparison"] = asdict(found.over_seeds) | {"weights": weights}
+            points.append(point)
+    slopes = [slope for model in config.grid.models if (slope := _slope(cells, sampled, model, baseline, num_examples))]
+    primary = next((model for model in config.grid.models if model != baseline), None)
+    _correct(points, slopes, primary, max(config.grid.fractions))
+    said = [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS]
+    said += [EXPLAIN_PRIMARY.format(model=primary, baseline=baseline), EXPLAIN_HOLM.format(family=OTHERS)] if primary else []
+    return {
+        "split": split,
+        "num_examples": num_examples,
+        "baseline": baseline,
+        "primary": primary,
+        "bootstrap_samples": config.grid.bootstrap_samples,
+        "explanations": said,
+        "bleu_signature": cells[0]["bleu_signature"] if cells else None,
+        "cells": cells,
+        "points": points,
+        "slopes": slopes,
+    }
+
+
+def _read_cell(record: Record, split: str) -> dict:
+    where = f"the record of {record['cell']}"
+    scores, facts = record["scores"].get(split, {}), record["facts"]
+    if missing := [*(_Scores.__annotations__.keys() - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
+        raise UserError(f"{where} has no {', '.join(sorted(missing))} of {split}; give the split of the records as grid.split")
+    kept = {name: scores[name] for name in _Scores.__annotations__} | recorded_origin(scores)
+    step = record["training"]["averaged_steps"][-1]
+    places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
+    return {"cell": record["cell"], **record["labels"], **places, **kept}
+
+
+def _sample(config: ScalingConfig, records: Sequence[Record]) -> dict[str, np.ndarray]:
+    """`sample_bleu` of every cell. Raises UserError where two were scored against different references."""
+    sampled, first = {}, None
+    for record in records:
+        statistics = np.stack([numbers(record, name) for name in BLEU_STATISTICS], axis=1)
+        first = (record["cell"], statistics[:, -1]) if first is None else first
+        if not np.array_equal(statistics[:, -1], first[1]):
+            raise UserError(f"{record['cell']} and {first[0]} have scores of different references; keep records of one split")
+        sampled[record["cell"]] = sample_bleu(statistics, config.grid.bootstrap_samples)
+    return sampled
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
@@ -92,10 +151,30 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
     return dict(sorted(found.items()))
 
 
-def _compare(config: ScalingConfig, out: Path, split: str, references: list[str], pairs: list[tuple[dict, dict]]) -> dict:
-    lines = [[read_system(out / "cells" / cell["cell"], split).lines for cell in side] for side in zip(*pairs, strict=True)]
-    found = compare_seeds(*lines, references, num_samples=config.grid.bootstrap_samples)
-    return asdict(found.over_seeds) | {"weights": {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}}
+def _slope(cells: Sequence[dict], sampled: Mapping[str, np.ndarray], model: str, baseline: str, num_examples: int) -> dict | None:
+    """The slope of a model's difference, over the seeds that have all sizes; None with one size or no such seed."""
+    fractions = sorted({cell["fraction"] for cell in cells if cell["model"] == model})
+    by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (baseline, model)]
+    seeds = sorted(set.intersection(*(set(here) for side in by_size for here in side))) if fractions else []
+    if model == baseline or len(fractions) < 2 or not seeds:
+        return None
+    sides = [np.array([[sampled[here[seed]["cell"]] for here in side] for seed in seeds]) for side in by_size]
+    pairs = np.array([[here[seed]["pairs"] for here in by_size[1]] for seed in seeds])
+    test = compare_slopes(*sides, pairs, num_examples)
+    return {"model": model, "fractions": fractions, "seeds": seeds, "comparison": asdict(test)}
+
+
+def _correct(points: Sequence[dict], slopes: Sequence[dict], primary: str | None, largest: float) -> None:
+    """Give all comparisons but the primary ones Holm's p-values."""
+    others = [point for point in points if "comparison" in point and (point["model"], point["fraction"]) != (primary, largest)]
+    others += [slope for slope in slopes if slope["model"] != primary]
+    tests = correct_family([_read_test(one["comparison"]) for one in others])
+    for one, test in zip(others, tests, strict=True):
+        one["comparison"] |= {"holm_p_value": test.holm_p_value}
+
+
+def _read_test(comparison: Mapping) -> SeedTest:
+    return SeedTest(**{name: value for name, value in comparison.items() if name != "weights"})
 
 
 def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
@@ -108,29 +187,46 @@ def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
         return None
     if "weights" not in test:
         return SeedTest(test["difference"], test["seeds"], None, None, None, None), test["p_value"]
-    return SeedTest(**{name: value for name, value in test.items() if name != "weights"}), test["weights"]["p_value"]
+    return _read_test(test), test["weights"]["p_value"]
 
 
 def format_table(report: dict) -> str:
-    """One line a size and model, and what its numbers are about. A star marks p < 0.05 over seeds."""
+    """One line a size and model, the slopes, and what the numbers are about. A star marks p < 0.05 over seeds."""
     if not report["points"]:
         return "no cell is done yet"
     head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{'BLEU':>8}{'± 95 %':>8}{'chrF':>8}"
-    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}{'p, weights':>12}"]
+    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
     for point in report["points"]:
         half = half_interval(point["bleu"])
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<20}{len(point['seeds']):>6}"
         line += f"{point['bleu']['mean']:>8.2f}{'-' if half is None else f'{half:.2f}':>8}{point['chrf']['mean']:>8.2f}"
         if found := read_comparison(point):
             test, of_weights = found
-            interval = f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
-            p_value = f"{test.p_value:.3f}{'*' if test.starred else ' '}" if test.p_value is not None else "- "
-            line += f"  {test.difference:>+16.2f} {interval:>16}{p_value:>9}{of_weights:>11.3f}"
+            p_value, holm = show_p_values(test)
+            line += f"  {test.difference:>+16.2f} {_show_interval(test):>16}{p_value:>9}{holm:>10}{of_weights:>11.3f}"
         lines.append(line)
-    lines += [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS]
+    lines += describe_slopes(report)
+    lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report['bleu_signature']}")
     lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
+
+
+def describe_slopes(report: dict) -> list[str]:
+    """A line about the slope of every model; files of earlier versions have none."""
+    lines = []
+    for slope in report.get("slopes", ()):
+        test = _read_test(slope["comparison"])
+        p_value, holm = (said.strip() for said in show_p_values(test))
+        what = f"{slope['model']} - {report['baseline']} over {len(slope['fractions'])} sizes, {len(slope['seeds'])} seeds"
+        lines.append(
+            f"slope of {what}: {test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        )
+    return lines
+
+
+def _show_interval(test: SeedTest) -> str:
+    return f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
 
 
 def plot(report: dict, out: Path) -> list[Path]:
@@ -179,9 +275,9 @@ def _short(count: int) -> str:
     return str(count)
 
 
-def write_report(config: ScalingConfig, ledger: Ledger, out: Path) -> str:
+def write_report(config: ScalingConfig, records: Sequence[Record], out: Path) -> str:
     """Write scaling.json, scaling.png and scaling.svg; returns the table and where the files are."""
-    report = build_report(config, ledger, out)
+    report = build_report(config, records)
     atomic_write(out / "scaling.json", json_bytes(report))
     pictures = plot(report, out) if report["points"] else []
     return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / "scaling.json", *pictures]))

@@ -5,7 +5,7 @@ the batch order, and its test is about training with other seeds and scoring on 
 """
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -16,14 +16,20 @@ import numpy as np
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.experiments.seeds import SCORED, SeedsConfig
-from treenet.experiments.study import count_not_recorded, read_fresh_scores
+from treenet.experiments.records import Record, Recording, numbers, show_numbers
+from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
+from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
 from treenet.inference.origin import recorded_origin
-from treenet.inference.significance import EXPLAIN_SEEDS, SeedTest, compare_examples, half_interval, summarize
+from treenet.inference.significance import (
+    EXPLAIN_HOLM,
+    EXPLAIN_SEEDS,
+    SeedTest,
+    compare_examples,
+    correct_family,
+    half_interval,
+    summarize,
+)
 from treenet.training.curves import write_png
-from treenet.training.facts import read_facts
-from treenet.training.ledger import DONE, Ledger
-from treenet.training.logs import read_metrics
 from treeproc.files import atomic_write, json_bytes
 from treeproc.settings import UserError
 
@@ -40,18 +46,43 @@ MEASURES = {
 }
 # What differences from the baseline are tested of: measure, and the result whose predictions it is of.
 TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
+LABELS = {"system": str, "seed": int}
 
 
-def build_report(config: SeedsConfig, ledger: Ledger, out: Path) -> dict:
-    """Everything that the done cells of the ledger say, those of earlier grids included; what comparison.json holds."""
-    done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE}
-    ledger.check_labels(system=str, seed=int)
-    cells = [_read_cell(out / "cells" / name, entry.labels) for name, entry in done.items()]
+def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
+    """The comparison in the folder `out`, with the records of its cells in another, if they are kept."""
+    return Study(
+        config,
+        out,
+        seed_cells(config, out),
+        seed_work(config),
+        Recording(LABELS, read_result, records),
+        config.grid.parallel,
+        lambda found: format_table(build_report(config, found)),
+        lambda found: write_report(config, found, out),
+    )
+
+
+def read_result(folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
+    """What is recorded of the predictions of a cell: their scores, and which examples are right."""
+    scores = read_fresh_scores(SCORED, folder, "remove the folder and run the same command again", dict[str, _Scores])
+    files = {result: folder / f"predictions.{result}.tsv" for result in TESTED.values() if result in scores}
+    return scores, {result: show_numbers(map(int, _read_right(path))) for result, path in files.items()}
+
+
+def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
+    """Everything that the records say; what comparison.json holds."""
+    cells = [_read_cell(record) for record in records]
+    right = {record["cell"]: {name: numbers(record, name) for name in record["sentences"]} for record in records}
     systems = list(dict.fromkeys([*config.grid.systems, *(cell["system"] for cell in cells)]))
-    rows = [_summarize_system(system, cells, config.grid.baseline, out) for system in systems]
+    rows = [_summarize_system(system, cells, config.grid.baseline, right) for system in systems]
+    for measure in TESTED:
+        tested = [row for row in rows if measure in row.get("tests", {})]
+        for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested]), strict=True):
+            row["tests"][measure] = asdict(test)
     return {
         "baseline": config.grid.baseline,
-        "tests": EXPLAIN_SEEDS,
+        "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_HOLM.format(family='the systems beside the baseline')}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
     }
@@ -65,27 +96,23 @@ class _Scores(TypedDict, total=False):
     steps: Annotated[list[int], MinLen(1)]
 
 
-def _read_cell(folder: Path, labels: dict) -> dict:
-    mend = "remove the folder and run the same command again"
-    scores = read_fresh_scores(SCORED, folder, mend, dict[str, _Scores])
-    facts = read_facts(folder, mend, ("parameters",))
-    lines = read_metrics(folder)
-    if not lines or "elapsed" not in lines[-1]:
-        raise UserError(f"{folder / 'metrics.jsonl'} is damaged: it has no whole line; {mend}")
+def _read_cell(record: Record) -> dict:
+    scores, training = record["scores"], record["training"]
     measures = {f"{entry}.{name}": scores[entry][name] for entry, name in MEASURES if name in scores.get(entry, {})}
     return {
-        "cell": folder.name,
-        **labels,
-        "parameters": facts["parameters"],
+        "cell": record["cell"],
+        **record["labels"],
+        "parameters": record["facts"]["parameters"],
         "best_step": scores["test"]["steps"][-1] if "steps" in scores.get("test", {}) else None,
-        "last_step": lines[-1]["step"],
+        "last_step": training["updates"],
         **recorded_origin(scores.get("test", {})),
-        "seconds": lines[-1]["elapsed"],
+        "seconds": training["seconds"],
         **measures,
     }
 
 
-def _summarize_system(system: str, cells: Sequence[dict], baseline: str, out: Path) -> dict:
+def _summarize_system(system: str, cells: Sequence[dict], baseline: str, right: Mapping[str, Mapping[str, np.ndarray]]) -> dict:
+    """A row of the table, with tests that are not corrected yet."""
     own, base = ({c["seed"]: c for c in cells if c["system"] == name} for name in (system, baseline))
     row: dict = {"system": system, "seeds": sorted(own)}
     for entry, name in MEASURES:
@@ -97,23 +124,19 @@ def _summarize_system(system: str, cells: Sequence[dict], baseline: str, out: Pa
         row["seconds"] = fmean(cell["seconds"] for cell in own.values())
     shared = sorted(own.keys() & base.keys())
     if system != baseline and shared and "test.accuracy" in row:
-        pairs = [(out / "cells" / base[seed]["cell"], out / "cells" / own[seed]["cell"]) for seed in shared]
-        row["tests"] = {measure: asdict(_compare(pairs, result)) for measure, result in TESTED.items()}
+        pairs = [(base[seed]["cell"], own[seed]["cell"]) for seed in shared]
+        row["tests"] = {measure: _compare(pairs, right, result) for measure, result in TESTED.items()}
     return row
 
 
-def _compare(pairs: Sequence[tuple[Path, Path]], result: str) -> SeedTest:
+def _compare(pairs: Sequence[tuple[str, str]], right: Mapping[str, Mapping[str, np.ndarray]], result: str) -> SeedTest:
     """Of accuracy: baseline and system of every seed."""
-    files = [[folder / f"predictions.{result}.tsv" for folder in pair] for pair in pairs]
-    read = [[_read_right(path) for path in pair] for pair in files]
-    for path, one in zip(chain(*files), chain(*read), strict=True):
-        if len(one) != len(read[0][0]):
-            raise UserError(
-                f"{path} has predictions of {len(one)} examples, but {files[0][0]} of {len(read[0][0])}; remove its folder and "
-                "run the same command again"
-            )
-    right = np.array(read)
-    return compare_examples(right[:, 1].astype(float) - right[:, 0])
+    names = list(chain(*pairs))
+    for name in names:
+        if result not in right[name] or len(right[name][result]) != len(right[names[0]][result]):
+            raise UserError(f"{name} and {names[0]} have predictions of different examples of {result}; run one of them again")
+    sides = np.array([[right[name][result] for name in pair] for pair in pairs])
+    return compare_examples((sides[:, 1] - sides[:, 0]).astype(float))
 
 
 def _read_right(path: Path) -> list[bool]:
@@ -136,7 +159,7 @@ def format_table(report: dict) -> str:
     lines = [
         f"{'system':{width}} {'seeds':>5}"
         + "".join(f"{head:>15}" for _, head in shown)
-        + f"{'- ' + report['baseline']:>20}{'95 %':>18}{'p':>9} {'minutes':>9}"
+        + f"{'- ' + report['baseline']:>20}{'95 %':>18}{'p':>9}{'p, Holm':>10}{'minutes':>9}"
     ]
     for row in rows:
         line = f"{row['system']:{width}} {len(row['seeds']):5d}"
@@ -145,13 +168,13 @@ def format_table(report: dict) -> str:
         if test := row.get("tests", {}).get("test.accuracy"):
             line += _show_test(SeedTest(**test))
         else:
-            line += " " * 48
+            line += " " * 57
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
     lines.append(
         "valid, test: the trained model (as `average` says; chosen on valid); last: the last checkpoint, on test; two: read as "
         "two classes. Mean ± deviation over seeds"
     )
-    lines.append(EXPLAIN_SEEDS)
+    lines.append(report["tests"])
     lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
 
@@ -162,10 +185,10 @@ def _mean_and_deviation(summary: dict) -> str:
 
 
 def _show_test(test: SeedTest) -> str:
-    """Difference and interval in points, and p."""
+    """Difference and interval in points, p, and Holm's p."""
     interval = "[{:+.2f}, {:+.2f}]".format(*(100 * end for end in test.interval)) if test.interval else "-"
-    p_value = f"{test.p_value:.4f}{'*' if test.starred else ' '}" if test.p_value is not None else "- "
-    return f"{100 * test.difference:>+20.2f}{interval:>18}{p_value:>10}"
+    p_value, holm = show_p_values(test)
+    return f"{100 * test.difference:>+20.2f}{interval:>18}{p_value:>10}{holm:>10}"
 
 
 def draw(report: dict) -> "Figure":
@@ -191,9 +214,9 @@ def draw(report: dict) -> "Figure":
     return figure
 
 
-def write_report(config: SeedsConfig, ledger: Ledger, out: Path) -> str:
+def write_report(config: SeedsConfig, records: Sequence[Record], out: Path) -> str:
     """Write comparison.json and comparison.png; returns the table and where the files are."""
-    report = build_report(config, ledger, out)
+    report = build_report(config, records)
     atomic_write(out / "comparison.json", json_bytes(report))
     if not report["systems"]:
         return format_table(report)

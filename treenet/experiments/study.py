@@ -3,16 +3,20 @@
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.experiments.records import Record, Recording
 from treenet.inference.origin import NOT_RECORDED, RunState, Standing
 from treenet.inference.results import SCORES, read_scores
+from treenet.inference.significance import SeedTest
 from treenet.training.grid import Work, need_ray, run_cells
 from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.files import atomic_write, held, locked, read_json
-from treeproc.settings import UserError, dump_settings
+from treeproc.settings import ArgumentParser, UserError, dump_settings, local_path
 
 _REPORT_LOCK = ".report-lock"
 
@@ -58,32 +62,80 @@ def count_not_recorded(cells: Sequence[dict]) -> str:
     return f"{count} of {len(cells)} cells {NOT_RECORDED}" if count else ""
 
 
-def show_cells(cells: Sequence[Cell], out: Path) -> str:
-    """The state of every cell, one a line."""
-    entries = Ledger.read(out).entries
-    return "\n".join(f"{cell.name}: {entries[cell.name].status if cell.name in entries else 'new'}" for cell in cells)
+def show_p_values(test: SeedTest) -> tuple[str, str]:
+    """p and Holm's p, of the same width with a star or without."""
+    star = "*" if test.starred else " "
+    if test.p_value is None:
+        return "- ", "- "
+    if test.holm_p_value is None:
+        return f"{test.p_value:.3f}{star}", "- "
+    return f"{test.p_value:.3f} ", f"{test.holm_p_value:.3f}{star}"
 
 
-def run_study(
-    config: TrainConfig, cells: Sequence[Cell], work: Work, out: Path, parallel: int | None, report: Callable[[Ledger], str]
-) -> None:
+def add_study_options(parser: ArgumentParser) -> None:
+    """What the workflows of studies take beside settings."""
+    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    parser.add_argument(
+        "--records",
+        type=partial(local_path, option="--records"),
+        metavar="DIR",
+        help="keep a small file of every finished cell, without weights, in this folder; a cell that has one there is done, and "
+        "the table is made of them, so that the same command continues a study whose --out is lost",
+    )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A grid of runs in the folder `out`: its cells, how they are run and recorded, and what becomes of the records.
+
+    `table` is what a person reads of them, `write` leaves it in files too.
+    """
+
+    config: TrainConfig
+    out: Path
+    cells: Sequence[Cell]
+    work: Work
+    recording: Recording
+    parallel: int | None
+    table: Callable[[Sequence[Record]], str]
+    write: Callable[[Sequence[Record]], str]
+
+
+def show_study(study: Study) -> str:
+    """The state of every cell, one a line, and the table so far."""
+    ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
+
+    def state(name: str) -> str:
+        return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
+
+    lines = [f"{cell.name}: {state(cell.name)}" for cell in study.cells]
+    return "\n".join([*lines, study.table(study.recording.read_all(ledger, study.out))])
+
+
+def run_study(study: Study) -> None:
     """Run the cells that are not done, print the report of all, and leave the process with a status where some are left.
 
     Without Ray, several such commands may work on one study: the last one to end reports on all cells.
     """
+    out, recording = study.out, study.recording
     make_run_folder(out)
-    with locked(out, shared=not need_ray(cells)):
+    with locked(out, shared=not need_ray(study.cells)):
+        recorded = recording.find_done(study.cells)
+        cells = [cell for cell in study.cells if cell.name not in recorded or (cell.folder / SCORES).exists()]
         ledger = Ledger.open(out, cells)
-        atomic_write(out / "config.yaml", dump_settings(config).encode())
+        atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:
-            if ledger.entries[cell.name].status == DONE and (changed := work.stale(cell.folder)):
+            entry = ledger.entries[cell.name]
+            if entry.status == DONE and (changed := study.work.stale(cell.folder)):
                 said = f"{cell.name}: its scores are not of its model as it is ({changed}); it is averaged and scored again"
                 print(f"warning: {said}", file=sys.stderr)
                 ledger.reopen(cell)
-        run_cells(cells, work, ledger, parallel)
+            elif entry.status == DONE and cell.name not in recorded:
+                recording.write(cell.folder, entry)
+        run_cells(cells, replace(study.work, record=recording.write), ledger, study.parallel)
         with held(out / _REPORT_LOCK):
             ledger.refresh()
-            print(f"\n{report(ledger)}")
+            print(f"\n{study.write(recording.read_all(ledger, out))}")
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}
     for name, entry in left.items():
         if entry.status == FAILED:

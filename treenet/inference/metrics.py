@@ -16,7 +16,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
-from treenet.inference.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds
+from treenet.inference.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
 from treeproc.settings import UserError
 
 
@@ -151,41 +151,55 @@ def compare_systems(
     return comparisons
 
 
-def compare_seeds(
-    baselines: Sequence[Sequence[str]],
-    systems: Sequence[Sequence[str]],
-    references: Sequence[str],
-    *,
-    num_samples: int = 1000,
-    seed: int = 12345,
-) -> SeedComparison:
-    """The difference in mean BLEU between systems and baselines, one of each a seed: see `compare_over_seeds`.
+NGRAMS = 4
+BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "length", "reference_length")
+
+
+def bleu_statistics(lines: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """All that corpus BLEU needs of each sentence [lines, BLEU_STATISTICS]: n-grams of the line that match, and lengths."""
+    check_lines(lines, references)
+    metric = BLEU(tokenize="13a", effective_order=True)  # of the sentence alone, whose score is not used
+    sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
+    return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
+
+
+def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = 12345) -> np.ndarray:
+    """Corpus BLEU [1 + samples] of all sentences, then of so many samples of a bootstrap: the same ones for all systems."""
+    num_sentences = len(statistics)
+    chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
+    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
+    matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
+    totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
+    sums = (counts @ np.concatenate([matches, totals, lengths], axis=1)).tolist()
+    ends = NGRAMS, 2 * NGRAMS
+    return np.array(
+        [
+            BLEU.compute_bleu(row[: ends[0]], row[ends[0] : ends[1]], row[ends[1]], row[ends[1] + 1], smooth_method="exp").score
+            for row in sums
+        ]
+    )
+
+
+def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:
+    """The difference in mean BLEU between systems and baselines, `sample_bleu` of one of each a seed: see `compare_over_seeds`.
 
     The variance over sentences is that of a paired bootstrap, one sample of which takes the same sentences for all seeds.
     With one seed its p-value is that of `compare_systems`.
     """
-    for lines in (*baselines, *systems):
-        check_lines(lines, references)
-    random = np.random.default_rng(seed)
-    chosen = random.choice(len(references), size=(num_samples, len(references)), replace=True)
-    counts = np.stack([np.bincount(sample, minlength=len(references)) for sample in (np.arange(len(references)), *chosen)])
-    scores = [np.array([_bleu_of_samples(lines, references, counts) for lines in group]) for group in (baselines, systems)]
-    differences = scores[1] - scores[0]  # [seeds, 1 + samples]
+    differences = np.stack(systems) - np.stack(baselines)  # [seeds, 1 + samples]
     sampled = differences[:, 1:].mean(0)
-    test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), len(references))
+    test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), num_sentences)
     spread = np.abs(sampled) - np.abs(sampled).mean()  # as sacrebleu and Moses count it
-    p_value = (int((spread > abs(test.difference)).sum()) + 1) / (num_samples + 1)
+    p_value = (int((spread > abs(test.difference)).sum()) + 1) / (len(sampled) + 1)
     return SeedComparison(test, p_value if test.difference else 1.0)
 
 
-def _bleu_of_samples(lines: Sequence[str], references: Sequence[str], counts: np.ndarray) -> np.ndarray:
-    """Corpus BLEU [samples] where sentence n is taken counts[sample, n] times."""
-    metric = BLEU(tokenize="13a", effective_order=True)  # of the sentence alone, whose score is not used
-    sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
-    statistics = np.array([[*score.counts, *score.totals, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
-    return np.array(
-        [
-            BLEU.compute_bleu(row[:4], row[4:8], row[8], row[9], smooth_method="exp").score
-            for row in (counts @ statistics).tolist()
-        ]
-    )
+def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:
+    """How the difference grows with every doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both sides.
+
+    `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The mean slope is tested
+    as a difference is, its variance over sentences from samples that all seeds and sizes share.
+    """
+    differences = np.moveaxis(systems - baselines, 1, 2)  # [seeds, 1 + samples, sizes]
+    found = slopes(differences, np.log2(sizes)[:, None])
+    return compare_over_seeds(found[:, 0].tolist(), float(found[:, 1:].mean(0).var()), num_sentences)

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from treenet.experiments.scaling_report import read_comparison
+from treenet.experiments.scaling_report import describe_slopes, read_comparison
 from treenet.experiments.study import count_not_recorded
 from treenet.inference.attention_stats import AttentionStats
 from treenet.inference.metrics import METRIC_TITLES
@@ -226,7 +226,7 @@ def show_studies(page: Page) -> list[str]:
             out.append(tag("div", tag("p", escape(said) + command), class_="callout", role="note"))
         out.append(page.figure(scaling_name(index), f"{study.name}: BLEU on {report['split']} by training pairs."))
         head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", "BLEU", "± 95 %", "chrF"))]
-        head += [Cell(name, "n") for name in ("difference", "95 %", "p", "p, weights")]
+        head += [Cell(name, "n") for name in ("difference", "95 %", "p", "p, Holm", "p, weights")]
         rows, rules, last = [], [], None
         for point in report["points"]:
             if point["fraction"] != last and rows:
@@ -235,19 +235,21 @@ def show_studies(page: Page) -> list[str]:
             cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
             cells += [number(len(point["seeds"])), number(point["bleu"]["mean"], ".2f")]
             cells += [number(half_interval(point["bleu"]), ".2f"), number(point["chrf"]["mean"], ".2f")]
-            rows.append(cells + (_study_test(*found) if found else [Cell("", "n")] * 4))
-        caption = f"{study.name}: differences are to {report['baseline']}. {EXPLAIN_MEANS} {EXPLAIN_SEEDS} {EXPLAIN_WEIGHTS}"
-        out.append(page.table(caption, head, rows, rules=rules))
+            rows.append(cells + (_study_test(*found) if found else [Cell("", "n")] * 5))
+        said = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
+        out.append(page.table(f"{study.name}: differences are to {report['baseline']}. {said}", head, rows, rules=rules))
+        out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
         if said := count_not_recorded(report.get("cells", ())):
             out.append(paragraph(f"{said}.", class_="note"))
     return out
 
 
 def _study_test(test: SeedTest, of_weights: float) -> list[Cell]:
-    """Difference, interval and p over seeds, and p of the weights alone."""
+    """Difference, interval, p and Holm's p over seeds, and p of the weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
-    over_seeds = _p_value(test.p_value) + "*" * test.starred if test.p_value is not None else "–"
-    return [number(test.difference, "+.2f"), *(Cell(said, "n") for said in (interval, over_seeds, _p_value(of_weights)))]
+    p_values = [_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
+    p_values[test.holm_p_value is not None] += "*" * test.starred
+    return [number(test.difference, "+.2f"), *(Cell(said, "n") for said in (interval, *p_values, _p_value(of_weights)))]
 
 
 def scaling_name(index: int) -> str:

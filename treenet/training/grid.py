@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.training.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResult, Ledger
+from treenet.training.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResult, Entry, Ledger
 from treenet.training.logs import read_metrics
 from treenet.training.run import RunSummary
 from treeproc.files import atomic_write
@@ -24,17 +24,23 @@ def _never_stale(folder: Path) -> str:
     return ""
 
 
+def _no_record(folder: Path, entry: Entry) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Work:
     """What is done in a cell. Both functions can be repeated on the same folder, and be sent to other processes and nodes.
 
     `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
     wants to see of it. `stale` says why the scores of a finished run are not of its model as it is, nothing where they are.
+    `record` keeps what is known of a cell that is done; it runs where the ledger is.
     """
 
     train: Callable[[TrainConfig, Path], RunSummary]
     score: Callable[[Path], dict]
     stale: Callable[[Path], str] = _never_stale
+    record: Callable[[Path, Entry], None] = _no_record
 
 
 def run_cell(cell: Cell, work: Work) -> CellResult:
@@ -103,8 +109,7 @@ def run_cells_here(
             if cell is not None:
                 print(f"\n{cell.name} ({ledger.counts()})", flush=True)
                 result = run(cell, work)
-                ledger.end(cell, result)
-                print(describe_result(cell, result), flush=True)
+                end_cell(cell, result, work, ledger)
                 if result.status == INTERRUPTED:
                     return
                 continue
@@ -115,6 +120,14 @@ def run_cells_here(
             print(f"\nwaiting for cells of other processes: {', '.join(cell.name for cell in left)}", flush=True)
         waits = True
         time.sleep(POLL_S)
+
+
+def end_cell(cell: Cell, result: CellResult, work: Work, ledger: Ledger) -> None:
+    """Note, record and tell how a cell ended."""
+    ledger.end(cell, result)
+    if result.status == DONE:
+        work.record(cell.folder, ledger.entries[cell.name])
+    print(describe_result(cell, result), flush=True)
 
 
 def describe_result(cell: Cell, result: CellResult) -> str:

@@ -128,7 +128,7 @@ class Ledger:
                 if old is None or not old.starts:
                     ledger.entries[cell.name] = new
                 else:
-                    _refuse_changes(folder, cell, old, new)
+                    _refuse_changes(folder, cell, old)
                     old.settings = new.settings
             for name, entry in ledger.entries.items():
                 if entry.status == RUNNING:
@@ -179,14 +179,6 @@ class Ledger:
             entry = self.entries[cell.name]
             entry.status, entry.result, entry.error = result.status, result.result, result.error
             entry.seconds += result.seconds
-
-    def check_labels(self, **kinds: type) -> None:
-        """Raises UserError for an entry whose labels are not of these names and types."""
-        for name, entry in self.entries.items():
-            for label, kind in kinds.items():
-                value = entry.labels.get(label)
-                if not isinstance(value, (kind, int) if kind is float else kind):
-                    raise UserError(f"{self._path} is damaged: {name}: label {label} is {shown(value)}; restore it")
 
     def reopen(self, cell: Cell) -> None:
         """A cell that is done runs again."""
@@ -239,14 +231,28 @@ def _entry(cell: Cell) -> Entry:
     return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
 
 
-def _refuse_changes(folder: Path, cell: Cell, old: Entry, new: Entry) -> None:
+def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:
+    """What differs between a cell as it was recorded in the file `where` and as it is now, of what its scores depend on."""
     # Settings of an earlier version lack new fields, which have their defaults.
-    before = build_settings(TrainConfig, old.settings, str(folder / LEDGER)).model_dump(mode="json")
-    changed = [line for line in differences(before, new.settings) if not line.startswith(_OPERATIONAL_KEYS)]
-    if old.data_fingerprint != new.data_fingerprint:
-        changed.append(f"data fingerprint: {old.data_fingerprint} -> {new.data_fingerprint}")
-    if changed:
+    before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
+    lines = differences(before, cell.config.model_dump(mode="json"))
+    changed = [line for line in lines if not line.startswith(_OPERATIONAL_KEYS)]
+    if data_fingerprint != cell.data_fingerprint:
+        changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
+    return changed
+
+
+def _refuse_changes(folder: Path, cell: Cell, old: Entry) -> None:
+    if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells of other settings ({cell.name}: {'; '.join(changed)}); use another --out, or the settings "
             "of those cells"
         )
+
+
+def check_labels(labels: Mapping, where: str, kinds: Mapping[str, type]) -> None:
+    """Raises UserError for labels that are not of these names and types."""
+    for label, kind in kinds.items():
+        value = labels.get(label)
+        if not isinstance(value, (kind, int) if kind is float else kind):
+            raise UserError(f"{where} is damaged: label {label} is {shown(value)}; restore it")

@@ -18,6 +18,7 @@ import torch
 
 from treenet.training.grid import Follow, Work, on_sigterm, run_cell, run_cells_here
 from treenet.training.ledger import RUNNING, Cell, CellResult, Ledger
+from treeproc.settings import UserError
 
 LOG = "log.txt"
 FOLLOW_S = 2.0
@@ -45,7 +46,8 @@ def run_cells_in_processes(cells: Sequence[Cell], work: Work, ledger: Ledger, pr
                 for process in [process for process in running if not process.is_alive()]:
                     running.remove(process)
                     if process.exitcode:
-                        print(f"warning: a process ended with status {process.exitcode}; others take its cell", file=sys.stderr)
+                        said = f"a process ended with status {process.exitcode}; its cell is left to the others"
+                        print(f"warning: {said}", file=sys.stderr)
         finally:
             ours.close()
             for process in running:
@@ -64,7 +66,11 @@ def _run(cells: Sequence[Cell], work: Work, ledger: Ledger, threads: int, driver
     torch.set_num_threads(threads)
     stop = threading.Event()
     threading.Thread(target=_end_with, args=(driver, stop.set), daemon=True).start()
-    run_cells_here(cells, work, ledger, _run_logged, stop.is_set)
+    try:
+        run_cells_here(cells, work, ledger, _run_logged, stop.is_set)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _end_with(driver: Connection, stop: Callable[[], None]) -> None:

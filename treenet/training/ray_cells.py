@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 
 from treenet.config import TrainConfig
-from treenet.training.grid import Follow, Work, describe_error, describe_result, on_sigterm, run_cell
+from treenet.training.grid import Follow, Work, describe_error, end_cell, on_sigterm, run_cell
 from treenet.training.ledger import FAILED, Cell, CellResult, Ledger
 from treenet.training.remote_run import STOP_FILE
 from treenet.training.run import make_run_folder
@@ -54,9 +54,8 @@ def run_cells_with_ray(cells: Sequence[Cell], work: Work, ledger: Ledger, parall
             for reference in ready:
                 cell = running.pop(reference)
                 result = _result(reference, cell)
-                ledger.end(cell, result)
+                end_cell(cell, result, work, ledger)
                 follow.show([cell], ledger.counts())
-                print(describe_result(cell, result), flush=True)
             follow.show(running.values(), ledger.counts())
 
 

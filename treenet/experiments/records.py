@@ -1,0 +1,191 @@
+"""Records: what a finished cell leaves for tables and other machines, without its weights, as one small file DIR/NAME.json.
+
+A study goes on from its records alone: a cell that has one is done, wherever it ran. A record holds settings, fingerprints,
+scores with their signatures, a thinned training curve, speed and machines, and what a test over sentences needs of each
+sentence. It names no paths.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Required
+
+import numpy as np
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from treenet.training.checkpoint import META
+from treenet.training.facts import RunFacts, read_facts
+from treenet.training.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
+from treenet.training.logs import read_metrics
+from treeproc.files import TEMPORARY_PREFIX, atomic_write, read_json
+from treeproc.provenance import read_sessions
+from treeproc.settings import UserError
+
+VERSION = 1
+CURVE_POINTS = 200  # of training, and as many of validation
+_MEND = "remove the folder and run the same command again"
+_DIGITS = 5
+_MOST = 1_000_000  # words of a sentence, so that no sum over sentences is too large
+
+
+class Training(TypedDict, total=False):
+    """How a cell was trained."""
+
+    updates: Required[int]
+    averaged_steps: Required[list[int]]
+    seconds: Required[float]
+    tokens_per_s: Required[float | None]
+    memory_gib: float | None
+    software: list[dict]
+    machines: list[dict]
+    packages: list[dict]
+
+
+class Record(TypedDict, total=False):
+    """The record of a cell. `sentences` are lines of numbers: one line a statistic, one number a sentence."""
+
+    version: Required[int]
+    cell: Required[str]
+    labels: Required[dict[str, str | float | int]]
+    settings: Required[dict]
+    data_fingerprint: Required[str]
+    facts: Required[RunFacts]
+    training: Required[Training]
+    scores: Required[dict[str, dict]]
+    sentences: Required[dict[str, str]]
+    curve: dict[str, dict[str, list[float | None]]]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How the cells of a study are recorded: types of their labels, and what is read of a finished run.
+
+    That are the entries of its scores.json, and numbers of single sentences. Raises UserError where they are stale. `folder`
+    is where the files are, None where none are kept.
+    """
+
+    labels: Mapping[str, type]
+    read: Callable[[Path], tuple[dict[str, dict], dict[str, str]]]
+    folder: Path | None = None
+
+    def write(self, run_dir: Path, entry: Entry) -> None:
+        """Keep the record of a cell that is done, if records are kept."""
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(self.folder / f"{run_dir.name}.json", record_bytes(self.make(run_dir, entry)))
+
+    def make(self, run_dir: Path, entry: Entry) -> Record:
+        """The record of a cell that is done. Raises UserError when its folder is not whole."""
+        facts = read_facts(run_dir, _MEND, ("parameters",))
+        scores, sentences = self.read(run_dir)
+        return Record(
+            version=VERSION,
+            cell=run_dir.name,
+            labels=dict(entry.labels),
+            settings={name: value for name, value in entry.settings.items() if name != "data"},
+            data_fingerprint=entry.data_fingerprint,
+            facts=facts,
+            training=_read_training(run_dir),
+            scores=scores,
+            sentences=sentences,
+            curve=read_curve(run_dir),
+        )
+
+    def kept(self) -> dict[str, Record]:
+        """The records in the folder by the names of their cells. Raises UserError for a file that is none."""
+        if self.folder is None or not self.folder.is_dir():
+            return {}
+        paths = [path for path in self.folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
+        return {path.stem: self._read(path) for path in sorted(paths)}
+
+    def _read(self, path: Path) -> Record:
+        mend = "restore it, or remove it and run the same command again"
+        record = read_json(path, mend, Record)
+        if record["version"] > VERSION or record["cell"] != path.stem:
+            raise UserError(f"{path} is a record of a later version, or of another cell ({record['cell']!r}); {mend}")
+        check_labels(record["labels"], str(path), self.labels)
+        return record
+
+    def find_done(self, cells: Sequence[Cell]) -> set[str]:
+        """Names of cells that have a record. Raises UserError for one of other settings or other data."""
+        kept = self.kept()
+        for cell in cells:
+            if record := kept.get(cell.name):
+                before = {**record["settings"], "data": cell.config.data}
+                path = self.folder / f"{cell.name}.json"
+                if changed := changed_settings(before, record["data_fingerprint"], cell, str(path)):
+                    raise UserError(
+                        f"{path} is a record of other settings ({'; '.join(changed)}); use another --records, or its settings"
+                    )
+        return kept.keys() & {cell.name for cell in cells}
+
+    def read_all(self, ledger: Ledger, out: Path) -> list[Record]:
+        """What is known of all cells that are done, those of earlier grids included: the records that are kept, else the runs."""
+        for name, entry in ledger.entries.items():
+            check_labels(entry.labels, f"{out}: {name}", self.labels)
+        kept = self.kept()
+        done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
+        return [*kept.values(), *(self.make(out / "cells" / name, entry) for name, entry in done.items())]
+
+
+def show_numbers(values: Iterable[int]) -> str:
+    """A line of `Record.sentences`."""
+    return " ".join(map(str, values))
+
+
+def numbers(record: Record, name: str) -> np.ndarray:
+    """What `show_numbers` wrote [sentences]. Raises UserError where it is missing or damaged."""
+    try:
+        found = np.array([int(one) for one in record["sentences"][name].split()], dtype=np.int64)
+    except (KeyError, ValueError, OverflowError):
+        found = np.zeros(0, np.int64)
+    if not len(found) or found.min() < 0 or found.max() > _MOST:
+        raise UserError(f"the record of {record['cell']} is damaged: sentences.{name} must be a line of counts; restore it")
+    return found
+
+
+def record_bytes(record: Record) -> bytes:
+    """JSON of one line a key."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _read_training(run_dir: Path) -> Training:
+    lines, sessions = read_metrics(run_dir), read_sessions(run_dir)
+    if not lines or "elapsed" not in lines[-1]:
+        raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no whole line; {_MEND}")
+    meta = read_json(run_dir / "averaged" / META, _MEND, needed=("step",))
+    train = [line for line in lines if line["event"] == "train"]
+    rates, memory = ([line[name] for line in train if name in line] for name in ("tokens_per_s", "memory_gib"))
+    return Training(
+        updates=lines[-1]["step"],
+        averaged_steps=meta.get("averaged_steps", [meta["step"]]),
+        seconds=lines[-1]["elapsed"],
+        tokens_per_s=statistics.median(rates) if rates else None,
+        memory_gib=max(memory, default=None),
+        software=_different(session.software for session in sessions),
+        machines=_different(session.machine for session in sessions),
+        packages=_different(session.packages for session in sessions),
+    )
+
+
+def _different(values: Iterable[dict]) -> list[dict]:
+    return list({json.dumps(value): value for value in values}.values())
+
+
+def read_curve(run_dir: Path) -> dict[str, dict[str, list[float | None]]]:
+    """Columns by event, of some lines evenly over the training, the first and the last included."""
+    curve = {}
+    for event, names in (("train", ("step", "loss", "nll")), ("valid", ("step", "nll", "accuracy"))):
+        lines = [line for line in read_metrics(run_dir) if line["event"] == event]
+        last, points = len(lines) - 1, min(len(lines), CURVE_POINTS)
+        lines = [lines[round(last * index / max(points - 1, 1))] for index in range(points)]
+        there = [name for name in names if lines and name in lines[0]]
+        curve[event] = {name: [_short(line.get(name)) for line in lines] for name in there}
+    return curve
+
+
+def _short(value: float | None) -> float | None:
+    return round(value, _DIGITS) if isinstance(value, float) else value
