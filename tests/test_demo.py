@@ -1,12 +1,14 @@
-"""The demo's whole path on a slice: real parser, real Ray, real training, killed and continued."""
+"""The demo's whole path on a slice of the sample: real parser, real training, done once more, and killed and continued on Ray."""
 
 import gzip
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,48 @@ def slice_config(tmp_path_factory):
     return config
 
 
-@pytest.mark.timeout(400)
+def times(folder: Path, pattern: str) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
+
+
+def check_demo(out: Path, said: str) -> None:
+    metrics = [json.loads(line) for line in (out / "tree_transformer" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if line["event"] == "train"] == list(range(1, STEPS + 1))
+    assert sorted(json.loads((out / "tree_transformer" / "scores.json").read_text())) == [
+        "test", "test.shuffled_trees_1", "test.untrained",
+    ]  # fmt: skip
+    for name in ("tree_transformer", "transformer"):
+        assert len((out / name / "translations.test.txt").read_text().split("\n")) == 12 + 1
+        assert json.loads((out / name / "averaged" / "meta.json").read_text())["averaged_steps"] == [3, 6, 9, 12][-5:]
+    report = (out / "report.txt").read_text()
+    assert report in said and report.count("source  ") == 3 and "BLEU" in report and "└─ " in report
+    assert (out / "learning_curves.png").stat().st_size > 5000
+    same_data = [json.loads((out / name / "run.json").read_text()) for name in ("tree_transformer", "transformer")]
+    assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1
+
+
+def test_demo_interrupted_after_training_does_nothing_twice_and_reports(slice_config, tmp_path, repository, capsys, monkeypatch):
+    demo, translate = (runpy.run_path(str(repository / "workflows" / name))["main"] for name in ("demo.py", "translate.py"))
+    command = ["--config", str(slice_config), "--out", str(tmp_path), "workers=0"]
+
+    def interrupt(out: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setitem(demo.__globals__, "evaluate", interrupt)
+        demo(command)
+    done = times(tmp_path, "*-of-*.arrow") | times(tmp_path, "model.safetensors")
+    demo(command)
+    check_demo(tmp_path, capsys.readouterr().out)
+    assert times(tmp_path, "*-of-*.arrow") | times(tmp_path, "model.safetensors") == done
+    (tmp_path / "lines.txt").write_text("I see a dog.\n\nNo\u2028one.\n", encoding="utf-8")
+    translate(["--out", str(tmp_path / "tree_transformer"), f"input={tmp_path / 'lines.txt'}"])
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 3 + 1 and lines[1] == ""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_demo_killed_in_training_continues_and_reports(slice_config, tmp_path, repository):
     out = tmp_path / "out"
     command = [sys.executable, str(repository / "workflows" / "demo.py"), "--config", str(slice_config), "--out", str(out)]
@@ -48,29 +91,10 @@ def test_demo_killed_in_training_continues_and_reports(slice_config, tmp_path, r
             time.sleep(0.02)
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-    shards = {path: path.stat().st_mtime_ns for path in (out / "data").rglob("train-*.arrow")}
+    shards = times(out / "data", "train-*.arrow")
     assert shards and not (out / "report.txt").exists()
 
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    assert {path: path.stat().st_mtime_ns for path in shards} == shards, "finished shards were done again"
-    metrics = [json.loads(line) for line in (out / "tree_transformer" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if line["event"] == "train"] == list(range(1, STEPS + 1))
-    assert sorted(json.loads((out / "tree_transformer" / "scores.json").read_text())) == [
-        "test", "test.shuffled_trees_1", "test.untrained",
-    ]  # fmt: skip
-    for name in ("tree_transformer", "transformer"):
-        assert len((out / name / "translations.test.txt").read_text().split("\n")) == 12 + 1
-        assert json.loads((out / name / "averaged" / "meta.json").read_text())["averaged_steps"] == [3, 6, 9, 12][-5:]
-    report = (out / "report.txt").read_text()
-    assert report in run.stdout and report.count("source  ") == 3 and "BLEU" in report and "└─ " in report
-    assert (out / "learning_curves.png").stat().st_size > 5000
-
-    translate = [sys.executable, str(repository / "workflows" / "translate.py"), "--out", str(out / "tree_transformer")]
-    run = subprocess.run(translate, input="I see a dog.\n\nNo\u2028one.\n", capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0 and len(run.stdout.split("\n")) == 3 + 1 and run.stdout.split("\n")[1] == "", run.stderr
-    run = subprocess.run([*translate, "input=none.txt"], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 2 and run.stderr == "error: cannot read none.txt: No such file or directory\n"
-
-    same_data = [json.loads((out / name / "run.json").read_text()) for name in ("tree_transformer", "transformer")]
-    assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1
+    assert times(out / "data", "train-*.arrow") == shards, "finished shards were done again"
+    check_demo(out, run.stdout)

@@ -46,7 +46,9 @@ class DemoSettings(Settings):
         None, description="updates between checkpoints; unset, as in configs/sample.yaml"
     )
     log_every: PositiveInt | None = Field(None, description="updates between metric lines; unset, as in configs/sample.yaml")
-    workers: int | None = Field(None, ge=0, description="Ray Train workers; unset, as in configs/sample.yaml")
+    workers: int | None = Field(
+        None, ge=0, description="Ray Train workers; 0: everything in this process, without Ray; unset, as in configs/sample.yaml"
+    )
     sentences: PositiveInt = Field(10, description="test sentences to show")
 
 
@@ -132,6 +134,7 @@ def main(argv: Sequence[str]) -> None:
 
     print(f"1/4  sentences to trees to shards, in {out / 'data'}", flush=True)
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []
+    overrides += ["workers=0"] if settings.workers == 0 else []
     splits = {k: v.model_dump() for k, v in settings.splits.items()} if settings.splits else sample_splits()
     config = load_settings(PreprocessConfig, CONFIGS / "sample_data.yaml", overrides, splits=splits)
     print(summary(preprocess(config, out / "data"), out / "data"), flush=True)
