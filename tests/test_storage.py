@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import time
@@ -21,11 +20,11 @@ from treenet.data import ExampleSource
 from treenet.training.remote_run import RunMirror
 from treeproc.cache import cache_folder, local_copy
 from treeproc.files import atomic_write, file_sha256, locked
-from treeproc.preprocess import SAMPLE
+from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.provenance import PROVENANCE, read_sessions
 from treeproc.settings import UserError, dump_settings, load_settings
 from treeproc.shards import check_hashes, read_lengths
-from treeproc.storage import RemotePath, _file_system, as_path
+from treeproc.storage import AnyPath, RemotePath, _file_system, as_path
 from treeproc.verify import verify
 
 
@@ -162,7 +161,7 @@ def remote_snapshot(folder: RemotePath) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def command(bucket, tmp_path_factory, repository):
-    """Command line of a small job whose input files are objects, all but `--out`."""
+    """Command line of a small job whose input files are objects; `--out` follows."""
     folder, inputs = tmp_path_factory.mktemp("job"), as_path(bucket) / "inputs"
     for side in ("en", "de"):
         lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).split(b"\n")[:60]
@@ -174,25 +173,29 @@ def command(bucket, tmp_path_factory, repository):
     return [sys.executable, script, "--config", str(folder / "config.yaml"), "--out"]
 
 
+def job_here(command: list[str], out: AnyPath) -> None:
+    """The same job in this process, without Ray."""
+    preprocess(load_settings(PreprocessConfig, Path(command[-2]), workers=0), out)
+
+
 @pytest.fixture(scope="module")
 def data(bucket, command, tmp_path_factory):
-    """The data set in the store, of a job that was killed once and run again, and the same one on disk."""
+    """The data set in the store, of a job that was killed without Ray and run again on it, and the same one on disk."""
     logs, local = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("local") / "data"
     remote = as_path(bucket) / "data"
     with open(logs / "killed", "w") as log:
-        job = subprocess.Popen([*command, str(remote)], stdout=log, stderr=log, start_new_session=True)
+        job = subprocess.Popen([*command, str(remote), "workers=0"], stdout=log, stderr=log)
         deadline = time.monotonic() + 200
         while not list((remote / "parsed").glob("train-*.json")):
             assert job.poll() is None and time.monotonic() < deadline, (logs / "killed").read_text()
             time.sleep(0.05)
-        os.killpg(job.pid, signal.SIGKILL)
+        job.kill()
         job.wait()
     assert not (remote / "encoded" / "index.json").exists()
-    for out in (remote, local):
-        run = subprocess.run([*command, str(out)], capture_output=True, text=True, timeout=280)
-        assert run.returncode == 0, run.stderr
-        (logs / "output").open("a").write(run.stdout + run.stderr)
-    assert "parse: " in run.stderr and ".cc:" not in run.stderr and SECRET not in (logs / "output").read_text()
+    run = subprocess.run([*command, str(remote)], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    assert "parse: " in run.stderr and ".cc:" not in run.stderr and SECRET not in run.stdout + run.stderr
+    job_here(command, local)
     return remote, local
 
 
@@ -225,5 +228,5 @@ def test_a_flipped_byte_is_found_and_a_rerun_heals_it(data, command, fresh_cache
         ExampleSource(remote / "encoded", "train")
     problems = verify(remote).problems
     assert any(problem.path == victim and "hash" in problem.what for problem in problems)
-    subprocess.run([*command, str(remote)], check=True, capture_output=True, timeout=280)
+    job_here(command, remote)
     assert victim.read_bytes() == whole and not verify(remote).problems

@@ -36,12 +36,16 @@ def data(tmp_path_factory) -> Path:
     return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
+def two_ranks(data: Path, run_dir: Path, steps: int) -> list[tuple[int, float]]:
+    """Losses on two ranks, ten steps a line: a line a step would cost Ray more time than the steps."""
+    train_ranks(2, tiny_config(data, f"max_steps={steps}", f"checkpoint_every={steps}", "log_every=10"), run_dir)
+    return losses(run_dir)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
-    """Losses of 600 steps on two ranks, ten steps a line: a line a step would cost Ray more time than the steps."""
-    run_dir = tmp_path_factory.mktemp("undisturbed")
-    train_ranks(2, tiny_config(data, "max_steps=600", "checkpoint_every=600", "log_every=10"), run_dir)
-    return losses(run_dir)
+    """Losses of 600 steps."""
+    return two_ranks(data, tmp_path_factory.mktemp("undisturbed"), 600)
 
 
 def run_job(name: str, folder: Path, data: Path, **environment: str) -> dict:
@@ -68,7 +72,7 @@ def wait_until(process: subprocess.Popen, folder: Path, condition) -> None:
         time.sleep(0.02)
 
 
-def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
+def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     import ray
 
     psutil = importlib.import_module("psutil")  # comes with ray, and is found once ray is imported
@@ -76,6 +80,7 @@ def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
     if started_here:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     run_dir, killed = tmp_path / "run", []
+    (tmp_path / "undisturbed").mkdir()
 
     def kill_one_worker() -> None:
         wait_for_checkpoint(run_dir)
@@ -88,16 +93,17 @@ def test_a_killed_worker_is_replaced(data, undisturbed, tmp_path, capfd):
     killer = threading.Thread(target=kill_one_worker, daemon=True)
     killer.start()
     try:
-        summary = run_training(tiny_config(data, "workers=2", "max_steps=200", "log_every=10"), run_dir)
+        summary = run_training(tiny_config(data, "workers=2", "max_steps=150", "log_every=10"), run_dir)
     finally:
         if started_here:
             ray.shutdown()
     killer.join(timeout=1)
-    assert len(killed) == 1 and summary.finished and summary.step == 200
-    assert losses(run_dir) == undisturbed[:20]
+    assert len(killed) == 1 and summary.finished and summary.step == 150
+    assert losses(run_dir) == two_ranks(data, tmp_path / "undisturbed", 150)
     assert "new workers continue from step" in capfd.readouterr().err
 
 
+@pytest.mark.cluster
 def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_path, repository):
     """The second driver starts while workers of the first may still be at work; it is told to leave, and saves."""
     run_dir = tmp_path / "run"
@@ -119,8 +125,8 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     assert killed_at < step < 600 and losses(run_dir) == undisturbed[: step // 10]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_ctrl_c_is_one_line_and_the_same_command_continues(data, undisturbed, tmp_path, repository, workers):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.cluster)])
+def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_path, repository, workers):
     """As on a terminal, all processes of the foreground get the signal; none of them is left."""
     run_dir = tmp_path / "run"
     config = tiny_config(data, f"workers={workers}", "max_steps=5000", "checkpoint_every=10", "log_every=10")
@@ -146,8 +152,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(data, undisturbed, tm
 
     step = checkpoint_step(latest_checkpoint(run_dir))
     if workers:
-        train_ranks(2, tiny_config(data, "max_steps=600", "checkpoint_every=600", "log_every=10"), run_dir)
-        assert losses(run_dir) == undisturbed
+        assert two_ranks(data, run_dir, 600) == request.getfixturevalue("undisturbed")
     else:
         run_training(config.model_copy(update={"max_steps": step + 10}), run_dir)
         assert [at for at, _ in losses(run_dir)] == list(range(10, step + 11, 10))
@@ -192,7 +197,7 @@ def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_pa
     assert (tmp_path / "run" / "averaged" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("job", ["full_disk", "limited_files"])
+@pytest.mark.parametrize("job", [pytest.param("full_disk", marks=pytest.mark.cluster), "limited_files"])
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(data, tmp_path, job):
     result = run_job(job, tmp_path, data)
     if "skip" in result:
