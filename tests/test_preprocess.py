@@ -180,6 +180,18 @@ def without_ray(repository, *arguments: object) -> list[str]:
     return [sys.executable, "-c", code, str(repository / "workflows" / "preprocess.py"), *map(str, arguments)]
 
 
+def test_a_job_without_ray_does_not_load_it(text, tmp_path, repository):
+    files = {"source": [str(text / "test.en")], "target": [str(text / "test.de")]}
+    values = {"splits": {"train": files}, "parser": {"name": "words"}, "subwords": {"vocab_size": 280}}
+    (tmp_path / "c.yaml").write_text(json.dumps(values | {"filters": {"max_words": 500}}))
+    command = without_ray(repository, "--config", tmp_path / "c.yaml", "--out", tmp_path / "out", "workers=0")
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (session,) = read_sessions(tmp_path / "out")
+    assert session.did == {"text": 1, "parsed": 1, "encoded": 1} and "Ray" not in session.cpu_covers
+
+
+@pytest.mark.cluster
 def test_killed_without_ray_and_rerun_with_it_or_without_gives_the_same_bytes(data, text, tmp_path, repository):
     out, config = tmp_path / "killed", tmp_path / "config.yaml"
     config.write_text(json.dumps(config_of(text).model_dump(mode="json")))

@@ -1,5 +1,6 @@
 """Runs in an object store: killed here, continued on another machine, read by every command; a real S3 server on loopback."""
 
+import runpy
 import shutil
 import signal
 import subprocess
@@ -138,11 +139,10 @@ def test_other_settings_and_a_second_writer_are_refused(finished, data):
         run_training(tiny_config(data, "max_steps=10"), finished)
 
 
-def test_every_command_reads_the_run(finished, tmp_path, repository):
-    def run(name: str, *arguments: object, **options) -> str:
-        done = subprocess.run(workflow(repository, name, *arguments), capture_output=True, text=True, timeout=200, **options)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+def test_every_command_reads_the_run(finished, repository, capsys):
+    def run(name: str, *arguments: object) -> str:
+        runpy.run_path(str(repository / "workflows" / name))["main"]([*map(str, arguments)])
+        return capsys.readouterr().out
 
     with read_run(finished, "averaged") as folder:
         assert is_whole(folder / "averaged") and not (folder / "checkpoints").exists()
@@ -151,8 +151,8 @@ def test_every_command_reads_the_run(finished, tmp_path, repository):
     run("evaluate.py", "--out", finished, "checkpoint=5")
     assert {"scores.json", "translations.test.txt", "translations.test.step_00000005.txt"} <= set(finished.objects())
     assert steps_there(finished) == ["step_00000005", "step_00000010"]
-    done = subprocess.run(workflow(repository, "evaluate.py", "--out", finished, "checkpoint=7"), capture_output=True, text=True)
-    assert done.returncode == 2 and "step_00000007 is missing" in done.stderr and "step_00000005" in done.stderr
+    with pytest.raises(UserError, match=r"step_00000007 is missing.*step_00000005"):
+        run("evaluate.py", "--out", finished, "checkpoint=7")
 
 
 def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
@@ -204,6 +204,7 @@ def test_training_goes_on_while_the_store_is_away_and_uploads_later(bucket, data
         run_training(tiny_config(data, "max_steps=410", "checkpoint_every=50"), out)
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_ray_workers_write_to_the_store(bucket, data, tmp_path, repository):
     """Two workers; the driver's folder is rank 0's here, but nothing relies on that but speed."""
