@@ -24,7 +24,7 @@ from treenet.config import BatchConfig
 from treenet.data import ExampleSource
 from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
-from treenet.experiments.scaling_report import LABELS, build_report, format_table, make_study, read_comparison, read_result
+from treenet.experiments.scaling_report import LABELS, build_report, draw, format_table, make_study, read_comparison, read_result
 from treenet.experiments.study import run_study, show_study
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.plan import BatchPlan
@@ -443,11 +443,11 @@ def damage(record: dict, what: str) -> None:
         case "form":
             record["scores"] = []
         case "numbers":
-            record["sentences"]["length"] = "5 -1"
+            record["sentences"]["bleu.length"] = "5 -1"
         case "scores":
             record["scores"]["test"].pop("bleu")
         case "references":
-            record["sentences"]["reference_length"] = " ".join("9" * 8)
+            record["sentences"]["bleu.reference_length"] = " ".join("9" * 8)
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def damage(record: dict, what: str) -> None:
         ("version", "of a later version"),
         ("name", "of another cell"),
         ("form", "is damaged: scores"),
-        ("numbers", "sentences.length must be a line of counts"),
+        ("numbers", r"sentences\.bleu\.length must be a line of counts"),
         ("scores", "has no bleu of test"),
         ("references", "have scores of different references"),
     ],
@@ -484,33 +484,66 @@ def test_records_of_before_a_setting_came_have_its_default(recorded, data, tmp_p
         show_study(make_study(config, tmp_path / "study", recorded))
 
 
-def test_primary_comparisons_are_not_corrected_and_all_others_are_one_family(recorded, data):
-    """Of records with more seeds, whose scores are moved about."""
-    config = make_config(data, seeds=[1, 2, 3], models={name: {} for name in ("tree_transformer", "other", "transformer")})
-    records, random = [], np.random.default_rng(0)
-    base = {path.stem: json.loads(path.read_text()) for path in recorded.iterdir()}
-    for model in config.grid.models:
-        for fraction in (0.3, 1.0):
-            for seed in (1, 2, 3):
-                record = json.loads(json.dumps(base[f"transformer-{fraction:g}-seed1"]))
+def make_records(recorded: Path, grid: dict[str, dict[float, int]]) -> list[dict]:
+    """Records of so many seeds of models and sizes; their translations are made up."""
+    random, base = np.random.default_rng(0), json.loads((recorded / "transformer-1-seed1.json").read_text())
+    records = []
+    for model, sizes in grid.items():
+        for fraction, seeds in sizes.items():
+            for seed in range(1, seeds + 1):
+                record = json.loads(json.dumps(base))
                 matches = random.integers(1, 3 + (model != "transformer"), size=8)
                 record["cell"] = f"{model}-{fraction:g}-seed{seed}"
                 record["labels"] = {"model": model, "fraction": fraction, "seed": seed}
-                record["sentences"] |= {"length": "9 " * 8, "reference_length": "9 " * 8}
-                record["sentences"] |= {f"matches_{n}": " ".join(str(m + 5 - n) for m in matches) for n in (1, 2, 3, 4)}
+                record["facts"]["examples"] = round(60 * fraction)
+                record["sentences"] |= {"bleu.length": "9 " * 8, "bleu.reference_length": "9 " * 8}
+                record["sentences"] |= {f"bleu.matches_{n}": " ".join(str(m + 5 - n) for m in matches) for n in (1, 2, 3, 4)}
                 records.append(record)
-    report = build_report(config, records)
+    return records
+
+
+def test_primary_comparisons_and_other_systems_are_families_and_all_else_is_exploratory(recorded, data):
+    models = ("tree", "transformer", "other", "third")
+    config = make_config(data, models={name: {} for name in models}, fractions=[0.25, 1.0])
+    pair = {0.25: 3, 0.5: 3, 1.0: 5}
+    grid = {"tree": pair, "transformer": pair, "other": {0.5: 3, 1.0: 3}, "third": {1.0: 3}}
+    report = build_report(config, make_records(recorded, grid))
     compared = {(p["model"], p["fraction"]): p["comparison"] for p in report["points"] if "comparison" in p}
     compared |= {(slope["model"], "slope"): slope["comparison"] for slope in report["slopes"]}
-    primary = {("tree_transformer", 1.0), ("tree_transformer", "slope")}
-    assert report["primary"] == "tree_transformer" and len(compared) == 6
-    assert all((test["holm_p_value"] is None) == (place in primary) for place, test in compared.items())
-    others = {place: test for place, test in compared.items() if place not in primary}
-    smallest = min(others.values(), key=lambda test: test["p_value"])
-    assert smallest["holm_p_value"] == pytest.approx(min(1, 4 * smallest["p_value"]))
+    families = {place: (test["family"], test["against"], test["seeds"]) for place, test in compared.items()}
+    assert families == {
+        ("tree", 1.0): ("primary", "transformer", 5), ("tree", "slope"): ("primary", "transformer", 3),
+        ("other", 1.0): ("systems", "tree", 3), ("third", 1.0): ("systems", "tree", 3),
+        ("tree", 0.25): ("exploratory", "transformer", 3), ("tree", 0.5): ("exploratory", "transformer", 3),
+        ("other", 0.5): ("exploratory", "tree", 3), ("other", "slope"): ("exploratory", "tree", 3),
+    }  # fmt: skip
+    for family in ("primary", "systems"):
+        tests = sorted((test for test in compared.values() if test["family"] == family), key=lambda test: test["p_value"])
+        assert tests[0]["holm_p_value"] == pytest.approx(min(1, 2 * tests[0]["p_value"]))
+    assert all((test["holm_p_value"] is None) == (test["family"] == "exploratory") for test in compared.values())
     table = format_table(report)
-    assert "slope of tree_transformer - transformer over 2 sizes, 3 seeds: " in table
-    assert "Primary, and not corrected: tree_transformer - transformer at the largest share" in table
+    assert "slope of tree - transformer over 3 sizes, 3 seeds: " in table and table.count("explor.") == 4
+    assert "two primary comparisons, tree - transformer at the largest share and its slope" in table
+
+
+def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp_path):
+    config = make_config(data, metric="bleu_tokenized")
+    recording = Recording(LABELS, partial(read_result, config))
+    records = recording.read_all(Ledger.read(undisturbed), undisturbed)
+    report = build_report(config, records)
+    for point in report["points"]:
+        cells = [cell for cell in report["cells"] if (cell["model"], cell["fraction"]) == (point["model"], point["fraction"])]
+        scores = [json.loads((undisturbed / "cells" / cell["cell"] / "scores.json").read_text())["test"] for cell in cells]
+        assert point["bleu_tokenized"]["values"] == [one["bleu_tokenized"] for one in scores]
+        assert point["bleu"]["values"] == [one["bleu"] for one in scores]
+        if "comparison" in point:
+            base = next(p for p in report["points"] if (p["model"], p["fraction"]) == ("transformer", point["fraction"]))
+            difference = point["bleu_tokenized"]["mean"] - base["bleu_tokenized"]["mean"]
+            assert point["comparison"]["difference"] == pytest.approx(difference)
+    table = format_table(report)
+    assert "tokenised BLEU" in table and "tok:intl" in table and draw(report).axes[0].get_ylabel() == "tokenised BLEU on test"
+    with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
+        build_report(make_config(data), records)
 
 
 # The table.
@@ -534,7 +567,7 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
     for seeds in (1, 2):
         assert "*" not in lines[seeds][1] and "[" not in lines[seeds][1] and "12.7" not in lines[seeds][1]
         assert lines[seeds][1].split()[-4:] == ["-", "-", "-", "0.001"]
-    assert lines[3][1].split()[-5:-3] == ["[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
+    assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     told = "\n".join(lines[3][2:])
     assert ABOUT_SEEDS in told and ABOUT_WEIGHTS_OF_SEEDS in told and "by p, Holm where there is one" in told
 

@@ -1,12 +1,15 @@
 """Tests and intervals over seeds: how often they hold the truth, and what they are about."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from treenet.inference.significance import (
     ABOUT_SEEDS,
+    EXPLORATORY,
+    SYSTEMS,
     SeedTest,
     compare_examples,
     compare_over_seeds,
@@ -105,7 +108,7 @@ def test_holms_p_values_are_those_of_the_definition():
     random = np.random.default_rng(1)
     for _ in range(200):
         p_values = random.choice([0.001, 0.01, 0.012, 0.02, 0.04, 0.3, 0.9], size=random.integers(1, 7)).tolist()
-        corrected = [test.holm_p_value for test in correct_family(make_tests(*p_values))]
+        corrected = [test.holm_p_value for test in correct_family(make_tests(*p_values), SYSTEMS)]
         for alpha in (0.005, 0.05, 0.1, 0.5):
             rejected, left = set(), len(p_values)
             for place in sorted(range(len(p_values)), key=p_values.__getitem__):
@@ -117,7 +120,9 @@ def test_holms_p_values_are_those_of_the_definition():
 
 
 def test_a_family_is_of_those_with_a_p_value_and_its_stars_are_of_the_corrected_ones():
-    found = correct_family(make_tests(0.03, None, 0.01, 0.04))
+    found = correct_family(make_tests(0.03, None, 0.01, 0.04), SYSTEMS)
     assert [test.holm_p_value for test in found] == pytest.approx([0.06, None, 0.03, 0.06])
     assert [test.starred for test in found] == [False, False, True, False]
-    assert make_tests(0.03)[0].starred and correct_family([]) == []
+    assert {test.family for test in found} == {SYSTEMS} and correct_family([], SYSTEMS) == []
+    alone = make_tests(0.03)[0]
+    assert alone.starred and not replace(alone, family=EXPLORATORY).starred

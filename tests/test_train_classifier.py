@@ -339,7 +339,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     report = build_report(config, records)
     differences = np.array([right["words", seed].astype(float) - right["trees", seed] for seed in (1, 2, 3)])
     test, expected = report["systems"][1]["tests"]["test.accuracy"], compare_examples(differences)
-    assert test == asdict(replace(expected, holm_p_value=expected.p_value))  # one comparison
+    assert test == asdict(replace(expected, family="systems", holm_p_value=expected.p_value))  # one comparison
     assert test["difference"] == pytest.approx(differences.mean()) and test["sentences_error"] > 0
     table = format_table(report).split("\n")
     assert table[2].startswith("words") and "*" in table[2] and any(ABOUT_SEEDS in line for line in table)

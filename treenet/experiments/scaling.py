@@ -6,7 +6,7 @@ model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -39,8 +39,15 @@ class GridConfig(Settings):
         min_length=1,
         description="seeds of initialisation, dropout and batch order, and of the shares where batch.subset is by_seed",
     )
-    baseline: str = Field("transformer", description="the name in `models` that the others are tested against")
+    baseline: str = Field(
+        "transformer",
+        description="the name in `models` that the first other one, which the study is about, is tested against; all further "
+        "ones are tested against that one",
+    )
     split: str = Field("test", description="split of the data set that is translated and scored")
+    metric: Literal["bleu", "bleu_tokenized"] = Field(
+        "bleu", description="what is compared: BLEU of detokenised lines, or of tokens, which papers report"
+    )
     parallel: PositiveInt | None = Field(
         None,
         description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "

@@ -1,14 +1,15 @@
 """What a data-size study says: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
 
-The primary comparisons are those of the first model that is not the baseline: its difference at the largest share of the
-grid, and the slope of its difference over log2 of the size. All others are one family, whose p-values are corrected.
+A study is about its first model that is not the baseline. Its difference from the baseline at the largest share, and the
+slope of that difference over log2 of the size, are the primary comparisons. All further models are compared with it, and
+are a family at the largest share. The p-values of both families are corrected. All else is exploratory.
 
 A difference has two p-values, which answer two questions. One is about training with other seeds, scored on other
 sentences; it needs three seeds, and a star is its alone. The other is about these very weights on these sentences.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -20,15 +21,25 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
 from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
 from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
-from treenet.inference.metrics import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
+from treenet.inference.evaluate import EvaluateSettings, tokenizer_of
+from treenet.inference.metrics import (
+    BLEU_STATISTICS,
+    METRIC_TITLES,
+    bleu_statistics,
+    compare_seeds,
+    compare_slopes,
+    sample_bleu,
+)
 from treenet.inference.origin import recorded_origin
 from treenet.inference.results import read_system
 from treenet.inference.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
-    EXPLAIN_HOLM,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
     EXPLAIN_WEIGHTS,
+    EXPLORATORY,
+    PRIMARY,
+    SYSTEMS,
     SeedTest,
     correct_family,
     half_interval,
@@ -41,20 +52,23 @@ from treeproc.settings import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
 LABELS = {"model": str, "fraction": float, "seed": int}
 # For people, below a table.
-EXPLAIN_PRIMARY = (
-    "Primary, and not corrected: {model} - {baseline} at the largest share, and its slope, which is BLEU a doubling of the pairs."
+EXPLAIN_FAMILIES = (
+    "p, Holm: corrected over the two primary comparisons, {primary} - {baseline} at the largest share and its slope, and over "
+    "the other models, each - {primary}, at that share. All else is exploratory, not corrected and without a star."
 )
-OTHERS = "all other comparisons here"
 
 
 class _Scores(TypedDict, total=False):
     """What is read of an entry of scores.json."""
 
     bleu: float
+    bleu_tokenized: float
     chrf: float
     bleu_signature: str
+    bleu_tokenized_signature: str
 
 
 def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
@@ -73,76 +87,103 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
 
 def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
     """What is recorded of the translations of a cell: their scores, and all that BLEU needs of each sentence."""
-    split = config.grid.split
+    split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
-    if not _Scores.__annotations__.keys() <= scores.get(split, {}).keys():
+    if not _needed(metric) <= scores.get(split, {}).keys():
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
         )
-    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split))
-    return {split: scores[split]}, dict(zip(BLEU_STATISTICS, map(show_numbers, statistics.T), strict=True))
+    tokenizer = tokenizer_of(config.data, EvaluateSettings()) if metric == "bleu_tokenized" else None
+    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer)
+    return {split: scores[split]}, dict(zip(_statistics(metric), map(show_numbers, statistics.T), strict=True))
+
+
+def _needed(metric: str) -> set[str]:
+    return {metric, f"{metric}_signature", "bleu", "chrf"}
+
+
+def _statistics(metric: str) -> list[str]:
+    """Names of the numbers of each sentence in a record."""
+    return [f"{metric}.{name}" for name in BLEU_STATISTICS]
 
 
 def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
     """Everything that the records say; what scaling.json holds."""
-    split, baseline = config.grid.split, config.grid.baseline
-    cells = [_read_cell(record, split) for record in records]
-    sampled = _sample(config, records)
-    num_examples = len(numbers(records[0], BLEU_STATISTICS[0])) if records else 0
-    points = []
+    grid = config.grid
+    cells = [_read_cell(record, grid.split, grid.metric) for record in records]
+    models = list(dict.fromkeys([*grid.models, *(cell["model"] for cell in cells)]))
+    primary = next((model for model in models if model != grid.baseline), grid.baseline)
+    against = {model: grid.baseline if model == primary else primary for model in models if model != grid.baseline}
+    largest = max([*grid.fractions, *(cell["fraction"] for cell in cells)])
+    sentences = _read_sentences(records, grid.metric)
+    num_examples = len(next(iter(sentences.values()))) if sentences else 0
+    bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in sentences.items()}
+    points, families = [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
+
+    def add(place: dict, test: SeedTest, family: str, **facts: object) -> None:
+        place["comparison"] = asdict(test) | {"against": against[place["model"]], **facts}
+        families[family].append(place["comparison"])
+
     for fraction in sorted({cell["fraction"] for cell in cells}):
-        base = _of(cells, fraction, baseline)
         for model in sorted({cell["model"] for cell in cells if cell["fraction"] == fraction}):
-            here = _of(cells, fraction, model)
+            here, there = _of(cells, fraction, model), _of(cells, fraction, against.get(model))
             point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
-            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in ("bleu", "chrf")}
+            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in (grid.metric, "bleu", "chrf")}
             point["seeds"] = list(here)
-            if model != baseline and (seeds := sorted(here.keys() & base.keys())):
-                sides = [[sampled[side[seed]["cell"]] for seed in seeds] for side in (base, here)]
-                found = compare_seeds(*sides, num_examples)
+            if seeds := sorted(here.keys() & there.keys()):
+                found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
+                family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}
-                point["comparison"] = asdict(found.over_seeds) | {"weights": weights}
+                add(point, found.over_seeds, family, weights=weights)
             points.append(point)
-    slopes = [slope for model in config.grid.models if (slope := _slope(cells, sampled, model, baseline, num_examples))]
-    primary = next((model for model in config.grid.models if model != baseline), None)
-    _correct(points, slopes, primary, max(config.grid.fractions))
-    said = [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS]
-    said += [EXPLAIN_PRIMARY.format(model=primary, baseline=baseline), EXPLAIN_HOLM.format(family=OTHERS)] if primary else []
+    slopes = []
+    for model in against:
+        if found := _slope(cells, bleu, model, against[model], num_examples):
+            slopes.append({"model": model, **found[0]})
+            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY)
+    for family, comparisons in families.items():
+        tests = [_read_test(one) for one in comparisons]
+        corrected = correct_family(tests, family) if family != EXPLORATORY else [replace(one, family=family) for one in tests]
+        for one, test in zip(comparisons, corrected, strict=True):
+            one |= asdict(test)
+    families_said = EXPLAIN_FAMILIES.format(primary=primary, baseline=grid.baseline)
     return {
-        "split": split,
+        "split": grid.split,
+        "metric": grid.metric,
         "num_examples": num_examples,
-        "baseline": baseline,
-        "primary": primary,
-        "bootstrap_samples": config.grid.bootstrap_samples,
-        "explanations": said,
-        "bleu_signature": cells[0]["bleu_signature"] if cells else None,
+        "baseline": grid.baseline,
+        "bootstrap_samples": grid.bootstrap_samples,
+        "explanations": [EXPLAIN_MEANS, EXPLAIN_SEEDS, *([families_said] if against else []), EXPLAIN_WEIGHTS],
+        f"{grid.metric}_signature": cells[0][f"{grid.metric}_signature"] if cells else None,
         "cells": cells,
         "points": points,
         "slopes": slopes,
     }
 
 
-def _read_cell(record: Record, split: str) -> dict:
+def _read_cell(record: Record, split: str, metric: str) -> dict:
     where = f"the record of {record['cell']}"
     scores, facts = record["scores"].get(split, {}), record["facts"]
-    if missing := [*(_Scores.__annotations__.keys() - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
+    if missing := [*(_needed(metric) - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
         raise UserError(f"{where} has no {', '.join(sorted(missing))} of {split}; give the split of the records as grid.split")
-    kept = {name: scores[name] for name in _Scores.__annotations__} | recorded_origin(scores)
+    kept = {name: scores[name] for name in sorted(_needed(metric))} | recorded_origin(scores)
     step = record["training"]["averaged_steps"][-1]
     places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
     return {"cell": record["cell"], **record["labels"], **places, **kept}
 
 
-def _sample(config: ScalingConfig, records: Sequence[Record]) -> dict[str, np.ndarray]:
-    """`sample_bleu` of every cell. Raises UserError where two were scored against different references."""
-    sampled, first = {}, None
+def _read_sentences(records: Sequence[Record], metric: str) -> dict[str, np.ndarray]:
+    """`bleu_statistics` of every cell. Raises UserError where two were scored against different references."""
+    found, first = {}, None
     for record in records:
-        statistics = np.stack([numbers(record, name) for name in BLEU_STATISTICS], axis=1)
-        first = (record["cell"], statistics[:, -1]) if first is None else first
-        if not np.array_equal(statistics[:, -1], first[1]):
+        columns = [numbers(record, name) for name in _statistics(metric)]
+        first = (record["cell"], columns[-1]) if first is None else first
+        if not all(len(column) == len(columns[-1]) for column in columns):
+            raise UserError(f"the record of {record['cell']} is damaged: its sentences differ in number; restore it")
+        if not np.array_equal(columns[-1], first[1]):
             raise UserError(f"{record['cell']} and {first[0]} have scores of different references; keep records of one split")
-        sampled[record["cell"]] = sample_bleu(statistics, config.grid.bootstrap_samples)
-    return sampled
+        found[record["cell"]] = np.stack(columns, axis=1)
+    return found
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
@@ -151,30 +192,22 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
     return dict(sorted(found.items()))
 
 
-def _slope(cells: Sequence[dict], sampled: Mapping[str, np.ndarray], model: str, baseline: str, num_examples: int) -> dict | None:
-    """The slope of a model's difference, over the seeds that have all sizes; None with one size or no such seed."""
+def _slope(
+    cells: Sequence[dict], bleu: Mapping[str, np.ndarray], model: str, against: str, num_examples: int
+) -> tuple[dict, SeedTest] | None:
+    """The slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed."""
     fractions = sorted({cell["fraction"] for cell in cells if cell["model"] == model})
-    by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (baseline, model)]
+    by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (against, model)]
     seeds = sorted(set.intersection(*(set(here) for side in by_size for here in side))) if fractions else []
-    if model == baseline or len(fractions) < 2 or not seeds:
+    if len(fractions) < 2 or not seeds:
         return None
-    sides = [np.array([[sampled[here[seed]["cell"]] for here in side] for seed in seeds]) for side in by_size]
+    sides = [np.array([[bleu[here[seed]["cell"]] for here in side] for seed in seeds]) for side in by_size]
     pairs = np.array([[here[seed]["pairs"] for here in by_size[1]] for seed in seeds])
-    test = compare_slopes(*sides, pairs, num_examples)
-    return {"model": model, "fractions": fractions, "seeds": seeds, "comparison": asdict(test)}
-
-
-def _correct(points: Sequence[dict], slopes: Sequence[dict], primary: str | None, largest: float) -> None:
-    """Give all comparisons but the primary ones Holm's p-values."""
-    others = [point for point in points if "comparison" in point and (point["model"], point["fraction"]) != (primary, largest)]
-    others += [slope for slope in slopes if slope["model"] != primary]
-    tests = correct_family([_read_test(one["comparison"]) for one in others])
-    for one, test in zip(others, tests, strict=True):
-        one["comparison"] |= {"holm_p_value": test.holm_p_value}
+    return {"fractions": fractions, "seeds": seeds}, compare_slopes(*sides, pairs, num_examples)
 
 
 def _read_test(comparison: Mapping) -> SeedTest:
-    return SeedTest(**{name: value for name, value in comparison.items() if name != "weights"})
+    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
 
 
 def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
@@ -190,24 +223,39 @@ def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
     return _read_test(test), test["weights"]["p_value"]
 
 
+def metric_of(report: dict) -> str:
+    """The metric that a study compares; files of earlier versions do not name theirs."""
+    return report.get("metric", "bleu")
+
+
+def against_of(report: dict, point: dict) -> str:
+    """What a point or a slope was compared with; files of earlier versions had the baseline alone."""
+    return point["comparison"].get("against", report["baseline"])
+
+
 def format_table(report: dict) -> str:
     """One line a size and model, the slopes, and what the numbers are about. A star marks p < 0.05 over seeds."""
     if not report["points"]:
         return "no cell is done yet"
-    head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{'BLEU':>8}{'± 95 %':>8}{'chrF':>8}"
-    lines = [f"{head}  {'- ' + report['baseline']:>16} {'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
+    metric = metric_of(report)
+    others = [name for name in ("bleu", "chrf") if name != metric]
+    head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{METRIC_TITLES[metric]:>{_WIDTHS[metric]}}{'± 95 %':>8}"
+    head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
+    lines = [f"{head}  {'difference':>10} {'from':<20}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
     for point in report["points"]:
-        half = half_interval(point["bleu"])
+        half = half_interval(point[metric])
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<20}{len(point['seeds']):>6}"
-        line += f"{point['bleu']['mean']:>8.2f}{'-' if half is None else f'{half:.2f}':>8}{point['chrf']['mean']:>8.2f}"
+        line += f"{point[metric]['mean']:>{_WIDTHS[metric]}.2f}{'-' if half is None else f'{half:.2f}':>8}"
+        line += "".join(f"{point[name]['mean']:>8.2f}" for name in others)
         if found := read_comparison(point):
             test, of_weights = found
             p_value, holm = show_p_values(test)
-            line += f"  {test.difference:>+16.2f} {_show_interval(test):>16}{p_value:>9}{holm:>10}{of_weights:>11.3f}"
+            line += f"  {test.difference:>+10.2f} {against_of(report, point):<20}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
+            line += f"{of_weights:>11.3f}"
         lines.append(line)
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
-    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report['bleu_signature']}")
+    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
     lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
 
@@ -218,7 +266,7 @@ def describe_slopes(report: dict) -> list[str]:
     for slope in report.get("slopes", ()):
         test = _read_test(slope["comparison"])
         p_value, holm = (said.strip() for said in show_p_values(test))
-        what = f"{slope['model']} - {report['baseline']} over {len(slope['fractions'])} sizes, {len(slope['seeds'])} seeds"
+        what = f"{slope['model']} - {against_of(report, slope)} over {len(slope['fractions'])} sizes, {len(slope['seeds'])} seeds"
         lines.append(
             f"slope of {what}: {test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
         )
@@ -245,19 +293,20 @@ def draw(report: dict) -> "Figure":
     """Mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes."""
     from matplotlib.figure import Figure
 
+    metric = metric_of(report)
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
     models = sorted({point["model"] for point in report["points"]})
     for index, model in enumerate(models):
         points = [point for point in report["points"] if point["model"] == model]
         aside = 1.02 ** (index - (len(models) - 1) / 2)  # so that bars of two models do not hide each other
-        pairs, means = [point["pairs"] * aside for point in points], [point["bleu"]["mean"] for point in points]
-        halves = [half_interval(point["bleu"]) or 0.0 for point in points]
+        pairs, means = [point["pairs"] * aside for point in points], [point[metric]["mean"] for point in points]
+        halves = [half_interval(point[metric]) or 0.0 for point in points]
         bars = axes.errorbar(pairs, means, yerr=halves, marker="o", markersize=5, capsize=3, linewidth=1.5, label=model)
         for at, point in zip(pairs, points, strict=True):
-            values = point["bleu"]["values"]
+            values = point[metric]["values"]
             axes.plot([at] * len(values), values, "_", markersize=9, color=bars[0].get_color())
-    axes.set(xscale="log", xlabel="training pairs", ylabel=f"BLEU on {report['split']}")
+    axes.set(xscale="log", xlabel="training pairs", ylabel=f"{METRIC_TITLES[metric]} on {report['split']}")
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
     axes.set_xticks(sizes, [_short(size) for size in sizes])
     axes.minorticks_off()

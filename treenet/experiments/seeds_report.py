@@ -21,8 +21,8 @@ from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
 from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
 from treenet.inference.origin import recorded_origin
 from treenet.inference.significance import (
-    EXPLAIN_HOLM,
     EXPLAIN_SEEDS,
+    SYSTEMS,
     SeedTest,
     compare_examples,
     correct_family,
@@ -46,6 +46,7 @@ MEASURES = {
 }
 # What differences from the baseline are tested of: measure, and the result whose predictions it is of.
 TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
+EXPLAIN_FAMILY = "p, Holm: corrected over all systems that are compared with the baseline."
 LABELS = {"system": str, "seed": int}
 
 
@@ -78,11 +79,11 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
     rows = [_summarize_system(system, cells, config.grid.baseline, right) for system in systems]
     for measure in TESTED:
         tested = [row for row in rows if measure in row.get("tests", {})]
-        for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested]), strict=True):
+        for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested], SYSTEMS), strict=True):
             row["tests"][measure] = asdict(test)
     return {
         "baseline": config.grid.baseline,
-        "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_HOLM.format(family='the systems beside the baseline')}",
+        "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_FAMILY}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
     }

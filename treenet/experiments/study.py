@@ -11,7 +11,7 @@ from treenet.config import TrainConfig
 from treenet.experiments.records import Record, Recording
 from treenet.inference.origin import NOT_RECORDED, RunState, Standing
 from treenet.inference.results import SCORES, read_scores
-from treenet.inference.significance import SeedTest
+from treenet.inference.significance import EXPLORATORY, SeedTest
 from treenet.training.grid import Work, need_ray, run_cells
 from treenet.training.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.training.run import STOPPED_BY_SIGTERM, make_run_folder
@@ -63,12 +63,12 @@ def count_not_recorded(cells: Sequence[dict]) -> str:
 
 
 def show_p_values(test: SeedTest) -> tuple[str, str]:
-    """p and Holm's p, of the same width with a star or without."""
+    """p, and what its family makes of it, of the same width with a star or without."""
     star = "*" if test.starred else " "
     if test.p_value is None:
         return "- ", "- "
     if test.holm_p_value is None:
-        return f"{test.p_value:.3f}{star}", "- "
+        return f"{test.p_value:.3f}{star}", "explor. " if test.family == EXPLORATORY else "- "
     return f"{test.p_value:.3f} ", f"{test.holm_p_value:.3f}{star}"
 
 

@@ -155,10 +155,17 @@ NGRAMS = 4
 BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "length", "reference_length")
 
 
-def bleu_statistics(lines: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """All that corpus BLEU needs of each sentence [lines, BLEU_STATISTICS]: n-grams of the line that match, and lengths."""
+def bleu_statistics(lines: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> np.ndarray:
+    """All that corpus BLEU needs of each sentence [lines, BLEU_STATISTICS]: n-grams of the line that match, and lengths.
+
+    Of detokenised lines, or with a `tokenizer` of tokenised BLEU.
+    """
     check_lines(lines, references)
-    metric = BLEU(tokenize="13a", effective_order=True)  # of the sentence alone, whose score is not used
+    if tokenizer is not None:
+        split = build_tokenizer(tokenizer)
+        lines, references = ([split(line) for line in side] for side in (lines, references))
+    # Effective order is for the score of the sentence alone, which is not used.
+    metric = BLEU(tokenize="13a" if tokenizer is None else "none", effective_order=True)
     sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
     return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
 

@@ -18,6 +18,7 @@ import numpy as np
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
 ABOUT_SEEDS = "training with other seeds, scored on other sentences"
+PRIMARY, SYSTEMS, EXPLORATORY = "primary", "systems", "exploratory"  # families of comparisons
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 LEVEL = 0.95  # of every interval
@@ -27,7 +28,6 @@ EXPLAIN_SEEDS = (
     f"Interval and p of a difference are about {ABOUT_SEEDS}: Student's t over paired seeds, the variance over sentences added. "
     f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, by p, Holm where there is one."
 )
-EXPLAIN_HOLM = "p, Holm: corrected for the number of {family}."
 EXPLAIN_WEIGHTS = (
     f"p, weights: about {ABOUT_WEIGHTS_OF_SEEDS} alone, whatever other seeds would give: paired bootstrap over sentences."
 )
@@ -48,12 +48,13 @@ class SeedTest:
     seeds_error: float | None
     sentences_error: float | None  # None where an earlier version did not write it
     about: str = ABOUT_SEEDS
-    holm_p_value: float | None = None  # of a comparison that is one of a family
+    family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` is none, and none in earlier versions
+    holm_p_value: float | None = None
 
     @property
     def starred(self) -> bool:
         p_value = self.p_value if self.holm_p_value is None else self.holm_p_value
-        return p_value is not None and p_value < SIGNIFICANT
+        return self.family != EXPLORATORY and p_value is not None and p_value < SIGNIFICANT
 
 
 def summarize(values: Sequence[float]) -> dict:
@@ -102,14 +103,14 @@ def compare_examples(differences: np.ndarray) -> SeedTest:
     return compare_over_seeds(differences.mean(1).tolist(), float(over_sentences), num_sentences)
 
 
-def correct_family(tests: Sequence[SeedTest]) -> list[SeedTest]:
+def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
     """The tests of a family with Holm's p-values: m p for the smallest of m, (m - 1) p for the next, none below another."""
     p_values = [test.p_value for test in tests if test.p_value is not None]
     corrected, reached = {}, 0.0
     for rank, p_value in enumerate(sorted(p_values)):
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_value))
         corrected.setdefault(p_value, reached)
-    return [replace(test, holm_p_value=corrected.get(test.p_value)) for test in tests]
+    return [replace(test, family=family, holm_p_value=corrected.get(test.p_value)) for test in tests]
 
 
 def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:

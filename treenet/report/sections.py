@@ -5,12 +5,20 @@ from html import escape
 
 import numpy as np
 
-from treenet.experiments.scaling_report import describe_slopes, read_comparison
+from treenet.experiments.scaling_report import against_of, describe_slopes, metric_of, read_comparison
 from treenet.experiments.study import count_not_recorded
 from treenet.inference.attention_stats import AttentionStats
 from treenet.inference.metrics import METRIC_TITLES
 from treenet.inference.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
-from treenet.inference.significance import ABOUT_WEIGHTS, EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
+from treenet.inference.significance import (
+    ABOUT_WEIGHTS,
+    EXPLAIN_MEANS,
+    EXPLAIN_SEEDS,
+    EXPLAIN_WEIGHTS,
+    EXPLORATORY,
+    SeedTest,
+    half_interval,
+)
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
@@ -224,32 +232,37 @@ def show_studies(page: Page) -> list[str]:
             config = shlex.quote(f"{study.given}/config.yaml")
             command = code(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}")
             out.append(tag("div", tag("p", escape(said) + command), class_="callout", role="note"))
-        out.append(page.figure(scaling_name(index), f"{study.name}: BLEU on {report['split']} by training pairs."))
-        head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", "BLEU", "± 95 %", "chrF"))]
-        head += [Cell(name, "n") for name in ("difference", "95 %", "p", "p, Holm", "p, weights")]
+        metric = metric_of(report)
+        title = METRIC_TITLES[metric]
+        out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
+        head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
+        head += [Cell("difference", "n"), text("from"), *(Cell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights"))]
         rows, rules, last = [], [], None
         for point in report["points"]:
             if point["fraction"] != last and rows:
                 rules.append(len(rows))
             last, found = point["fraction"], read_comparison(point)
             cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
-            cells += [number(len(point["seeds"])), number(point["bleu"]["mean"], ".2f")]
-            cells += [number(half_interval(point["bleu"]), ".2f"), number(point["chrf"]["mean"], ".2f")]
-            rows.append(cells + (_study_test(*found) if found else [Cell("", "n")] * 5))
+            cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
+            cells += [number(half_interval(point[metric]), ".2f"), number(point["chrf"]["mean"], ".2f")]
+            rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [Cell("", "n")] * 6))
         said = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
-        out.append(page.table(f"{study.name}: differences are to {report['baseline']}. {said}", head, rows, rules=rules))
+        out.append(page.table(f"{study.name}. {said}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
         if said := count_not_recorded(report.get("cells", ())):
             out.append(paragraph(f"{said}.", class_="note"))
     return out
 
 
-def _study_test(test: SeedTest, of_weights: float) -> list[Cell]:
-    """Difference, interval, p and Holm's p over seeds, and p of the weights alone. A star is of the p that counts."""
+def _study_test(test: SeedTest, of_weights: float, against: str) -> list[Cell]:
+    """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
     p_values = [_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
     p_values[test.holm_p_value is not None] += "*" * test.starred
-    return [number(test.difference, "+.2f"), *(Cell(said, "n") for said in (interval, *p_values, _p_value(of_weights)))]
+    if test.family == EXPLORATORY:
+        p_values[1] = "exploratory"
+    said = (interval, *p_values, _p_value(of_weights))
+    return [number(test.difference, "+.2f"), text(against), *(Cell(one, "n") for one in said)]
 
 
 def scaling_name(index: int) -> str:
