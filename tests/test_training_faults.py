@@ -26,6 +26,7 @@ from treenet.training import ray_train
 from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.training.run import run_training
 from treeproc.files import locked, read_json
+from treeproc.provenance import read_sessions
 from treeproc.settings import UserError, dump_settings
 
 TESTS = Path(__file__).parent
@@ -101,6 +102,8 @@ def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     assert len(killed) == 1 and summary.finished and summary.step == 150
     assert losses(run_dir) == two_ranks(data, tmp_path / "undisturbed", 150)
     assert "new workers continue from step" in capfd.readouterr().err
+    (session,) = read_sessions(run_dir)
+    assert "Ray's workers" in session.cpu_covers and session.did == {"from update": 0, "to update": 150}
 
 
 @pytest.mark.cluster
