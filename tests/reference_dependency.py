@@ -120,9 +120,7 @@ class ReferenceSentence:
             if not groups:
                 alone = (tag in _NOMINAL and relation in _ARGUMENTS) or (relation == "advmod" and tag == "ADV")
             else:
-                alone = (tag in _NOMINAL and CORE not in used) or (
-                    tag in ("VERB", "AUX") and not {CORE, PREDICATE} & set(used)
-                )
+                alone = (tag in _NOMINAL and CORE not in used) or (tag in ("VERB", "AUX") and not {CORE, PREDICATE} & set(used))
             if alone:
                 out.append((head, head + 1, label))
         for layer, group in groups:

@@ -57,7 +57,7 @@ def line_tokens(line: str):
         ("I don 't and DON 'T", "I do n't and DO N'T"),
         ("it can 't , won 't and ain 't", "it ca n't , wo n't and ai n't"),
         ("son 't is Don 's", "son 't is Don 's"),  # no auxiliary, no negation
-        ('" it \'s " she \'d say', "`` it 's '' she 'd say"),
+        ("\" it 's \" she 'd say", "`` it 's '' she 'd say"),
         ("don ’ t say it ’ s so", "do n’t say it ’s so"),
         ("cannot Cannot gonna", "can not Can not gon na"),
         ("at 8 o 'clock O 'Reilly and I 'd l 'enfant", "at 8 o'clock O'Reilly and I 'd l'enfant"),

@@ -442,8 +442,10 @@ def test_a_missing_package_is_one_line(name, monkeypatch, tmp_path):
         ({"name": "spacy", "package": "x y"}, "must be the name of an installed spaCy pipeline"),
         ({"name": "benepar"}, "needs the path of its model"),
         ({"name": "benepar", "models": "x", "dependencies": True}, "set package"),
-        ({"name": "benepar", "models": "x", "dependencies": True, "package": "x", "constituency": False},
-         "constituency: false is for"),
+        (
+            {"name": "benepar", "models": "x", "dependencies": True, "package": "x", "constituency": False},
+            "constituency: false is for",
+        ),
         ({"name": "stanza", "package": "en_core_web_sm"}, "package: is for name: spacy, benepar or supar"),
         ({"name": "spacy", "models": "x"}, "models: is for name: stanza, shipped, benepar or supar"),
     ],

@@ -172,7 +172,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("tail", ['{"step": 3', '{"epoch": 1}\n', '[]\n', '{"step": "x", "epoch": 1}\n', "\0\0\n", "\udcff\n"])
+@pytest.mark.parametrize("tail", ['{"step": 3', '{"epoch": 1}\n', "[]\n", '{"step": "x", "epoch": 1}\n', "\0\0\n", "\udcff\n"])
 def test_a_damaged_end_of_the_metrics_is_dropped(tmp_path, tail, save_often):
     fit(Line(), tmp_path, SETTINGS, seed=1)
     before = metrics(tmp_path)

@@ -269,9 +269,7 @@ def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run,
         "warning: 1 of 3 lines have no translation: 2",
     ]
     done = run_workflow("translate.py", "--out", run, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2 and without_phases(done.stderr) == [
-        "error: /dev/stdin is empty; it must have a sentence a line"
-    ]
+    assert done.returncode == 2 and without_phases(done.stderr) == ["error: /dev/stdin is empty; it must have a sentence a line"]
 
 
 def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workflow):

@@ -115,9 +115,7 @@ class PreprocessConfig(Settings):
         return self.model_copy(update=decided)
 
 
-def one_root(
-    tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping
-) -> TreeConfig:
+def one_root(tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping) -> TreeConfig:
     """The sentences of a pair's line stand under one root, unless the user or a data set that was begun has it otherwise."""
     parser = parsers[tree.side == "target"]
     if "documents" in tree.model_fields_set or not (has_target and parser and parser.split_sentences):

@@ -66,9 +66,7 @@ def _run_here(work: Work, jobs: Sequence[dict], progress: Progress) -> Iterator[
     yield from (worker(**job) for job in jobs)
 
 
-def _run_on_ray(
-    work: Work, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder
-) -> Iterator[ShardRecord]:
+def _run_on_ray(work: Work, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder) -> Iterator[ShardRecord]:
     from treeproc import ray_job  # a job without Ray must not load it
 
     def count_usage(usage: dict) -> None:

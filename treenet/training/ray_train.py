@@ -47,9 +47,7 @@ ORPHANS_S = 120
 _STARTING = "starting workers, building the plan, trying the largest batch"
 
 
-def train_with_ray(
-    config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]
-) -> Outcome:
+def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]) -> Outcome:
     """Run `config.workers` workers to the end; a local run folder and `config.data` are absolute paths that every node sees.
 
     `count_usage` gets the `Meter.usage` of every worker that comes to its end.

@@ -154,9 +154,7 @@ def check_job(config: TrainConfig) -> Job:
     return Job(config, facts)
 
 
-def train_job(
-    config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None
-) -> Outcome:
+def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None) -> Outcome:
     """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
     mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
     if outcome := finished_outcome(config, run_dir):

@@ -34,8 +34,8 @@ class Files(Settings):
     )
     sentences: list[Path] = Field(
         default=[],
-        description="instead of the three: files without splits; runs of up to 100 sentences stay together, so that a document is "
-        "rarely cut; every tenth run is test, every tenth from the sixth on is valid",
+        description="instead of the three: files without splits; runs of up to 100 sentences stay together, so that a document "
+        "is rarely cut; every tenth run is test, every tenth from the sixth on is valid",
     )
 
     @model_validator(mode="after")
