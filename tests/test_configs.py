@@ -88,7 +88,7 @@ def test_classification_settings_are_those_of_the_paper(name):
     assert CONFIGS[0].with_name(f"{name}_data.yaml").exists()
 
 
-@pytest.mark.parametrize("name", ["seeds_sst5", "seeds_sst2", "seeds_sst5_controls"])
+@pytest.mark.parametrize("name", ["seeds_sst5", "seeds_sst2", "seeds_sst5_controls", "seeds_sst5_split_words"])
 def test_comparisons_have_one_budget_and_the_models_of_the_paper(name):
     """Chosen on valid: rate, word dropout, updates; all else is sst5.yaml's."""
     config = load_settings(SeedsConfig, CONFIGS[0].with_name(f"{name}.yaml"), ["data=somewhere"])
