@@ -14,7 +14,7 @@ from treeproc.drawing import draw_row
 from treeproc.errors import UserError, printable
 from treeproc.parsers import describe_in_words
 from treeproc.provenance import describe_sessions, read_sessions
-from treeproc.report import lifted_arcs, noticed, parse_statuses
+from treeproc.report import noticed, parse_statuses, tree_notes
 from treeproc.schema import in_order
 from treeproc.settings import ArgumentParser, run_cli
 from treeproc.shards import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths
@@ -129,7 +129,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
             f"  parse_status: {_counts(parse_statuses(folders['parsed'], split, side))}",
             f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
             f"  noticed in the text: {noticed(notices, split)}",
-            *([f"  {told}"] if (told := lifted_arcs(index["totals"][split])) else []),
+            *(f"  {note}" for note in tree_notes(index["totals"][split])),
             *histogram(figures.lengths, "  leaves of an example"),
             *histogram(figures.depths, "  levels of nodes of an example"),
         ]

@@ -64,6 +64,11 @@ class LineEncoder:
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         if tree.tree_source == "dependencies":
             _check_arcs(data, config, given_trees)
+        if tree.tree_source == "shuffled":
+            raise UserError(
+                f"{data} has shuffled trees, those of other lines of its splits, and a line by itself has none; preprocess the "
+                f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with workflows/evaluate.py"
+            )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)
         elif given_trees and config.given_labels != "parsed":

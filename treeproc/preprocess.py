@@ -23,6 +23,7 @@ from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
+from treeproc.stages.shuffle import find_donors
 from treeproc.stages.text import Scan, TextWriter, scan
 from treeproc.stages.vocabulary import copy_vocabulary, vocabulary_files, write_vocabulary
 from treeproc.storage import AnyPath
@@ -312,7 +313,13 @@ class _Job:
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
-        jobs = [{"text": t, "parsed": p, "mark": mark} for t, p, mark in zip(text, parsed, marks, strict=True)]
+        jobs = [{"text": t, "parsed": p} for t, p in zip(text, parsed, strict=True)]
+        if config.tree.tree_source == "shuffled":
+            donors = find_donors(base / "parsed", parsed, config.tree.parsed_columns[0], config.tree.seed)
+            every = fingerprint([record.sha256 for record in parsed])  # a line's tree comes from any of them
+            marks = [fingerprint(mark, every) for mark in marks]
+            jobs = [job | {"donors": own} for job, own in zip(jobs, donors, strict=True)]
+        jobs = [job | {"mark": mark} for job, mark in zip(jobs, marks, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         work = Work("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, marks, jobs)

@@ -45,11 +45,14 @@ def reasons(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
-def lifted_arcs(total: dict[str, int]) -> str | None:
-    """What became of arcs that cross; None where trees are not made of arcs."""
-    if "lifted_arcs" not in total:
-        return None
-    return f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences"
+def tree_notes(total: dict[str, int]) -> list[str]:
+    """What making the trees of a split met: arcs that cross, lines that keep their own tree among shuffled ones."""
+    notes = []
+    if "lifted_arcs" in total:
+        notes.append(f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences")
+    if "lines_without_partner" in total:
+        notes.append(f"shuffled trees: {total['lines_without_partner']:,} lines keep their own, no other has as many words")
+    return notes
 
 
 def summary(index: dict, out: AnyPath) -> str:
@@ -63,8 +66,7 @@ def summary(index: dict, out: AnyPath) -> str:
         lines.append(f"  {split}: {', '.join(sizes)}; dropped: {reasons(index['dropped'].get(split, {}))}")
         if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
             lines.append(f"    parse_status: {reasons(statuses)}{', no parser asked for' if NO_PARSER in statuses else ''}")
-        if told := lifted_arcs(total):
-            lines.append(f"    {told}")
+        lines += [f"    {note}" for note in tree_notes(total)]
     for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part or not at all")):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
             lines.append(f"  lines that were {what}: {path}")

@@ -18,6 +18,7 @@ from treeproc.ragged import edges_of
 from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.settings import Settings, UserError
 from treeproc.shards import Shard, ShardRecord, write_shard
+from treeproc.stages.shuffle import Donated, Donors, count_alone, cut, read_donated
 from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees import SpanTree
@@ -31,10 +32,11 @@ _CLASSES = ("node_labels", "leaf_labels")
 class TreeConfig(Settings):
     """How the parsed trees become the trees that models read."""
 
-    tree_source: Literal["parsed", "dependencies"] | ControlTree = Field(
+    tree_source: Literal["parsed", "dependencies", "shuffled"] | ControlTree = Field(
         "parsed",
         description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); "
-        "the others are control trees over the same words",
+        "'shuffled': the constituents of another line of the split with as many words; the others are control trees over the "
+        "same words",
     )
     phrases: PhraseShape = Field(
         "layered",
@@ -54,7 +56,7 @@ class TreeConfig(Settings):
         description="the trees of an example stand side by side, or below one more node, labelled DOC; where it is not set, "
         "dummy_root for translation pairs with parser.split_sentences",
     )
-    seed: int = Field(1, description="seed of the random control trees")
+    seed: int = Field(1, description="seed of random and of shuffled trees")
 
     def facts(self) -> dict:
         """The settings that decide on the trees, for fingerprints and the index."""
@@ -105,14 +107,17 @@ class Encoder:
         (batch,) = record_batches([parsed], select(FULL_PARSED_SCHEMA, parsed.keys()))
         views = batch_views(batch)
         brackets = read_forest(views[self._config.parsed_columns[1]][1])
-        forest = self._word_forest(brackets, views, views["example_id"], {}, Counter())
+        forest = self._word_forest(brackets, views, views["example_id"], {}, Counter(), None)
         tags = [brackets.tag_names[tag] for tag in brackets.tags]
         return tags, SpanTree([forest.names[i] for i in forest.labels], forest.starts.tolist(), forest.ends.tolist())
 
-    def encode(self, text: Views, parsed: Views, counts: Counter | None = None) -> pa.RecordBatch:
+    def encode(
+        self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None
+    ) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
-        `counts` takes up arcs that were lifted. Raises ValueError when words, trees and lines do not belong together.
+        `counts` takes up arcs that were lifted; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
+        words, trees and lines do not belong together.
         """
         config, ids = self._config, text["example_id"]
         words_column, trees_column = config.parsed_columns
@@ -122,7 +127,7 @@ class Encoder:
         if len(wrong):
             raise ValueError(f"line {ids[wrong[0]] + 1} has trees over another number of words than it has")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
-        forest = self._word_forest(brackets, parsed, ids, text, counts if counts is not None else Counter())
+        forest = self._word_forest(brackets, parsed, ids, text, counts if counts is not None else Counter(), donated)
         forest = split_words(forest, brackets.tags, brackets.tag_names, piece_counts)
         if config.binarize != "none":
             forest = binarise(forest, len(pieces), config.binarize)
@@ -179,7 +184,9 @@ class Encoder:
         nodes = {"label": labels, "parent": np.where(parents < 0, -1, parents - first_node)}
         return {"nodes": Lists(counts, nodes), "spans": Lists(counts, spans)}
 
-    def _word_forest(self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter) -> Forest:
+    def _word_forest(
+        self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter, donated: Donated | None
+    ) -> Forest:
         """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
         config = self._config
         word_edges, tree_edges = (parsed[name][0] for name in config.parsed_columns)
@@ -196,10 +203,16 @@ class Encoder:
         if config.tree_source != "parsed":
             if config.tree_source == "dependencies":
                 made = _dependency_forest(config, brackets, parsed, ids, counts)
+            elif config.tree_source == "shuffled":
+                tree_edges, texts = donated
+                brackets = read_forest(texts)
+                if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
+                    raise ValueError("a line has as many words as another line, but trees over another number of them")
+                made = normal_form(brackets, collapse_unary=config.collapse_unary)
             else:
                 made = _control_forest(config, word_edges, ids)
             forest = made if forest is None else with_classes(made, forest)
-        if config.tree_source in ("parsed", "dependencies") and config.documents == "dummy_root":
+        if config.tree_source in ("parsed", "dependencies", "shuffled") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))
         return forest
@@ -247,12 +260,21 @@ class EncodeShard:
         self._data, self._base, self._tree = data, base or data, tree
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
 
-    def __call__(self, text: ShardRecord, parsed: ShardRecord, mark: str) -> ShardRecord:
+    def __call__(self, text: ShardRecord, parsed: ShardRecord, mark: str, donors: Donors | None = None) -> ShardRecord:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts, longest = Counter(), {}
+        donated = None
+        if donors is not None:
+            donated = read_donated(self._base / "parsed", donors, self._tree.parsed_columns[1])
+            counts["lines_without_partner"] = count_alone(self._base / "parsed", donors, parsed)
+        first, batches = 0, []
         try:
-            batches = [self._encoder.encode(*views, counts) for views in zip(lines.columns, trees.columns, strict=True)]
+            for views in zip(lines.columns, trees.columns, strict=True):
+                rows = len(views[0]["example_id"])
+                part = None if donated is None else cut(donated, first, rows)
+                batches.append(self._encoder.encode(*views, counts, part))
+                first += rows
         except ValueError as error:
             raise UserError(f"{self._base / 'parsed' / parsed.name}: {error}; run workflows/preprocess.py again") from None
         for name in ("leaves", "nodes", "tgt_pieces"):

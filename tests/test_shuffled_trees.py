@@ -1,0 +1,121 @@
+"""Shuffled trees: every line with the parse of another line of its split that has as many words."""
+
+from collections import Counter, defaultdict
+
+import pytest
+
+from treeproc.inspect import describe
+from treeproc.line_encoder import LineEncoder
+from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.report import summary
+from treeproc.settings import UserError
+from treeproc.shards import open_shards, read_index
+from treeproc.subwords import LabelVocab
+from treeproc.verify import verify
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split()
+
+
+def tree(number: int, length: int) -> str:
+    """A tree over `length` words whose cut and label tell the line that it was made for."""
+    leaves = [f"(T{number % 3} {WORDS[(number * 5 + i) % len(WORDS)]})" for i in range(length)]
+    cut = 1 + number % (length - 1)
+    return f"(S (A{number % 4} {' '.join(leaves[:cut])}) (B{number % 5} {' '.join(leaves[cut:])}))"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shuffled")
+    lengths = [2 + n % 5 for n in range(40)] + [9]  # no other line has nine words
+    (folder / "train.mrg").write_text("\n".join(tree(n, length) for n, length in enumerate(lengths)), encoding="utf-8")
+    (folder / "test.mrg").write_text("\n".join(tree(n, 4) for n in range(50, 53)), encoding="utf-8")
+    config = {
+        "splits": {"train": {"source": [folder / "train.mrg"]}, "test": {"source": [folder / "test.mrg"]}},
+        "format": "brackets",
+        "parser": {"name": "given"},
+        "subwords": {"vocab_size": 300},
+        "rows_per_shard": 7,
+        "workers": 0,
+    }
+    preprocess(PreprocessConfig.model_validate(config), folder / "data")
+    return folder / "data"
+
+
+def shuffled(data, out, **changes):
+    values = {"parsed": data, "subwords": {"vocab_size": 300}, "tree": {"tree_source": "shuffled"}, "workers": 0} | changes
+    return preprocess(PreprocessConfig.model_validate(values), out)
+
+
+def rows_of(data, split: str) -> dict[int, dict]:
+    return {row["example_id"]: row for shard in open_shards(data / "encoded", split) for row in shard.rows()}
+
+
+def shape(data, row: dict) -> tuple:
+    """Labels and spans over words, without the nodes of split words."""
+    names = LabelVocab.load(data / "encoded/vocab/labels.txt").names
+    words = row["leaves"]["word_index"]
+    nodes = zip(row["nodes"]["label"], row["spans"]["start"], row["spans"]["end"], strict=True)
+    return tuple((names[n], int(words[a]), int(words[b - 1]) + 1) for n, a, b in nodes if not names[n].startswith("POS="))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_line_has_the_tree_of_another_of_its_length(data, tmp_path, split):
+    index = shuffled(data, tmp_path / "out")
+    before, after = rows_of(data, split), rows_of(tmp_path / "out", split)
+    assert before.keys() == after.keys()
+    trees = {where: defaultdict(Counter) for where in ("before", "after")}
+    for number, row in before.items():
+        words = int(row["leaves"]["word_index"][-1]) + 1
+        trees["before"][words][shape(data, row)] += 1
+        trees["after"][words][shape(tmp_path / "out", after[number])] += 1
+        for column in ("piece", "word_index", "pos_tag"):
+            assert after[number]["leaves"][column].tolist() == row["leaves"][column].tolist()
+    # The trees of a length are dealt out anew: none is lost, none is made up.
+    assert trees["before"] == trees["after"]
+    moved = sum(shape(data, row) != shape(tmp_path / "out", after[number]) for number, row in before.items())
+    assert moved > len(before) / 2
+    assert index["totals"][split]["lines_without_partner"] == (split == "train")
+
+
+def test_partners_do_not_depend_on_shards_but_on_the_seed(data, tmp_path):
+    shuffled(data, tmp_path / "one")
+    shuffled(data, tmp_path / "other", tree={"tree_source": "shuffled", "seed": 2})
+    whole = PreprocessConfig.model_validate(
+        {
+            "splits": {s: {"source": [data.parent / f"{s}.mrg"]} for s in ("train", "test")},
+            "format": "brackets",
+            "parser": {"name": "given"},
+            "subwords": {"vocab_size": 300},
+            "tree": {"tree_source": "shuffled"},
+            "workers": 0,
+        }
+    )
+    preprocess(whole, tmp_path / "whole")
+    shapes = {
+        name: [shape(tmp_path / name, row) for row in rows_of(tmp_path / name, "train").values()]
+        for name in ("one", "other", "whole")
+    }
+    assert shapes["one"] == shapes["whole"] != shapes["other"]
+
+
+def test_a_control_of_the_same_text_and_vocabulary(data, tmp_path):
+    index, original = shuffled(data, tmp_path / "out"), read_index(data / "encoded")
+    for name in ("text_fingerprint", "vocab_fingerprint"):
+        assert index[name] == original[name]
+    assert index["tree_fingerprint"] != original["tree_fingerprint"]
+    assert not verify(tmp_path / "out").problems
+    note = "shuffled trees: 1 lines keep their own, no other has as many words"
+    assert note in summary(index, tmp_path / "out") and note in describe(tmp_path / "out")[0]
+
+
+def test_a_line_by_itself_has_no_partner(data, tmp_path):
+    shuffled(data, tmp_path / "out")
+    with pytest.raises(UserError, match="has shuffled trees, those of other lines of its splits, and a line by itself has none"):
+        LineEncoder(tmp_path / "out", given_trees=True)
+
+
+def test_ray_gives_the_same_bytes(data, tmp_path):
+    shuffled(data, tmp_path / "here")
+    shuffled(data, tmp_path / "ray", workers=None)
+    for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):
+        assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()

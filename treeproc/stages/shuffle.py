@@ -1,0 +1,71 @@
+"""Trees of other lines, for `tree_source: shuffled`: a parser's trees, each over the words of another line.
+
+A line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their labels and
+their depths. A line that is the only one of its length keeps its own tree.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.control_trees import mixed
+from treeproc.ragged import edges_of
+from treeproc.shards import Shard, ShardRecord, read_index
+from treeproc.storage import AnyPath
+
+# The donors of the lines of one shard: numbers of shards in the index of the parsed stage, and rows in them.
+Donors = tuple[list[int], list[int]]
+# Trees of lines in brackets: line r has trees [edges[r], edges[r + 1]).
+Donated = tuple[np.ndarray, pa.Array]
+
+
+def find_donors(folder: AnyPath, parsed: Sequence[ShardRecord], words: str, seed: int) -> list[Donors]:
+    """Donors for every shard of the parsed stage, by the number of words in column `words`; a function of `seed` and ids.
+
+    The lines of a split that have one length stand in an order that a hash of seed and example id decides. Each gets the tree
+    of the next one, the last that of the first.
+    """
+    found = [(batch["example_id"], np.diff(batch[words][0])) for record in parsed for batch in Shard(folder, record).columns]
+    ids, lengths = map(np.concatenate, zip(*found, strict=True))
+    splits = {split: number for number, split in enumerate(dict.fromkeys(record.split for record in parsed))}
+    rows = np.array([record.rows for record in parsed])
+    split = np.repeat([splits[record.split] for record in parsed], rows)
+    drawn = mixed(mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
+    order = np.lexsort((ids, drawn, lengths, split))
+    is_first = (np.diff(lengths[order], prepend=-1) != 0) | (np.diff(split[order], prepend=-1) != 0)
+    first = np.flatnonzero(is_first)
+    following = np.arange(1, len(order) + 1)
+    following[np.append(first[1:], len(order)) - 1] = first
+    donor = np.empty_like(order)
+    donor[order] = order[following]
+    edges = edges_of(rows)
+    shard = np.searchsorted(edges, donor, side="right") - 1
+    row = donor - edges[shard]
+    return [(shard[a:b].tolist(), row[a:b].tolist()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+
+def count_alone(folder: AnyPath, donors: Donors, parsed: ShardRecord) -> int:
+    """Lines of a parsed shard that keep their own tree."""
+    number = [record["name"] for record in read_index(folder)["shards"]].index(parsed.name)
+    shard, row = map(np.array, donors)
+    return int(np.count_nonzero((shard == number) & (row == np.arange(len(row)))))
+
+
+def read_donated(folder: AnyPath, donors: Donors, trees: str) -> Donated:
+    """The donors' trees, column `trees` of the parsed stage, for the lines that get them."""
+    shards, (shard, row) = read_index(folder)["shards"], map(np.array, donors)
+    found: list[list[str]] = [[]] * len(row)
+    for number in np.unique(shard).tolist():
+        donor = Shard(folder, ShardRecord(**shards[number]))
+        for line in np.flatnonzero(shard == number).tolist():
+            found[line] = donor.row(int(row[line]))[trees]
+    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+    return edges_of(lengths), pa.array([tree for own in found for tree in own], pa.string())
+
+
+def cut(donated: Donated, first: int, count: int) -> Donated:
+    """The part for `count` lines from line `first` on."""
+    edges, texts = donated
+    own = edges[first : first + count + 1]
+    return own - own[0], texts.slice(own[0], own[-1] - own[0])
