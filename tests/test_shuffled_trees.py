@@ -13,7 +13,7 @@ from treeproc.shards import open_shards, read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
-WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen".split()
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 
 
 def tree(number: int, length: int) -> str:

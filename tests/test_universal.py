@@ -8,7 +8,7 @@ from treeproc.readers.files import read_texts
 from treeproc.settings import UserError
 from treeproc.training.config import TrainParserConfig
 from treeproc.training.corpus import Files, TreebankConfig
-from treeproc.training.job import read_treebanks
+from treeproc.training.job import possible_models, read_treebanks
 from treeproc.training.treebank import lowered, sentences_in
 from treeproc.training.universal import ud_treebanks
 
@@ -92,6 +92,14 @@ def test_a_folder_without_the_language_is_one_line(folder, tmp_path):
 def test_treebanks_are_named_in_one_way(values):
     with pytest.raises(ValueError, match="must have either treebanks, with at least one, or treebank, a folder"):
         TrainParserConfig.model_validate(values)
+
+
+def test_a_treebank_of_test_files_alone_is_scored_and_teaches_nothing(folder):
+    values = {"conllu": {"test": [folder / "de_two-ud-test.conllu"]}}
+    found = {t.name: t for t in read_treebanks(config_of(folder, treebank=None, treebanks={"only": values}))}
+    assert {split: len(part) for split, part in found["only"].sentences.items()} == {"test": 6}
+    with pytest.raises(UserError, match="none can be trained"):
+        possible_models(config_of(folder, treebank=None, treebanks={"only": values}, models=["pos", "depparse"]), [found["only"]])
 
 
 def test_files_have_one_origin():

@@ -24,7 +24,7 @@ _LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
 class Files(Settings):
     """The files of a treebank in one format, plain or .gz; folders and .tar.gz too."""
 
-    train: list[Path] = Field(default=[], description="files to learn from")
+    train: list[Path] = Field(default=[], description="files to learn from; with test files alone a treebank is only scored")
     valid: list[Path] = Field(default=[], description="files that choose the best weights; else a part of train, see hold_out")
     test: list[Path] = Field(default=[], description="files that are scored at the end")
     documents: list[Path] = Field(
@@ -41,7 +41,7 @@ class Files(Settings):
     @model_validator(mode="after")
     def _one_origin(self):
         origins = [name for name in ("train", "documents", "sentences") if getattr(self, name)]
-        if len(origins) > 1 or (not origins and (self.valid or self.test)):
+        if len(origins) > 1 or (not origins and self.valid):
             raise ValueError("must have either train files, or documents, or sentences")
         if origins and origins != ["train"] and (self.valid or self.test):
             raise ValueError(f"{origins[0]} make valid and test themselves; give train in their place, or leave them out")
@@ -139,7 +139,7 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
         splits |= {split: read(found, config.notation) for split, found in _texts(files).items()}
         if files.sentences:
             splits |= _in_runs(read(read_texts(files.sentences), config.notation))
-        if splits and "valid" not in splits:
+        if "train" in splits and "valid" not in splits:
             held = [_held_out(item.words, hold_out) for item in splits["train"]]
             both = list(zip(splits["train"], held, strict=True))
             splits["valid"] = [item for item, out in both if out]

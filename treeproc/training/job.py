@@ -190,9 +190,9 @@ class _Job:
 
     def _pos_learner(self) -> Learner:
         train, valid = self._tagged["train"], self._tagged["valid"]
-        for name, found in train.items():
-            if not found:
-                logger.info("pos: %s is left out, it has no XPOS and other treebanks have", name)
+        for t in self.treebanks:
+            if tagged(t, "train") and not train[t.name]:
+                logger.info("pos: %s is left out, it has no XPOS and other treebanks have", t.name)
         sources = [Source(train[t.name], t.weights.get("pos", 1.0)) for t in self._tagged_treebanks()]
         dev = {name: _some(found) for name, found in valid.items() if found}
         return TaggerLearner(sources, dev, self.config.pos, self.config.seed, self._unlabelled())
