@@ -6,11 +6,11 @@ Labels as Stanza's: 0 goes on, 1 ends a token, 2 a sentence. B lines, C characte
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from stanza.models.tokenization.data import PER_CHAR_FEAT_FUNCS
 from stanza.models.tokenization.model import Tokenizer as StanzaTokenizer
 from stanza.models.tokenization.vocab import Vocab
@@ -21,13 +21,12 @@ from torch.nn import functional as F
 from treeproc.files import atomic_output
 from treeproc.parsers.tokenizer import Tokenizer
 from treeproc.settings import Settings
-from treeproc.training.lstm import both_ways
+from treeproc.training.lstm import both_ways, replace_dropout
 
 GOES_ON, ENDS_TOKEN, ENDS_SENTENCE = 0, 1, 2
 _NO_LABEL = -1
 _FEATURES = ["space_before", "capitalized", "numeric", "end_of_para", "start_of_para"]
 _DASHES = ["–", "—", "--"]
-_SENTENCES_OF_A_LINE = [1, 1, 1, 2, 3]
 _EVALUATION_CHARS = 16_384
 
 
@@ -38,11 +37,15 @@ class TokenizerSettings(Settings):
     hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
     unit_dropout: float = Field(0.2, ge=0, lt=1, description="share of the characters that are read as unknown ones")
-    drop_final_punct: float = Field(0.15, ge=0, le=1, description="share of the lines read without their final punctuation")
+    drop_final_punct: float = Field(0.15, ge=0, le=1, description="share of the sentences read without their final mark")
     spaced: float = Field(0.05, ge=0, le=1, description="share of the lines read with a blank between all words")
     dashes: float = Field(0.04, ge=0, le=1, description="share of the lines whose commas are read as dashes")
+    sentences: list[PositiveInt] = Field(
+        [1, 1, 1, 2, 3], min_length=1, description="neighbouring sentences of a line: one of these counts, drawn at random"
+    )
     max_chars: int = Field(300, ge=1, description="longer lines are cut")
     batch_chars: int = Field(4000, ge=1, description="characters of a batch, with padding")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes four fifths of the time on CPUs with AMX")
 
 
 class Spaced(NamedTuple):
@@ -75,7 +78,7 @@ def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> Line:
 
 
 class TokenizerLearner:
-    """Learns from lines of one to three neighbouring sentences; the mean F1 of tokens on the dev sets decides."""
+    """Learns from lines of some neighbouring sentences; the mean F1 of tokens and of sentences on the dev sets decides."""
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class TokenizerLearner:
         self.model = StanzaTokenizer(
             args, len(self.vocab), args["emb_dim"], args["hidden_dim"], dropout=args["dropout"], feat_dropout=args["feat_dropout"]
         )
+        replace_dropout(self.model)
         characters = self.vocab._id2unit
         self._features = np.array([_features(c) if len(c) == 1 else [0] * 3 for c in characters], np.float32)
 
@@ -115,16 +119,16 @@ class TokenizerLearner:
     def _lines(self, source: Sequence[Spaced], rng: np.random.Generator) -> list[Line]:
         out, start = [], 0
         while start < len(source):
-            count = int(rng.choice(_SENTENCES_OF_A_LINE))
+            count = int(rng.choice(self.settings.sentences))
             sentences = source[start : start + count]
             start += count
             if rng.random() < self.settings.dashes:
                 sentences = [_with_dashes(sentence, rng) for sentence in sentences]
+            sentences = [
+                _without_final_mark(sentence) if rng.random() < self.settings.drop_final_punct else sentence
+                for sentence in sentences
+            ]
             text, labels = line_of(sentences, bool(rng.random() < self.settings.spaced))
-            # The last token is one character: what ends the sentence is the token before.
-            ends_in_mark = len(text) > 1 and not text[-1].isalnum() and labels[-2:].all()
-            if ends_in_mark and rng.random() < self.settings.drop_final_punct:
-                text, labels = text[:-1], np.append(labels[:-2], ENDS_SENTENCE)
             out.append(Line(text[: self.settings.max_chars], labels[: self.settings.max_chars]))
         return out
 
@@ -133,7 +137,8 @@ class TokenizerLearner:
         units, features, labels = self.arrays(batch)
         unknown = np.random.random(units.shape) < self.settings.unit_dropout
         units[unknown & (labels.numpy() != _NO_LABEL)] = self.vocab.unit2id("<UNK>")
-        scores = self._scores(units, features, torch.tensor([len(line.text) + 1 for line in batch]))
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            scores = self._scores(units, features, torch.tensor([len(line.text) + 1 for line in batch]))
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=_NO_LABEL)
 
     def _scores(self, units: Tensor, features: Tensor, sizes: Tensor) -> Tensor:
@@ -145,7 +150,7 @@ class TokenizerLearner:
         # The second layer sees little of what is surely inside a token.
         outside = 1 - model.toknoise(torch.sigmoid(-token * self.args["hier_invtemp"]))
         x = model.dropout(both_ways(model.rnn2, x * outside, sizes))
-        token, sentence = token + model.tok_clf2(x), sentence + model.sent_clf2(x)
+        token, sentence = (token + model.tok_clf2(x)).float(), (sentence + model.sent_clf2(x)).float()
         ends = F.logsigmoid(token)
         return torch.cat([F.logsigmoid(-token), ends + F.logsigmoid(-sentence), ends + F.logsigmoid(sentence)], 2)
 
@@ -168,7 +173,7 @@ class TokenizerLearner:
         scores = {}
         for name, sentences in self._dev.items():
             scores[f"{name}_tokens"], scores[f"{name}_sentences"] = self.score(sentences)
-        return scores | {"score": float(np.mean([value for name, value in scores.items() if name.endswith("_tokens")]))}
+        return scores | {"score": float(np.mean(list(scores.values())))}
 
     def score(self, sentences: Sequence[Spaced]) -> tuple[float, float]:
         """F1 of tokens, F1 of sentences; see `evaluate`."""
@@ -209,6 +214,13 @@ def _with_dashes(sentence: Spaced, rng: np.random.Generator) -> Spaced:
             words[i] = str(rng.choice(_DASHES))
             space_after[i - 1], space_after[i] = rng.random(2) < 0.5
     return Spaced(words, space_after)
+
+
+def _without_final_mark(sentence: Spaced) -> Spaced:
+    """The sentence up to the mark of one character that ends it, if one does right after a word."""
+    words, space_after = sentence
+    ends_in_mark = len(words) > 1 and len(words[-1]) == 1 and not words[-1].isalnum() and not space_after[-2]
+    return Spaced(words[:-1], space_after[:-1]) if ends_in_mark else sentence
 
 
 def f1(gold: Iterable[list[tuple[int, int]]], found: Iterable[list[tuple[int, int]]]) -> float:
