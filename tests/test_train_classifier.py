@@ -22,8 +22,8 @@ from toyruns import final_weights, losses, same, train_ranks
 from treenet.config import TrainConfig
 from treenet.experiments.records import Recording
 from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
-from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, read_result
-from treenet.experiments.study import read_fresh_scores
+from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, make_study, read_result
+from treenet.experiments.study import read_fresh_scores, run_study
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import load_run
@@ -297,6 +297,11 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     axes = draw(report).axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["trees", "words"]
     assert axes.lines[0].get_xdata() == pytest.approx([100 * value for value in trees["test.accuracy"]["values"]])
+    config, records = load_settings(SeedsConfig, tmp_path / "config.yaml"), tmp_path / "records"
+    for _ in range(2):  # records are made of the runs that are there, then they are all there is
+        run_study(make_study(config, out, records))
+        assert read_json(out / "comparison.json") == report and len(list(records.iterdir())) == 3
+        shutil.rmtree(out)
 
 
 def test_cells_are_compared_on_the_same_examples(data, tmp_path):

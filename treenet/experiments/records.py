@@ -122,12 +122,13 @@ class Recording:
         return kept.keys() & {cell.name for cell in cells}
 
     def read_all(self, ledger: Ledger, out: Path) -> list[Record]:
-        """What is known of all cells that are done, those of earlier grids included: the records that are kept, else the runs."""
+        """What is known of the cells that are done, by name, those of earlier grids too: records that are kept, else the runs."""
         for name, entry in ledger.entries.items():
             check_labels(entry.labels, f"{out}: {name}", self.labels)
         kept = self.kept()
         done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
-        return [*kept.values(), *(self.make(out / "cells" / name, entry) for name, entry in done.items())]
+        found = kept | {name: self.make(out / "cells" / name, entry) for name, entry in done.items()}
+        return [found[name] for name in sorted(found)]
 
 
 def show_numbers(values: Iterable[int]) -> str:

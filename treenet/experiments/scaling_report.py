@@ -241,7 +241,7 @@ def format_table(report: dict) -> str:
     others = [name for name in ("bleu", "chrf") if name != metric]
     head = f"{'pairs':>10} {'share':>6}  {'model':<20}{'seeds':>6}{METRIC_TITLES[metric]:>{_WIDTHS[metric]}}{'± 95 %':>8}"
     head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
-    lines = [f"{head}  {'difference':>10} {'from':<20}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
+    lines = [f"{head}  {'difference':>10} {'from':<18}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
     for point in report["points"]:
         half = half_interval(point[metric])
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<20}{len(point['seeds']):>6}"
@@ -250,7 +250,7 @@ def format_table(report: dict) -> str:
         if found := read_comparison(point):
             test, of_weights = found
             p_value, holm = show_p_values(test)
-            line += f"  {test.difference:>+10.2f} {against_of(report, point):<20}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
+            line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
             line += f"{of_weights:>11.3f}"
         lines.append(line)
     lines += describe_slopes(report)
@@ -266,10 +266,9 @@ def describe_slopes(report: dict) -> list[str]:
     for slope in report.get("slopes", ()):
         test = _read_test(slope["comparison"])
         p_value, holm = (said.strip() for said in show_p_values(test))
-        what = f"{slope['model']} - {against_of(report, slope)} over {len(slope['fractions'])} sizes, {len(slope['seeds'])} seeds"
-        lines.append(
-            f"slope of {what}: {test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
-        )
+        what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
+        said = f"{test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        lines.append(f"slope of {what}: {said}")
     return lines
 
 
