@@ -2,18 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 from treeproc.files import atomic_write, file_size
 from treeproc.training.config import TrainParserConfig
-from treeproc.training.corpus import Treebank
+from treeproc.training.corpus import SPLITS, Treebank
 
 _WHAT = {
     "tokenizer": "tokeniser",
-    "pos": "part-of-speech tagger (UPOS, XPOS)",
+    "pos": "part-of-speech tagger",
     "constituency": "transition-based constituency parser",
     "vectors": "word vectors of the constituency parser",
     "depparse": "graph-based dependency parser",
+}
+
+_SCORES = {
+    "token F1": ("tokens", "f1"),
+    "UPOS": ("tags", "upos"),
+    "XPOS": ("tags", "xpos"),
+    "F1": ("brackets", "predicted_tags", "labelled", "f1"),
+    "F1, gold tags": ("brackets", "gold_tags", "labelled", "f1"),
+    "UAS": ("arcs", "uas"),
+    "LAS": ("arcs", "las"),
 }
 
 
@@ -34,19 +45,16 @@ def write_card(folder: Path, config: TrainParserConfig, treebanks: Sequence[Tree
         "",
         "## Treebanks",
         "",
-        "| | trees: sentences (words) | arcs: sentences (words) | weights |",
-        "|---|---|---|---|",
-        *(line for treebank in treebanks for line in _size_rows(treebank)),
+        *_table(["trees: sentences (words)", "arcs: sentences (words)", "weights"], dict(chain(*map(_size_rows, treebanks)))),
         "",
         "## Scores",
         "",
-        "Percent. Tags, brackets and arcs on the treebank's words; brackets and arcs with predicted tags. F1: labelled brackets",
-        "without ROOT, tags and punctuation (EVALB's set, by gold tag); LAS: with punctuation, relations without subtypes.",
+        "Percent. NAME_lower is the treebank NAME in lower case. Tags, brackets and arcs are on the treebank's words, brackets and",
+        "arcs with predicted tags. F1: labelled brackets without ROOT, tags and punctuation (EVALB's set, by gold tag). LAS: with",
+        "punctuation, relations without subtypes.",
         "`scores.json` has precision, recall, exact match, scores without labels and by sentence length.",
         "",
-        "| | token F1 | UPOS | XPOS | F1 | F1, gold tags | UAS | LAS |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_score_row(f"{name} {split}", part) for name, parts in scores["treebanks"].items() for split, part in parts.items()),
+        *_table(list(_SCORES), _score_rows(scores["treebanks"])),
         "",
         *_by_length(scores["treebanks"]),
         "## Limits",
@@ -58,7 +66,10 @@ def write_card(folder: Path, config: TrainParserConfig, treebanks: Sequence[Tree
         "",
         config.licence or "No licence was stated.",
         "",
-        *(f"- {treebank.name}: {treebank.attribution or 'no attribution was stated'}" for treebank in treebanks),
+        *(
+            f"- {name}: {treebank.attribution or 'no attribution was stated'}"
+            for name, treebank in config.all_treebanks().items()
+        ),
     ]
     atomic_write(folder / "README.md", ("\n".join(lines) + "\n").encode())
 
@@ -67,29 +78,32 @@ def _megabytes(paths: Sequence[Path]) -> str:
     return f"{sum(map(file_size, paths)) / 1e6:.1f} MB"
 
 
-def _size_rows(treebank: Treebank) -> list[str]:
+def _table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """A table without the columns that are empty in every row."""
+    kept = [i for i in range(len(heads)) if any(cells[i] for cells in rows.values())]
+    lines = [["", *(heads[i] for i in kept)], ["---"] * (1 + len(kept))]
+    lines += [[name, *(cells[i] for i in kept)] for name, cells in rows.items()]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _size_rows(treebank: Treebank) -> list[tuple[str, list[str]]]:
     counts = treebank.counts()
     weights = ", ".join(f"{name} {weight:g}" for name, weight in treebank.weights.items())
     rows = []
-    for split in ("train", "valid", "test"):
+    for split in SPLITS:
         cells = [counts.get(kind, {}).get(split) for kind in ("trees", "arcs")]
         if any(cells):
             texts = [f"{cell['sentences']:,} ({cell['words']:,})" if cell else "" for cell in cells]
-            rows.append(f"| {treebank.name} {split} | {' | '.join(texts)} | {weights if split == 'train' else ''} |")
+            rows.append((f"{treebank.name} {split}", [*texts, weights if split == "train" else ""]))
     return rows
 
 
-def _score_row(name: str, part: Mapping) -> str:
-    paths = (
-        ("tokens", "f1"),
-        ("tags", "upos"),
-        ("tags", "xpos"),
-        ("brackets", "predicted_tags", "labelled", "f1"),
-        ("brackets", "gold_tags", "labelled", "f1"),
-        ("arcs", "uas"),
-        ("arcs", "las"),
-    )
-    return f"| {name} | {' | '.join(_at(part, path) for path in paths)} |"
+def _score_rows(treebanks: Mapping) -> dict[str, list[str]]:
+    return {
+        f"{name} {split}": [_at(part, path) for path in _SCORES.values()]
+        for name, parts in treebanks.items()
+        for split, part in parts.items()
+    }
 
 
 def _at(part: Mapping, path: Sequence[str]) -> str:

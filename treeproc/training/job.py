@@ -171,7 +171,9 @@ class _Job:
         write_card(self.models, self.config, self.treebanks, read_json(scores))
 
     def _tokenizer_learner(self) -> Learner:
-        found = {split: {t.name: _spaced(t, split) for t in self.treebanks} for split in ("train", "valid")}
+        # Text as people wrote it, where there is some: what is put together from brackets lacks their ways with blanks and marks.
+        teachers = [t for t in self.treebanks if t.sentences] or self.treebanks
+        found = {split: {t.name: _spaced(t, split) for t in teachers} for split in ("train", "valid")}
         train, valid = ({name: lines for name, lines in part.items() if lines} for part in found.values())
         dev = {name: _some(lines) for name, lines in valid.items()}
         return TokenizerLearner(list(train.values()), dev, self.config.tokenizer, self.config.seed)
