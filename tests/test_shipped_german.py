@@ -7,7 +7,11 @@ from treeproc.preprocess import PreprocessConfig, preprocess
 from treeproc.report import summary
 from treeproc.verify import verify
 
-LINES = ["Der alte Hund schläft im Garten.", "Meine Schwester hat gestern ein neues Buch gekauft.", "Wir wohnen in einer kleinen Stadt."]
+LINES = [
+    "Der alte Hund schläft im Garten.",
+    "Meine Schwester hat gestern ein neues Buch gekauft.",
+    "Wir wohnen in einer kleinen Stadt.",
+]
 SUBJECTS = [("Hund", "schläft"), ("Schwester", "gekauft"), ("Wir", "wohnen")]
 
 

@@ -111,9 +111,7 @@ class Encoder:
         tags = [brackets.tag_names[tag] for tag in brackets.tags]
         return tags, SpanTree([forest.names[i] for i in forest.labels], forest.starts.tolist(), forest.ends.tolist())
 
-    def encode(
-        self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None
-    ) -> pa.RecordBatch:
+    def encode(self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
         `counts` takes up arcs that were lifted; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
