@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 from measure import emit
 
-from treeproc.bracket_scores import score
-from treeproc.control_trees import control_spans
-from treeproc.dependency_trees import Sentences, dependency_phrases
+from treeproc.parser_training.treebank import Sentence, Tree, read_conllu
+from treeproc.parser_training.treebank import read_trees as read_brackets
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
-from treeproc.ragged import edges_of
-from treeproc.training.treebank import Sentence, Tree, read_conllu
-from treeproc.training.treebank import read_trees as read_brackets
-from treeproc.trees import SpanTree, normalise, parents_and_subtree_ends
+from treeproc.shards.ragged import edges_of
+from treeproc.trees.bracket_scores import score
+from treeproc.trees.control_trees import control_spans
+from treeproc.trees.dependency_trees import Sentences, dependency_phrases
+from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends
 
 SHAPES = ("layered", "flat", "left", "right")
 CONTROLS = ("balanced", "left", "right", "random", "flat")

@@ -58,8 +58,8 @@ def settings_class(workflow: str):
     from treenet.inference.unsupervised_parse import ParseSettings
     from treenet.probing.settings import ProbeSettings
     from treenet.report.settings import ReportSettings
-    from treeproc.preprocess import PreprocessConfig
-    from treeproc.training.config import TrainParserConfig
+    from treeproc.job.preprocess import PreprocessConfig
+    from treeproc.parser_training.config import TrainParserConfig
 
     classes = {
         "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,

@@ -22,7 +22,7 @@ from pathlib import Path
 from fuzz_cases import Case, make_case
 from fuzz_world import MODULES, REPOSITORY, build_world, main_of
 
-from treeproc.settings import run_cli
+from treeproc.common.settings import run_cli
 
 LIMIT_S = 60
 MEMORY = 12 << 30

@@ -32,11 +32,11 @@ from fuzz_commands import Outcome, Pool, describe_fault, fuzz_commands, summariz
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from treeproc.common.settings import UserError
 from treeproc.readers.brackets import read_sentiment, read_trees
 from treeproc.readers.conllu import read_sentences
 from treeproc.readers.segments import segments
-from treeproc.settings import UserError
-from treeproc.trees import check_tree, read_brackets
+from treeproc.trees.spans import check_tree, read_brackets
 
 LIMIT_SECONDS = 5
 ROUND = 2000

@@ -61,7 +61,7 @@ def random_structure(batch: int, num_leaves: int, num_nodes: int, document: bool
 
 def encoded_structure(folder: Path, split: str, batch: int, num_leaves: int) -> TreeStructure:
     """The `batch` examples of DATA/encoded with lengths next to `num_leaves`, padded: a batch as the plan would make it."""
-    from treenet.data import ExampleSource  # needs pyarrow and pydantic, which random trees do not
+    from treenet.data.examples import ExampleSource  # needs pyarrow and pydantic, which random trees do not
 
     source = ExampleSource(folder / "encoded", split)
     distance = np.abs(source.lengths["leaves"].astype(int) - num_leaves)

@@ -29,14 +29,14 @@ from layer_trees import random_tree
 from measure import emit, time_interleaved
 from training_data import LABELS, MEAN_LEAVES, NODES_PER_LEAF, SPECIAL_PIECES
 
-from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
+from treenet.data.batch import Reads, TreeBatch, collate
 from treenet.inference.search import beam_search
 from treenet.models import MODELS, EncoderDecoder, VocabSizes, build_model
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treenet.training.step import Stepper
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 PREFIX = "iwslt14_en_de"

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from measure import emit
 
-from treenet.data import ExampleSource
+from treenet.data.examples import ExampleSource
+from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import ParserConfig
-from treeproc.preprocess import SAMPLE
-from treeproc.schema import TEXT_SCHEMA, shard_name
-from treeproc.shards import ShardRecord, read_index, stage_folder, write_index, write_shard
+from treeproc.shards.schema import TEXT_SCHEMA, shard_name
+from treeproc.shards.store import ShardRecord, read_index, stage_folder, write_index, write_shard
 from treeproc.stages.encode import EncodeShard, TreeConfig
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard

@@ -31,7 +31,7 @@ from kills import KINDS, LIMIT_S, Workflow, kill, lives, wait_for, workers_of
 from measure import emit
 from preprocess_million import REPOSITORY, read_pairs
 
-from treeproc.provenance import PROVENANCE
+from treeproc.common.provenance import PROVENANCE
 
 ACTOR = "MapWorker"  # Ray Data's actors, which do shards
 STAGES = ("text", "parsed", "encoded")

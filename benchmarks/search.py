@@ -33,12 +33,12 @@ from measure import emit, time_interleaved
 from search_runs import WORDS, write_run, write_vocabulary
 from torch import Tensor
 
-from treenet.batch import TreeBatch, collate
 from treenet.config import DecodingConfig, ModelConfig
+from treenet.data.batch import TreeBatch, collate
 from treenet.inference.search import Decodable, beam_search
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import EncoderDecoder, Memory, VocabSizes, build_model
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LABELS = 60

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_model
 
 from treenet.config import ModelConfig, TrainConfig
-from treenet.training.checkpoint import WEIGHTS, publish
+from treenet.runs.checkpoint import WEIGHTS, publish
 from treenet.training.tasks import build_task
-from treeproc.files import atomic_write, json_bytes
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.settings import dump_settings
 from treeproc.parsers import ParserConfig, describe_parser
-from treeproc.schema import ENCODED_SCHEMA
-from treeproc.settings import dump_settings
-from treeproc.shards import fingerprint, read_index, write_index
+from treeproc.shards.schema import ENCODED_SCHEMA
+from treeproc.shards.store import fingerprint, read_index, write_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import SubwordConfig, train_pieces
 

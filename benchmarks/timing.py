@@ -27,15 +27,15 @@ import torch
 import torch.nn.functional as F
 from measure import Times, emit, time_once
 
-from treenet.batch import RowLists, TreeBatch, collate_rows
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
+from treenet.data.batch import RowLists, TreeBatch, collate_rows
 from treenet.models import CLASSIFIERS, Classifier, VocabSizes, build_classifier
 from treenet.training.optimizer import build_optimizer
-from treeproc.forest import binarise, normal_form, read_forest
+from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import Parser, ParserConfig, build_parser
-from treeproc.preprocess import SAMPLE
 from treeproc.readers import read_lines
-from treeproc.schema import EOS_ID
+from treeproc.shards.schema import EOS_ID
+from treeproc.trees.forest import binarise, normal_form, read_forest
 
 LENGTHS = (10, 20, 30, 40, 50, 60, 80, 100, 120)
 NUM_CLASSES = 5

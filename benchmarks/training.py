@@ -35,13 +35,13 @@ from measure import emit
 from training_data import write_captions
 
 from treenet.config import TrainConfig
-from treenet.data import Prefetcher
-from treenet.training.checkpoint import take_snapshot, write_checkpoint
-from treenet.training.logs import read_metrics
+from treenet.data.examples import Prefetcher
+from treenet.runs.checkpoint import take_snapshot, write_checkpoint
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
 from treenet.training.run import run_training
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO = REPOSITORY / "workflows" / "configs" / "sample.yaml"

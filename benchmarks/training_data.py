@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 from layer_trees import random_tree
 
-from treeproc.files import atomic_write
-from treeproc.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, shard_name
-from treeproc.shards import write_index, write_shard
+from treeproc.common.files import atomic_write
+from treeproc.shards.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, shard_name
+from treeproc.shards.store import write_index, write_shard
 
 LABELS = 60
 MEAN_LEAVES, NODES_PER_LEAF = 15, 0.7  # of captions in subwords: n + m = 1.7 n

@@ -27,9 +27,9 @@ from kills import KINDS, LIMIT_S, Workflow, kill, lives, wait_for, workers_of
 from measure import emit
 from training_data import write_captions
 
-from treenet.training.checkpoint import WEIGHTS, latest_checkpoint
-from treenet.training.logs import read_metrics
-from treeproc.files import file_sha256
+from treenet.runs.checkpoint import WEIGHTS, latest_checkpoint
+from treenet.runs.metrics_log import read_metrics
+from treeproc.common.files import file_sha256
 
 WORKER = "RayTrainWorker"  # as Ray Train calls them
 LAST_KILL = 0.9  # of the steps: what is killed late may be finished before

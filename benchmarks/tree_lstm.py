@@ -23,13 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from toydata import random_spans
 
-from treenet.batch import RowLists, collate_rows
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
-from treenet.labelled import LabelledBatch
+from treenet.data.batch import RowLists, collate_rows
+from treenet.data.labelled import LabelledBatch
+from treenet.data.plan import hash_ids
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
-from treenet.plan import hash_ids
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treenet.training.losses import label_smoothed_nll
 from treenet.training.optimizer import build_optimizer

@@ -15,9 +15,9 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-from treeproc import ray_job
-from treeproc.settings import UserError
-from treeproc.shards import ShardRecord
+from treeproc.common.settings import UserError
+from treeproc.job import ray_job
+from treeproc.shards.store import ShardRecord
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 

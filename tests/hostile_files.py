@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import ray.data  # registers extension types that unpickle
 
-from treeproc.files import file_sha256, json_bytes
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.shards import ShardRecord
+from treeproc.common.files import file_sha256, json_bytes
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.shards.store import ShardRecord
 
 PICKLED = {"ARROW:extension:name": "ray.data.arrow_pickled_object", "ARROW:extension:metadata": ""}
 

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from strategies import Tree, binarised
 
-from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import ModelConfig
+from treenet.data.batch import Reads, TreeBatch, collate
 from treenet.models import EncoderDecoder, VocabSizes, build_model
 
 POS_TAGS, RELATIONS = 5, 6

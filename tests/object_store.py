@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from treeproc import storage
+from treeproc.common import storage
 
 SECRET = "never-to-be-seen-in-any-file"
 

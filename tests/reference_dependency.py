@@ -1,6 +1,6 @@
-"""Phrases from arcs, one sentence and one head at a time: the slow, obvious form of `treeproc.dependency_trees`."""
+"""Phrases from arcs, one sentence and one head at a time: the slow, obvious form of `treeproc.trees.dependency_trees`."""
 
-from treeproc.dependency_trees import _ARGUMENTS, _NOMINAL, _PHRASES, _SUBJECTS, _UNIVERSAL, CLOSING, OPENING
+from treeproc.trees.dependency_trees import _ARGUMENTS, _NOMINAL, _PHRASES, _SUBJECTS, _UNIVERSAL, CLOSING, OPENING
 
 CORE, MODIFIERS, CASE, PREDICATE, AUXILIARIES, CLAUSE, MARK, COORDINATION = range(1, 9)
 NAMES = {CASE: "PP", PREDICATE: "VP", AUXILIARIES: "VP", CLAUSE: "S", MARK: "SBAR"}

@@ -1,10 +1,10 @@
-"""Slow oracle of the encode stage: one example, one tree, one word at a time, with the functions of `treeproc.trees`."""
+"""Slow oracle of the encode stage: one example, one tree, one word at a time, with the functions of `treeproc.trees.spans`."""
 
 from collections.abc import Sequence
 from itertools import chain
 
-from treeproc.schema import SPLIT_WORD_PREFIX
-from treeproc.trees import SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
+from treeproc.shards.schema import SPLIT_WORD_PREFIX
+from treeproc.trees.spans import SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
 
 
 def join(trees: Sequence[SpanTree], num_leaves: Sequence[int]) -> SpanTree:

@@ -2,7 +2,7 @@
 
 import gzip
 
-from treeproc.preprocess import SAMPLE
+from treeproc.job.preprocess import SAMPLE
 
 
 def sample_lines(count: int) -> list[str]:

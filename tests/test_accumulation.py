@@ -14,7 +14,7 @@ from strategies import Tree, batches, right_branching, tree_from_spans
 from treenet.config import TreeAttentionConfig
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.structure import TreeStructure, choose_sparse
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden" / "golden_tree_attention.pt"
 D_MODEL, HEADS = 8, 2

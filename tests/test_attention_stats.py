@@ -12,8 +12,8 @@ from strategies import trees
 from toydata import encode_row, write_toy_data
 from toyruns import make_config
 
-from treenet.batch import collate
 from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.data.batch import collate
 from treenet.inference.attention_stats import (
     SPLIT_WORD,
     SentenceAttention,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from treenet.training.checkpoint import (
+from treenet.runs.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
     find_fault,
@@ -18,7 +18,7 @@ from treenet.training.checkpoint import (
     take_snapshot,
     write_checkpoint,
 )
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 META = {"data_fingerprint": "abc"}
 
@@ -161,7 +161,7 @@ def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):
 
 def test_a_save_that_was_killed_midway_leaves_nothing_to_load(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("treenet.training.checkpoint.os.replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("treenet.runs.checkpoint.os.replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         save(tmp_path, 2)
     monkeypatch.undo()
@@ -173,7 +173,7 @@ def test_a_save_that_was_killed_midway_leaves_nothing_to_load(tmp_path, monkeypa
 def test_a_full_disk_is_a_user_error_and_keeps_the_checkpoints(tmp_path, monkeypatch):
     save(tmp_path, 1)
     error = OSError(28, "No space left on device")
-    monkeypatch.setattr("treenet.training.checkpoint.torch.save", lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("treenet.runs.checkpoint.torch.save", lambda *args: (_ for _ in ()).throw(error))
     with pytest.raises(UserError, match="No space left"):
         save(tmp_path, 2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from toylabels import COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
 
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
-from treenet.labelled import NO_CLASS, LabelledSource, PhraseSource
+from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
+from treenet.data.plan import BatchPlan
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
-from treenet.plan import BatchPlan
 from treenet.training.classification import above_neutral, count_right, summarize_counts
 from treenet.training.losses import label_smoothed_nll, r_drop_loss
-from treeproc.schema import PAD_ID, UNK_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import PAD_ID, UNK_ID
 
 NAMES = sorted(CLASSIFIERS)
 SUPERVISIONS = ["all_phrases", "root"]

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 launcher = pytest.importorskip("ray.autoscaler._private.util", reason="this Ray has no launcher validation to call")
 

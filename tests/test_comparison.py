@@ -17,7 +17,7 @@ from treenet.inference.results import System, read_system
 from treenet.inference.significance import ABOUT_WEIGHTS
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 ROOT = Path(__file__).parents[1]
 

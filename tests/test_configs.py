@@ -7,9 +7,9 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treeproc.preprocess import PreprocessConfig, sample_splits
-from treeproc.settings import dump_settings, load_settings, read_yaml
-from treeproc.training.config import TrainParserConfig
+from treeproc.common.settings import dump_settings, load_settings, read_yaml
+from treeproc.job.preprocess import PreprocessConfig, sample_splits
+from treeproc.parser_training.config import TrainParserConfig
 
 CONFIGS = sorted((Path(__file__).resolve().parent.parent / "workflows" / "configs").glob("*.yaml"))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treenet.config import ConstituentConfig, TrainConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.constituents import NeighbouringAttention, constituent_prior
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 D_MODEL, HEADS, LAYERS = 8, 2, 3
 

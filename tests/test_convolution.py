@@ -19,7 +19,7 @@ from treenet.layers.dropout import share_dropout_keys
 from treenet.layers.gated_convolution import GatedConvolution
 from treenet.models import VocabSizes, build_model
 from treenet.models.convs2s import scale_gradient
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 HEADS, CHANNELS = 2, 3
 D_MODEL = HEADS * CHANNELS * 2  # a multiple of 2 * HEADS

@@ -11,11 +11,11 @@ from treenet.config import TrainConfig
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.results import read_scores
 from treenet.inference.run import load_run
-from treenet.training.facts import read_facts
-from treenet.training.logs import read_metrics
+from treenet.runs.facts import read_facts
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.run import run_training
-from treeproc.settings import UserError, load_settings, read_yaml, run_cli
-from treeproc.shards import read_index
+from treeproc.common.settings import UserError, load_settings, read_yaml, run_cli
+from treeproc.shards.store import read_index
 
 OVERRIDES = ("model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
 

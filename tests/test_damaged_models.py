@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from treeproc.common.settings import UserError
 from treeproc.parsers import ParserConfig, build_parser, describe_parser
 from treeproc.parsers.models import SHIPPED_MODELS
-from treeproc.settings import UserError
 
 MODELS = ("tokenizer", "pos", "constituency", "vectors")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sacremoses import MosesTokenizer
 
+from treeproc.common.settings import load_settings
+from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers.models import SHIPPED_MODELS
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.settings import load_settings
-from treeproc.shards import open_shards, read_index
+from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import LabelVocab, Subwords
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"

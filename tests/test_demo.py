@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from treenet.training.checkpoint import checkpoint_folders
-from treeproc.preprocess import SAMPLE
+from treenet.runs.checkpoint import checkpoint_folders
+from treeproc.job.preprocess import SAMPLE
 
 STEPS = 12
 

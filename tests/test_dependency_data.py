@@ -12,14 +12,14 @@ from treenet.inference.line_translator import LineTranslator, TranslateSettings
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.training.run import run_training
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
-from treeproc.line_encoder import LineEncoder
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.job.report import summary
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.raw_lines import RawLine, RawLineEncoder
-from treeproc.report import summary
-from treeproc.settings import UserError
-from treeproc.shards import open_shards
+from treeproc.shards.store import open_shards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

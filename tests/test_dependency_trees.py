@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_dependency import ReferenceSentence, reference_projective
 
-from treeproc.arcs import check_arcs, depths, make_projective
-from treeproc.dependency_trees import Sentences, dependency_phrases
-from treeproc.ragged import edges_of
-from treeproc.trees import SpanTree, check_tree, draw
+from treeproc.shards.ragged import edges_of
+from treeproc.trees.arcs import check_arcs, depths, make_projective
+from treeproc.trees.dependency_trees import Sentences, dependency_phrases
+from treeproc.trees.spans import SpanTree, check_tree, draw
 
 RELATIONS = [
     *("nsubj", "obj", "obl", "advmod", "amod", "det", "case", "mark", "aux", "cop", "conj", "cc", "nmod", "compound"),

@@ -9,13 +9,13 @@ import pytest
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
-from treenet.plan import BatchPlan
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import BatchPlan
 from treenet.training import dry_run as dry_run_module
 from treenet.training.dry_run import dry_run
 from treenet.training.run import run_training
-from treeproc.settings import UserError, dump_settings, load_settings
-from treeproc.shards import read_index
+from treeproc.common.settings import UserError, dump_settings, load_settings
+from treeproc.shards.store import read_index
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from reference_encoding import binarise as reference_binarise
 from reference_encoding import encode_example
 
-from treeproc.arrow import Batches, batch_views, ipc_bytes, pick, record_batches
-from treeproc.forest import Forest, binarise, normal_form, read_forest, with_classes
-from treeproc.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
+from treeproc.shards.rows import Batches, batch_views, ipc_bytes, pick, record_batches
+from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
-from treeproc.trees import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
+from treeproc.trees.forest import Forest, binarise, normal_form, read_forest, with_classes
+from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
 
 LABELS = ["ROOT", "S", "NP-SBJ-1", "NP", "VP=2", "", "TOP", "-X-"]
 WORDS = ["know", "don't", "é", "日本", "Zyx", "a", "(", "😀😀"]

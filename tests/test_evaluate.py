@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toydata import write_toy_data
 
-from treenet.batch import collate
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
+from treenet.data.batch import collate
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.inference.run import load_run
 from treenet.inference.search import Hypothesis, beam_search
@@ -25,8 +25,8 @@ from treenet.inference.translate import detokenize, read_references, read_split,
 from treenet.models import VocabSizes, build_model
 from treenet.structure import TreeStructure
 from treenet.training.run import run_training
-from treeproc.forest import Forest
-from treeproc.settings import UserError, load_settings
+from treeproc.common.settings import UserError, load_settings
+from treeproc.trees.forest import Forest
 
 ROOT = Path(__file__).parents[1]
 MODEL = ModelConfig(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from treeproc.files import named_output
-from treeproc.settings import UserError
+from treeproc.common.files import named_output
+from treeproc.common.settings import UserError
 
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from treeproc.files import named_output
+from treeproc.common.files import named_output
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 with named_output(Path(sys.argv[1])) as file:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeproc.filters import FilterConfig, drop_reason, script_share
-from treeproc.settings import UserError
-from treeproc.shards import Shard
+from treeproc.common.settings import UserError
+from treeproc.shards.store import Shard
+from treeproc.stages.filters import FilterConfig, drop_reason, script_share
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, later_duplicates, scan
 
 DEFAULT = FilterConfig()
@@ -164,7 +164,7 @@ def test_files_that_change_between_the_passes_are_refused(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from treeproc.filters import FilterConfig
+from treeproc.stages.filters import FilterConfig
 from treeproc.stages import text
 filters = FilterConfig(drop_duplicates=True)
 inputs = text.Inputs({"train": text.SplitFiles(source=[sys.argv[2]], target=[sys.argv[2]])}, "parallel", "none", None)

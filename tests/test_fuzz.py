@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from treeproc.settings import UserError, load_settings
+from treeproc.common.settings import UserError, load_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import fuzz_inputs

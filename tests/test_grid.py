@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from treenet.config import TrainConfig
-from treenet.training.grid import Work, run_cells
-from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
+from treenet.experiments.grid import Work, run_cells
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
 from treenet.training.run import stop_on_sigterm
-from treeproc.files import locked
-from treeproc.settings import UserError
+from treeproc.common.files import locked
+from treeproc.common.settings import UserError
 
 
 def make_cells(folder: Path, *names: str, data_fingerprint: str = "d", **settings) -> list[Cell]:
@@ -90,7 +90,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_grid import make_cells, make_work, run
-from treenet.training.grid import Work
+from treenet.experiments.grid import Work
 folder, log = Path(sys.argv[1]), []
 work = make_work(log)
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from toydata import write_toy_data
 
+from treeproc.common.settings import UserError
 from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
-from treeproc.settings import UserError
-from treeproc.shards import Shard, open_shards
+from treeproc.shards.store import Shard, open_shards
 from treeproc.subwords import LabelVocab
 
 

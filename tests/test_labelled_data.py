@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
-from treenet.labelled import LabelledSource
+from treenet.data.examples import ExampleSource
+from treenet.data.labelled import LabelledSource
 from treenet.training.run import run_training
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.report import summary
-from treeproc.schema import SPLIT_WORD_PREFIX
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.job.report import summary
+from treeproc.shards.schema import SPLIT_WORD_PREFIX
+from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

@@ -12,26 +12,36 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
 # What `treenet` may use of `treeproc`: the shard contract, trees of parsed shards and what every command shares.
-SHARED = {
-    "errors", "files", "schema", "shards", "settings", "storage", "progress", "ray_session", "cache", "forest", "provenance",
-    "torch_files",
-}  # fmt: skip
+SHARED = {"common", "shards", "trees"}
+# The rooms of `treeproc`, lowest first: a room imports from itself and from lower ones.
+TREEPROC_ROOMS = (
+    "common",
+    "shards",
+    "trees",
+    "readers",
+    "parsers",
+    "subwords",
+    "stages",
+    "job",
+    "inspection",
+    "online",
+    "verify",
+    "inspect",
+    "parser_training",
+)
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
     f"treeproc/parsers/{name}.py"
     for name in ("dependency", "packing", "shift_reduce", "spelling", "stanza_parser", "tagger", "tokenizer")
 }
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
-ROOMS = (
+TREENET_ROOMS = (
     "config",
     "structure",
-    "batch",
-    "plan",
     "data",
-    "labelled",
-    "pairs",
     "layers",
     "models",
+    "runs",
     "training",
     "inference",
     "probing",
@@ -39,7 +49,7 @@ ROOMS = (
     "report",
 )
 # The files of `treenet` that run on Ray.
-ON_RAY = {("training", "ray_train"), ("training", "ray_cells"), ("inference", "ray_translate")}
+ON_RAY = {("training", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
 
 
 def imports(path: Path, module_level_only: bool = False) -> set[str]:
@@ -66,17 +76,17 @@ def test_treeproc_loads_neither_torch_nor_models(path):
     forbidden = {"stanza", "torch", "treenet"}
     if str(path.relative_to(REPOSITORY)) in RUN_MODELS:
         forbidden -= {"torch"}
-    if path.parent.name == "training":  # makes the models; only workflows/train_parser.py loads it
+    if path.parent.name == "parser_training":  # makes the models; only workflows/train_parser.py loads it
         forbidden -= {"torch", "stanza"}
     else:
-        assert not any(name.startswith("treeproc.training") for name in imports(path))
+        assert not any(name.startswith("treeproc.parser_training") for name in imports(path))
     assert not loaded & forbidden
     assert "ray" not in loaded or path.name in ("ray_job.py", "ray_session.py")
     assert "treenet" not in {name.split(".")[0] for name in imports(path)}
 
 
 def test_the_job_and_its_parsers_start_without_torch():
-    code = "import sys, treeproc.preprocess, treeproc.parsers; sys.exit(bool({'torch', 'stanza'} & set(sys.modules)))"
+    code = "import sys, treeproc.job.preprocess, treeproc.parsers; sys.exit(bool({'torch', 'stanza'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
@@ -90,9 +100,20 @@ def test_treenet_uses_lower_rooms_alone(path):
         assert head != "ray" or parts in ON_RAY
         if head == "treeproc" and rest:
             assert rest[0] in SHARED, f"{path} imports treeproc.{rest[0]}"
-            assert rest[0] != "ray_session" or parts in ON_RAY
+            assert rest[:2] != ["common", "ray_session"] or parts in ON_RAY
         if head == "treenet" and rest and room != "__init__":
-            assert ROOMS.index(rest[0]) <= ROOMS.index(room), f"{path} imports treenet.{rest[0]}"
+            assert TREENET_ROOMS.index(rest[0]) <= TREENET_ROOMS.index(room), f"{path} imports treenet.{rest[0]}"
+
+
+@pytest.mark.parametrize("path", files("treeproc"), ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_treeproc_uses_lower_rooms_alone(path):
+    room = path.relative_to(REPOSITORY / "treeproc").with_suffix("").parts[0]
+    if room in ("__init__", "sample"):
+        return
+    for name in imports(path):
+        head, *rest = name.split(".")
+        if head == "treeproc" and rest:
+            assert TREEPROC_ROOMS.index(rest[0]) <= TREEPROC_ROOMS.index(room), f"{path} imports treeproc.{rest[0]}"
 
 
 def test_no_model_imports_another_model():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from treenet.training import losses
 from treenet.training.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
-from treeproc.schema import PAD_ID
+from treeproc.shards.schema import PAD_ID
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])

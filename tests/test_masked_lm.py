@@ -12,20 +12,20 @@ from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import TINY, final_weights, losses, same
 
-from treenet.batch import RowLists, collate_rows
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
+from treenet.data.batch import RowLists, collate_rows
 from treenet.inference.run import load_processor
 from treenet.inference.translate import read_split
 from treenet.inference.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
-from treenet.training.logs import read_metrics
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.loop import train
 from treenet.training.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
 from treenet.training.run import load_trained, run_training
-from treeproc.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
-from treeproc.schema import PAD_ID
-from treeproc.settings import UserError, load_settings
+from treeproc.shards.schema import PAD_ID
 from treeproc.stages.encode import TreeConfig
 
 VOCAB = VocabSizes(pieces=23, labels=7)

@@ -26,8 +26,8 @@ from treenet.inference.metrics import (
     sentence_chrf,
     split_compounds,
 )
+from treeproc.common.settings import UserError
 from treeproc.readers import read_lines
-from treeproc.settings import UserError
 
 MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
 

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
 
-from treenet.batch import TreeBatch, collate
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch, collate
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import DecoderState, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall
-from treeproc.schema import PAD_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import PAD_ID
 
 
 def with_trees(*configs: dict) -> list[tuple[str, dict]]:

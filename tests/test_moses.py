@@ -8,14 +8,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeproc.line_encoder import LineEncoder
+from treeproc.common.settings import UserError
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.treebank_words import treebank_tokens
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.readers.moses import undo_moses, unescape
 from treeproc.readers.words import blank_words
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index
+from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

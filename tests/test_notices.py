@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_lines import sample_lines
 
-from treeproc.filters import FilterConfig
 from treeproc.inspect import describe
-from treeproc.language import LineSample, other_language
-from treeproc.preprocess import preprocess
-from treeproc.preprocess_config import PreprocessConfig
-from treeproc.report import notice_lines, summary
-from treeproc.shards import read_index
+from treeproc.job.config import PreprocessConfig
+from treeproc.job.preprocess import preprocess
+from treeproc.job.report import notice_lines, summary
+from treeproc.shards.store import read_index
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.language import LineSample, other_language
 from treeproc.stages.leaks import NearCopies, normalised
 from treeproc.stages.notices import TextNotices, has_several_sentences, wanted
 from treeproc.verify import verify
@@ -278,7 +278,7 @@ def test_pairs_of_sentences_must_not_lose_one(tmp_path):
 
 def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
     code = (
-        "import sys; from treeproc.preprocess_config import PreprocessConfig as C\n"
+        "import sys; from treeproc.job.config import PreprocessConfig as C\n"
         "C.model_validate({'splits': {'train': {'source': ['a'], 'target': ['b']}}, 'parser': {'name': 'words'}}).notices()\n"
         "sys.exit('py3langid' in sys.modules)"
     )

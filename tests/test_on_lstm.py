@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from treenet.layers.on_lstm import OnLSTM, on_lstm
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 
 def reference_on_lstm(projected: torch.Tensor, weight: torch.Tensor, chunk_size: int) -> torch.Tensor:

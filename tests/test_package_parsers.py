@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from treeproc.line_encoder import LineEncoder
+from treeproc.common.settings import UserError
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
 from treeproc.parsers.config import blank_words
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.settings import UserError
-from treeproc.shards import open_shards
+from treeproc.shards.store import open_shards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

@@ -14,12 +14,18 @@ from stanza.models.constituency.parse_tree import Tree
 from stanza.models.constituency.trainer import Trainer
 
 from tests.strategies import trees
+from treeproc.parser_training.constituency import (
+    ConstituencyLearner,
+    ConstituencySettings,
+    TaggedTree,
+    build_model,
+    write_vectors,
+)
+from treeproc.parser_training.derivations import transitions_of
+from treeproc.parser_training.level_lstm import _LevelLSTM
+from treeproc.parser_training.loop import FitSettings, fit
 from treeproc.parsers.shift_reduce import ShiftReduceParser, supports
-from treeproc.training.constituency import ConstituencyLearner, ConstituencySettings, TaggedTree, build_model, write_vectors
-from treeproc.training.derivations import transitions_of
-from treeproc.training.level_lstm import _LevelLSTM
-from treeproc.training.loop import FitSettings, fit
-from treeproc.trees import SpanTree, parents_and_subtree_ends, read_brackets
+from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 
 PRETRAIN = Path(__file__).parent.parent / "treeproc/models/en/vectors.pt"
 SMALL = {

@@ -11,10 +11,10 @@ from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.trainer import unpack_batch
 from torch import nn
 
+from treeproc.parser_training.dependency import DependencyLearner, DependencySettings, TagNoise
+from treeproc.parser_training.loop import FitSettings, fit
+from treeproc.parser_training.treebank import read_conllu
 from treeproc.parsers.dependency import DependencyParser, supports
-from treeproc.training.dependency import DependencyLearner, DependencySettings, TagNoise
-from treeproc.training.loop import FitSettings, fit
-from treeproc.training.treebank import read_conllu
 
 TREEBANK = """
 1 The the DET DT 2 det

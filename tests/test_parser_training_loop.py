@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from treeproc.errors import UserError
-from treeproc.training import loop
-from treeproc.training.loop import FitSettings, fit
+from treeproc.common.errors import UserError
+from treeproc.parser_training import loop
+from treeproc.parser_training.loop import FitSettings, fit
 
 
 class Line:

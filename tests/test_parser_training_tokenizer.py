@@ -8,9 +8,9 @@ import torch
 from stanza.models.tokenization.data import TokenizationDataset
 from stanza.models.tokenization.trainer import Trainer
 
+from treeproc.parser_training.loop import FitSettings, fit
+from treeproc.parser_training.tokenizer import Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
-from treeproc.training.loop import FitSettings, fit
-from treeproc.training.tokenizer import Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
 
 QUIET = TokenizerSettings(dropout=0, unit_dropout=0, drop_final_punct=0, spaced=0, dashes=0, batch_chars=400)
 

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_lines import sample_lines
 
+from treeproc.common.settings import UserError
+from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers import (
     Given,
     ParserConfig,
@@ -30,12 +32,10 @@ from treeproc.parsers.corenlp import CoreNLPParser, describe_server
 from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import stanza_options
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
-from treeproc.settings import UserError
-from treeproc.shards import Shard, write_shard
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
+from treeproc.shards.store import Shard, write_shard
 from treeproc.stages.parse import ParseShard, parsed_columns
-from treeproc.trees import SpanTree, draw, write_brackets
+from treeproc.trees.spans import SpanTree, draw, write_brackets
 
 SHIPPED = ParserConfig(name="shipped", device="cpu")
 ARCS_ALONE = {"dependencies": True, "constituency": False}

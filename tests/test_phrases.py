@@ -17,11 +17,11 @@ from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
 from treenet.layers.composition import COMPOSITIONS
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.models import VocabSizes, build_model
+from treenet.runs.metrics_log import read_metrics
 from treenet.structure import NO_TAG, Partition, PhraseLevels, SpanTable
-from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
-from treeproc.settings import UserError, load_settings
+from treeproc.common.settings import UserError, load_settings
 
 Phrase = tuple[int, int, int]  # first leaf, one past the last, tag
 

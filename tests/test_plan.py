@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenet.config import BatchConfig
-from treenet.plan import BatchPlan, choose_fraction, cut_batches, plan_in_order
-from treeproc.settings import UserError
+from treenet.data.plan import BatchPlan, choose_fraction, cut_batches, plan_in_order
+from treeproc.common.settings import UserError
 
 
 def make_lengths(leaves, targets=None, nodes=None) -> dict[str, np.ndarray]:

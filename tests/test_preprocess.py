@@ -17,16 +17,16 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
 from treenet.training.run import run_training
-from treeproc.files import locked
+from treeproc.common.files import locked
+from treeproc.common.provenance import PROVENANCE, read_sessions
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.job.report import summary
 from treeproc.parsers import read_trees
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.provenance import PROVENANCE, read_sessions
-from treeproc.report import summary
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
+from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords
-from treeproc.trees import SpanTree, check_tree
+from treeproc.trees.spans import SpanTree, check_tree
 
 NUM_TRAIN = 60
 
@@ -346,7 +346,7 @@ def test_separate_vocabularies_and_lower_case(data):
 
 def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
     """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
-    from treeproc.shards import ShardRecord
+    from treeproc.shards.store import ShardRecord
     from treeproc.stages.encode import TreeConfig
     from treeproc.stages.vocabulary import count_vocabulary
     from treeproc.subwords import SubwordConfig

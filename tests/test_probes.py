@@ -20,7 +20,7 @@ from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write
 from toyruns import make_config
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
+from treenet.data.examples import ExampleSource
 from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import load_model
 from treenet.probing import run as probing
@@ -35,7 +35,7 @@ from treenet.probing.tasks import OTHER, UNSEEN, bin_values, build_task, frequen
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.training.run import run_training
-from treeproc.settings import UserError, load_settings
+from treeproc.common.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TRANSLATORS = {"tree": (), "plain": ("model.name=transformer",)}

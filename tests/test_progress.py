@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from treeproc.progress import Progress, Rate, format_seconds, phase
+from treeproc.common.progress import Progress, Rate, format_seconds, phase
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -79,7 +79,7 @@ def test_a_rate_keeps_few_samples_however_often_it_is_told():
 
 def run_phase(seconds: float, stream) -> None:
     code = (
-        "import sys, time; from treeproc.progress import phase\n"
+        "import sys, time; from treeproc.common.progress import phase\n"
         "with phase('loading the model', after=0.3): time.sleep(float(sys.argv[1]))"
     )
     subprocess.run([sys.executable, "-c", code, str(seconds)], check=True, cwd=REPOSITORY, stderr=stream, timeout=60)

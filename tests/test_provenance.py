@@ -14,9 +14,9 @@ from toydata import write_toy_data
 from training_jobs import tiny_config
 
 from treenet.training.run import run_training
+from treeproc.common.provenance import PROVENANCE, Meter, Session, describe_sessions, packages, read_sessions, recorded, software
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.provenance import PROVENANCE, Meter, Session, describe_sessions, packages, read_sessions, recorded, software
-from treeproc.settings import UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -54,7 +54,7 @@ def test_no_name_and_no_place_is_recorded(run):
 
 def test_versions_are_read_without_loading_the_libraries():
     code = (
-        "import sys; from treeproc.provenance import Meter, packages, software; packages(); software(); Meter().usage(); "
+        "import sys; from treeproc.common.provenance import Meter, packages, software; packages(); software(); Meter().usage(); "
         "sys.exit(bool({'torch', 'ray', 'stanza', 'sentencepiece', 'sacrebleu'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
@@ -62,7 +62,7 @@ def test_versions_are_read_without_loading_the_libraries():
 
 def test_a_killed_session_stays_as_it_was_noted(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from treeproc.provenance import recorded\n"
+        "import os, sys; from pathlib import Path; from treeproc.common.provenance import recorded\n"
         "with recorded(Path(sys.argv[1]), 'preprocess') as record:\n"
         "    record.note(text=3)\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -81,7 +81,7 @@ def test_many_shards_are_few_writes(tmp_path, monkeypatch):
         for number in range(1, 1001):
             record.keep_up(parsed=number)
         assert read_sessions(tmp_path)[0].did == {"parsed": 0}
-        monkeypatch.setattr("treeproc.provenance.NOTE_S", 0.0)
+        monkeypatch.setattr("treeproc.common.provenance.NOTE_S", 0.0)
         record.keep_up(parsed=1001)
         assert read_sessions(tmp_path)[0].did == {"parsed": 1001}
 

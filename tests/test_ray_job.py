@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from treeproc.ray_job import _ShardActor
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.job.ray_job import _ShardActor
 
 
 def run_job(name: str, folder: Path) -> dict:
@@ -43,7 +43,7 @@ def test_an_actor_on_a_late_node_looks_for_the_folder(tmp_path, monkeypatch):
         def __init__(self):
             raise UserError("built")
 
-    monkeypatch.setattr("treeproc.ray_job._PAUSE_S", 0.0)
+    monkeypatch.setattr("treeproc.job.ray_job._PAUSE_S", 0.0)
     actor = _ShardActor(Forbidden, {}, tmp_path / "token")
     assert f"{tmp_path} is not seen by node" in actor({"job": "{}"})["error"]
     (tmp_path / "token").touch()

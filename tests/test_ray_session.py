@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from treeproc.ray_session import _cluster_is_running, there_is_a_cluster
+from treeproc.common.ray_session import _cluster_is_running, there_is_a_cluster
 
 # A start that fails when its processes are there, as on a busy machine, and the next one; then one that fails twice.
 SLOW_STARTS = """
 from pathlib import Path
 import ray
 from ray._private import services
-from treeproc.ray_session import start_ray
-from treeproc.settings import UserError
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
 
 def children():
     return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}

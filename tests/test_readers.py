@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from treeproc.preprocess import PreprocessConfig
+from treeproc.common.settings import UserError, build_settings
+from treeproc.job.preprocess import PreprocessConfig
 from treeproc.readers import read_lines, read_rows
 from treeproc.readers.conllu import read_sentences
 from treeproc.readers.files import refuse_pipes
-from treeproc.settings import UserError, build_settings
-from treeproc.trees import check_tree, read_brackets
+from treeproc.trees.spans import check_tree, read_brackets
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 with_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the data folder beside the repository is not there")

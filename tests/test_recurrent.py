@@ -11,15 +11,15 @@ from strategies import Tree, binary_trees, right_branching
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.batch import collate
+from treenet.data.batch import collate
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.inference.run import load_run
 from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
 from treenet.layers.dropout import Dropout
 from treenet.training.run import run_training
 from treenet.training.tasks import build_task
-from treeproc.schema import PAD_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import PAD_ID
 
 # Names of models, and settings of `model.recurrent`, so that each value of each is there.
 SYSTEMS = [

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
+from treenet.data.pairs import PairSource
 from treenet.inference.classify import format_scores, score_run
 from treenet.inference.relatedness import correlations
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, classifier_class
-from treenet.pairs import PairSource
-from treenet.training.logs import read_metrics
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.relatedness import RelatednessStepper, moments, summarize_moments
 from treenet.training.run import run_training
 from treenet.training.tasks import build_task
-from treeproc.preprocess import PreprocessConfig, preprocess
+from treeproc.common.settings import UserError, load_settings
+from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
-from treeproc.settings import UserError, load_settings
-from treeproc.shards import open_shards, read_index
+from treeproc.shards.store import open_shards, read_index
 from treeproc.verify import verify
 
 NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]

@@ -20,9 +20,9 @@ from toydata import write_toy_data
 from toylabels import COLUMNS, make_rows, write_labelled
 from toyruns import make_config
 
-from treenet.batch import collate
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
-from treenet.data import ExampleSource
+from treenet.data.batch import collate
+from treenet.data.examples import ExampleSource
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
 from treenet.inference.run import load_run
@@ -39,11 +39,11 @@ from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
 from treenet.training.run import run_training
 from treenet.training.tasks import build_task, check_structure, vocab_sizes
+from treeproc.common.settings import UserError, load_settings
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
-from treeproc.raw_lines import RawLine, RawLineEncoder
-from treeproc.settings import UserError, load_settings
-from treeproc.shards import read_index
+from treeproc.shards.store import read_index
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary

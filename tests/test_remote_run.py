@@ -17,15 +17,15 @@ from training_jobs import tiny_config
 
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.results import read_system, warn_of_stale_results
+from treenet.runs.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
+from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
 from treenet.training.averaging import average_checkpoints
-from treenet.training.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
 from treenet.training.loop import train
-from treenet.training.remote_run import STOP_FILE, RunMirror, read_run
 from treenet.training.run import run_training
-from treeproc.cache import cache_folder
-from treeproc.provenance import read_sessions
-from treeproc.settings import UserError, dump_settings
-from treeproc.storage import RemotePath, as_path
+from treeproc.common.cache import cache_folder
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import UserError, dump_settings
+from treeproc.common.storage import RemotePath, as_path
 
 STEPS = 60
 
@@ -45,7 +45,7 @@ def data(tmp_path_factory) -> Path:
 def another_machine(tmp_path, monkeypatch):
     """Every test has a disk of its own."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "disk"))
-    monkeypatch.setattr("treenet.training.remote_run.POLL_S", 0.05)
+    monkeypatch.setattr("treenet.runs.mirror.POLL_S", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_local_copy_of_a_run_that_was_removed_from_the_store_does_not_count(bu
 def test_other_settings_and_a_second_writer_are_refused(finished, data):
     with pytest.raises(UserError, match="seed: 1 -> 2"):
         run_training(tiny_config(data, "max_steps=10", "seed=2"), finished)
-    from treeproc.files import locked
+    from treeproc.common.files import locked
 
     with locked(finished), pytest.raises(UserError, match="another process is writing to s3://bucket/finished"):
         run_training(tiny_config(data, "max_steps=10"), finished)

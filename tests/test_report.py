@@ -19,6 +19,7 @@ from strategies import trees
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import LABELS, read_result
@@ -37,10 +38,9 @@ from treenet.report.figures import shade, share_text
 from treenet.report.runs import read_inputs, short_names
 from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
-from treenet.training.ledger import DONE, Entry, Ledger
 from treenet.training.run import run_training
-from treeproc.settings import UserError
-from treeproc.shards import read_lengths
+from treeproc.common.settings import UserError
+from treeproc.shards.store import read_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>document.title='run'</script>"

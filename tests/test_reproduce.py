@@ -9,8 +9,8 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.inference.evaluate import EvaluateSettings
-from treeproc.preprocess import PreprocessConfig
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
+from treeproc.job.preprocess import PreprocessConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")

@@ -21,19 +21,19 @@ from hypothesis import strategies as st
 from toydata import write_toy_data
 
 from treenet.config import BatchConfig
-from treenet.data import ExampleSource
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import BatchPlan
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
 from treenet.experiments.scaling_report import LABELS, build_report, draw, format_table, make_study, read_comparison, read_result
 from treenet.experiments.study import run_study, show_study
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
-from treenet.plan import BatchPlan
 from treenet.report.runs import read_inputs
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.averaging import average_checkpoints
-from treenet.training.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.training.logs import read_metrics
-from treeproc.files import file_sha256
-from treeproc.settings import UserError, load_settings
+from treeproc.common.files import file_sha256
+from treeproc.common.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {

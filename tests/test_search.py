@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treenet.batch import collate
 from treenet.config import DecodingConfig
+from treenet.data.batch import collate
 from treenet.inference.search import beam_search, best_pieces, length_penalties
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 NUM_HISTORIES = 61
 

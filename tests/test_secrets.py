@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hostile_files import make_job, one_line
 
-from treeproc.errors import without_credentials
-from treeproc.files import json_bytes
-from treeproc.line_encoder import LineEncoder
+from treeproc.common.errors import without_credentials
+from treeproc.common.files import json_bytes
+from treeproc.common.settings import UserError, dump_settings, load_settings
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig, describe_parser
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.settings import UserError, dump_settings, load_settings
-from treeproc.shards import read_index
+from treeproc.shards.store import read_index
 
 SECRET = "hunter2"
 
@@ -112,7 +112,7 @@ def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatc
     settings = index["parser_settings"] | {"name": "corenlp", "endpoint": "http://elsewhere.example:9000"}
     parser = {"library": "CoreNLP server"}
     (data / "encoded" / "index.json").write_bytes(json_bytes(index | {"parser_settings": settings, "parser": parser}))
-    monkeypatch.setattr("treeproc.line_encoder.describe_parser", lambda config: parser)
+    monkeypatch.setattr("treeproc.online.line_encoder.describe_parser", lambda config: parser)
     with pytest.raises(UserError, match="parsed by a CoreNLP server at http://elsewhere.example:9000, which would read"):
         LineEncoder(data)
     monkeypatch.setenv("CORENLP_ENDPOINT", "file:///etc")

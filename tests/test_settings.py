@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from treeproc.settings import (
+from treeproc.common.settings import (
     Settings,
     UserError,
     build_arg_parser,
@@ -17,7 +17,7 @@ from treeproc.settings import (
     read_yaml,
     run_cli,
 )
-from treeproc.storage import DataPath
+from treeproc.common.storage import DataPath
 
 ALIAS_BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 NO_MEMORY = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")

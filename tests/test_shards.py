@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeproc.arrow import ipc_bytes
-from treeproc.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
-from treeproc.settings import UserError
-from treeproc.shards import Shard, finished_shard, open_shards, read_index, sidecar_path, tables, write_index, write_shard
+from treeproc.common.settings import UserError
+from treeproc.shards.rows import ipc_bytes
+from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
+from treeproc.shards.store import Shard, finished_shard, open_shards, read_index, sidecar_path, tables, write_index, write_shard
 
 
 def encoded_row(example_id: int, num_leaves: int = 3) -> dict:

@@ -2,9 +2,9 @@
 
 import pytest
 
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.job.report import summary
 from treeproc.parsers import ParserConfig, build_parser
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.report import summary
 from treeproc.verify import verify
 
 LINES = [

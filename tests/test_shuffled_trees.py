@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.line_encoder import LineEncoder
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.report import summary
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.job.report import summary
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

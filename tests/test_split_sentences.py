@@ -5,12 +5,12 @@ import gzip
 import numpy as np
 import pytest
 
-from treeproc.line_encoder import LineEncoder
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.raw_lines import RawLine, RawLineEncoder
 from treeproc.readers.moses import undo_moses
-from treeproc.shards import open_shards, read_index
+from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

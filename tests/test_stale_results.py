@@ -16,9 +16,9 @@ from treenet.inference.results import read_scores
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.training.run import run_training
-from treeproc.files import file_sha256
-from treeproc.provenance import describe_packages, software
-from treeproc.settings import UserError, dump_settings
+from treeproc.common.files import file_sha256
+from treeproc.common.provenance import describe_packages, software
+from treeproc.common.settings import UserError, dump_settings
 
 WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
 STEPS = ("checkpoint_every=1", "validate_every=1", "average_checkpoints=2", "decoding.max_length_factor=0.5")

@@ -16,15 +16,15 @@ import pytest
 from object_store import SECRET, s3_server
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
-from treenet.training.remote_run import RunMirror
-from treeproc.cache import cache_folder, local_copy
-from treeproc.files import atomic_write, file_sha256, locked
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.provenance import PROVENANCE, read_sessions
-from treeproc.settings import UserError, dump_settings, load_settings
-from treeproc.shards import check_hashes, read_lengths
-from treeproc.storage import AnyPath, RemotePath, _file_system, as_path
+from treenet.data.examples import ExampleSource
+from treenet.runs.mirror import RunMirror
+from treeproc.common.cache import cache_folder, local_copy
+from treeproc.common.files import atomic_write, file_sha256, locked
+from treeproc.common.provenance import PROVENANCE, read_sessions
+from treeproc.common.settings import UserError, dump_settings, load_settings
+from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.shards.store import check_hashes, read_lengths
 from treeproc.verify import verify
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, WordEnds, blank_separated, mark_boundaries, train_pieces
 
 LINES = ["I don't know (yet).", "We don't know him.", "He knows  her, doesn't he?", "They know us."] * 5

@@ -12,7 +12,7 @@ from treenet.inference.translate import read_split, translate_examples
 from treenet.models import MODELS
 from treenet.training.loop import train
 from treenet.training.run import run_training
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
 # Settings of models that need some, or that read more of the data with them.

@@ -10,7 +10,7 @@ import torch
 
 from treenet.config import TrainConfig
 from treenet.models import VocabSizes, build_model
-from treeproc.settings import load_settings
+from treeproc.common.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LABELS = 100

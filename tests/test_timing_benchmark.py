@@ -10,7 +10,7 @@ import torch
 
 from treenet.models import VocabSizes
 from treeproc.parsers import ParserConfig, build_parser
-from treeproc.schema import EOS_ID
+from treeproc.shards.schema import EOS_ID
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import timing

@@ -20,6 +20,8 @@ from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
+from treenet.data.labelled import LabelledSource, PhraseSource
+from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
 from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, make_study, read_result
@@ -28,17 +30,15 @@ from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import load_run
 from treenet.inference.significance import ABOUT_SEEDS, compare_examples
-from treenet.labelled import LabelledSource, PhraseSource
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.averaging import average_checkpoints, choose_checkpoints
-from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
-from treenet.training.ledger import Entry, Ledger
-from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
 from treenet.training.run import load_trained, run_training
 from treenet.training.tasks import build_task
-from treeproc.files import file_sha256, read_json
-from treeproc.settings import UserError, load_settings
+from treeproc.common.files import file_sha256, read_json
+from treeproc.common.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

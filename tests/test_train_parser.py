@@ -18,14 +18,14 @@ import torch
 import yaml
 
 from tests.conftest import REPOSITORY
-from treeproc.bracket_scores import score
+from treeproc.common.settings import UserError, load_settings
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.parser_training.config import TrainParserConfig
+from treeproc.parser_training.job import train_parser
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.settings import UserError, load_settings
-from treeproc.shards import Shard, ShardRecord, read_index
-from treeproc.training.config import TrainParserConfig
-from treeproc.training.job import train_parser
-from treeproc.trees import SpanTree, read_brackets
+from treeproc.shards.store import Shard, ShardRecord, read_index
+from treeproc.trees.bracket_scores import score
+from treeproc.trees.spans import SpanTree, read_brackets
 
 LANGUAGE = "xx-toy"
 NAMES = ("tokenizer", "pos", "constituency", "depparse")

@@ -18,17 +18,17 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, same
 
 from treenet.config import ModelConfig, OptimizerConfig
-from treenet.data import ExampleSource, Prefetcher
+from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.models import VocabSizes, build_model
+from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
+from treenet.runs.metrics_log import MetricLog, read_metrics
 from treenet.training import step
-from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint
-from treenet.training.logs import MetricLog, read_metrics
 from treenet.training.loop import train
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.run import load_trained, run_training
-from treeproc.files import locked
-from treeproc.progress import Progress
-from treeproc.settings import UserError, dump_settings
+from treeproc.common.files import locked
+from treeproc.common.progress import Progress
+from treeproc.common.settings import UserError, dump_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -154,7 +154,7 @@ def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     (tmp_path / "config.yaml").write_text(dump_settings(make_config(data)))
     script = (
         "import sys, torch, time; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from treeproc.settings import load_settings; from treenet.config import TrainConfig\n"
+        "from treeproc.common.settings import load_settings; from treenet.config import TrainConfig\n"
         "from treenet.training.loop import train\n"
         "train(load_settings(TrainConfig, Path(sys.argv[1])), Path(sys.argv[2]), should_stop=lambda: time.sleep(0.05) or False)"
     )
@@ -188,7 +188,7 @@ def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
     def close(board) -> None:
         raise full
 
-    monkeypatch.setattr("treenet.training.logs.SummaryWriter.close", close)
+    monkeypatch.setattr("treenet.runs.metrics_log.SummaryWriter.close", close)
     with pytest.raises(UserError, match="no checkpoint"), MetricLog(tmp_path, 0):
         raise UserError("no checkpoint")
     with pytest.raises(OSError, match="No space left"), MetricLog(tmp_path, 0):

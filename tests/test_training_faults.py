@@ -22,12 +22,12 @@ from toydata import write_toy_data
 from toyruns import losses, save_for_ever, train_ranks
 from training_jobs import tiny_config, wait_for_checkpoint
 
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.training import ray_train
-from treenet.training.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.training.run import run_training
-from treeproc.files import locked, read_json
-from treeproc.provenance import read_sessions
-from treeproc.settings import UserError, dump_settings
+from treeproc.common.files import locked, read_json
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import UserError, dump_settings
 
 TESTS = Path(__file__).parent
 

@@ -14,11 +14,11 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.inference.run import load_run
-from treenet.training.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
-from treenet.training.logs import read_metrics
+from treenet.runs.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.run import RunSummary, describe_run, load_trained, run_training
-from treeproc.files import read_json
-from treeproc.settings import UserError
+from treeproc.common.files import read_json
+from treeproc.common.settings import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = (

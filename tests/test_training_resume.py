@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
-from treenet.training import checkpoint_writer
-from treenet.training.checkpoint import checkpoint_folders, latest_checkpoint, take_snapshot
-from treenet.training.checkpoint_writer import CheckpointWriter
-from treenet.training.logs import read_metrics
+from treenet.runs import checkpoint_writer
+from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, take_snapshot
+from treenet.runs.checkpoint_writer import CheckpointWriter
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.loop import Trainer, finished_outcome, train
 from treenet.training.ranks import Ranks
 from treenet.training.run import run_training
 from treenet.training.state import TrainState
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 EVERYTHING = [
     "ema_decay=0.9",

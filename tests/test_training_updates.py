@@ -13,18 +13,19 @@ from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, train_ranks
 
-from treenet.data import ExampleSource
-from treenet.plan import example_costs
-from treenet.training import checkpoint, step
-from treenet.training.checkpoint import checkpoint_folders, is_whole
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import example_costs
+from treenet.runs import checkpoint
+from treenet.runs.checkpoint import checkpoint_folders, is_whole
+from treenet.runs.metrics_log import read_metrics
+from treenet.training import step
 from treenet.training.ema import MovingAverage
-from treenet.training.logs import read_metrics
 from treenet.training.loop import Trainer, train
 from treenet.training.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
-from treeproc.schema import PAD_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import PAD_ID
 
 RANK_0 = Ranks(0, 1, torch.device("cpu"))
 

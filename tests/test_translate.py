@@ -19,10 +19,10 @@ from toyruns import without_phases
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.line_translator import LineTranslator
 from treenet.inference.run import load_run
-from treeproc.line_encoder import LineEncoder
-from treeproc.raw_lines import EncodedLine, RawLineEncoder, place_trees
-from treeproc.settings import UserError
-from treeproc.shards import write_index
+from treeproc.common.settings import UserError
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees
+from treeproc.shards.store import write_index
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from toydata import encode_row
 
-from treenet.batch import collate
 from treenet.config import DecodingConfig, ModelConfig
+from treenet.data.batch import collate
 from treenet.inference.ensemble import Ensemble
 from treenet.inference.forced import score_targets
 from treenet.inference.search import beam_search
 from treenet.inference.translate import score_examples, translate_examples
 from treenet.models import VocabSizes, build_model
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 NAMES = ["transformer", "tree_transformer"]
 PIECES = 12

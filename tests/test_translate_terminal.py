@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary
 from toyruns import without_phases
 
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 ROOT = Path(__file__).parents[1]
 LINES = ["ba be bi", "", "bo", "da de di do"]

@@ -20,7 +20,7 @@ from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier, build_model
 from treenet.models.tree_lstm import _leaf_states
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 WIDTH = 3
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeproc.settings import UserError
-from treeproc.training.corpus import (
+from treeproc.common.settings import UserError
+from treeproc.parser_training.corpus import (
     Files,
     Tags,
     TreebankConfig,
@@ -21,8 +21,8 @@ from treeproc.training.corpus import (
     texts,
     with_arcs,
 )
-from treeproc.training.treebank import Notation, Retag, Tree, conllu_of, plain_tree, read_conllu, read_trees, trees_of
-from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
+from treeproc.parser_training.treebank import Notation, Retag, Tree, conllu_of, plain_tree, read_conllu, read_trees, trees_of
+from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 
 PLAIN = Notation()
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_encoding import join, slow_depths, split_words
 
-from treeproc.control_trees import ControlTree, control_spans
-from treeproc.trees import (
+from treeproc.trees.control_trees import ControlTree, control_spans
+from treeproc.trees.spans import (
     SpanTree,
     check_tree,
     draw,

@@ -15,16 +15,16 @@ import torch
 from hostile_files import Payload, first_record, one_line
 from toydata import write_toy_data
 
+from treenet.experiments.ledger import LEDGER, Ledger
 from treenet.inference.results import read_system
-from treenet.training.checkpoint import META, WEIGHTS, is_whole
-from treenet.training.ledger import LEDGER, Ledger
-from treeproc.files import atomic_write, file_sha256, json_bytes, locked, read_json
+from treenet.runs.checkpoint import META, WEIGHTS, is_whole
+from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
+from treeproc.common.settings import UserError
+from treeproc.common.storage import as_path, inside
 from treeproc.inspect import main as inspect
 from treeproc.parsers import ParserConfig
 from treeproc.readers.files import read_lines
-from treeproc.settings import UserError
-from treeproc.shards import check_hashes, finished_shard, read_index, stage_folder
-from treeproc.storage import as_path, inside
+from treeproc.shards.store import check_hashes, finished_shard, read_index, stage_folder
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
 
 def test_a_compressed_checkpoint_is_refused(tmp_path):
     """PyTorch would unpack it: a thousand times its size."""
-    from treenet.training.checkpoint import TRAINER, load_checkpoint, take_snapshot, write_checkpoint
+    from treenet.runs.checkpoint import TRAINER, load_checkpoint, take_snapshot, write_checkpoint
 
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -12,16 +12,16 @@ import ray.data  # registers extension types that unpickle
 from hostile_files import FORMS, first_record, hostile, ipc, make_job, one_line, put, read_table, with_column
 from toydata import write_toy_data
 
-from treenet.data import ExampleSource
-from treeproc import ray_job
-from treeproc.arrow import column_views, ipc_bytes, record_batches
-from treeproc.arrow_file import BadArrowFile, read_arrow
+from treenet.data.examples import ExampleSource
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.ray_session import start_ray
-from treeproc.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
-from treeproc.settings import UserError
-from treeproc.shards import Shard, read_lengths
+from treeproc.job import ray_job
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.shards.arrow_file import BadArrowFile, read_arrow
+from treeproc.shards.rows import column_views, ipc_bytes, record_batches
+from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
+from treeproc.shards.store import Shard, read_lengths
 from treeproc.stages.encode import EncodeShard, TreeConfig
 from treeproc.verify import verify
 

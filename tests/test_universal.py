@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from treeproc.common.settings import UserError
+from treeproc.parser_training.config import TrainParserConfig
+from treeproc.parser_training.corpus import Files, TreebankConfig
+from treeproc.parser_training.job import possible_models, read_treebanks
+from treeproc.parser_training.treebank import lowered, sentences_in
+from treeproc.parser_training.universal import ud_treebanks
 from treeproc.readers.files import read_texts
-from treeproc.settings import UserError
-from treeproc.training.config import TrainParserConfig
-from treeproc.training.corpus import Files, TreebankConfig
-from treeproc.training.job import possible_models, read_treebanks
-from treeproc.training.treebank import lowered, sentences_in
-from treeproc.training.universal import ud_treebanks
 
 
 def sentence(number: int) -> str:

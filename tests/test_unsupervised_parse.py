@@ -16,8 +16,8 @@ from treenet.inference.unsupervised_parse import (
     score_sentences,
     write_tree,
 )
-from treeproc.settings import UserError
-from treeproc.trees import check_tree, read_brackets
+from treeproc.common.settings import UserError
+from treeproc.trees.spans import check_tree, read_brackets
 
 
 def reference_parse(joined: np.ndarray, layer: int, start: int, end: int, config: ParsingConfig) -> set[tuple[int, int]]:

@@ -11,11 +11,11 @@ from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
-from treeproc.checks import arc_problems, node_depths, tree_problems
-from treeproc.preprocess import PreprocessConfig, preprocess
-from treeproc.provenance import PROVENANCE
-from treeproc.shards import ShardRecord, open_shards, read_index, write_index, write_shard
-from treeproc.trees import SpanTree, check_tree, parents_and_subtree_ends
+from treeproc.common.provenance import PROVENANCE
+from treeproc.inspection.checks import arc_problems, node_depths, tree_problems
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.shards.store import ShardRecord, open_shards, read_index, write_index, write_shard
+from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
 
 

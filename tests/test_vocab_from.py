@@ -10,12 +10,12 @@ import pytest
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.training.run import run_training
-from treeproc.filters import FilterConfig
+from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe
-from treeproc.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.schema import in_order
-from treeproc.settings import UserError, load_settings
-from treeproc.shards import open_shards, read_index, read_lengths
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.shards.schema import in_order
+from treeproc.shards.store import open_shards, read_index, read_lengths
+from treeproc.stages.filters import FilterConfig
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
 from treeproc.verify import verify
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from treeproc.files import atomic_write
-from treeproc.schema import (
+from treeproc.common.files import atomic_write
+from treeproc.shards.schema import (
     BOS_ID,
     ENCODED_SCHEMA,
     EOS_ID,
@@ -20,7 +20,7 @@ from treeproc.schema import (
     select,
     shard_name,
 )
-from treeproc.shards import fingerprint, write_index, write_shard
+from treeproc.shards.store import fingerprint, write_index, write_shard
 
 WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
 LABELS = [UNKNOWN_LABEL, "S", "NP", "VP", "PP"]

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 from toydata import random_spans
 
-from treeproc.files import atomic_write
-from treeproc.schema import FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, select, shard_name
-from treeproc.shards import fingerprint, write_index, write_shard
+from treeproc.common.files import atomic_write
+from treeproc.shards.schema import FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, select, shard_name
+from treeproc.shards.store import fingerprint, write_index, write_shard
 
 NUM_PIECES, NUM_LABELS, NUM_CLASSES = 24, 5, 3
 COLUMNS = ("leaves", "nodes", "spans", "label", "node_labels", "leaf_labels", "arcs")

@@ -7,9 +7,9 @@ import numpy as np
 from toydata import random_spans
 from toylabels import write_labelled
 
-from treeproc.schema import FULL_PARSED_SCHEMA, select, shard_name
-from treeproc.shards import write_index, write_shard
-from treeproc.trees import SpanTree, write_brackets
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, select, shard_name
+from treeproc.shards.store import write_index, write_shard
+from treeproc.trees.spans import SpanTree, write_brackets
 
 NUM_WORDS, SUFFIX, SHARDS = 12, 20, 2
 LABELS, TAGS, RELATIONS = ("S", "NP", "VP"), ("A", "B", "C"), ("obj", "subj")

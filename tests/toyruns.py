@@ -11,10 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from treenet.config import TrainConfig
-from treenet.training.checkpoint import latest_checkpoint, take_snapshot, write_checkpoint
-from treenet.training.logs import read_metrics
+from treenet.runs.checkpoint import latest_checkpoint, take_snapshot, write_checkpoint
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.loop import train
-from treeproc.settings import UserError, load_settings
+from treeproc.common.settings import UserError, load_settings
 
 # Processes start from one that has imported these: in a tenth of a second instead of seconds.
 multiprocessing.set_forkserver_preload(["treenet.training.loop"])

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from treeproc.checks import node_depths
-from treeproc.drawing import draw_row
-from treeproc.errors import UserError, printable
+from treeproc.common.errors import UserError, printable
+from treeproc.common.provenance import describe_sessions, read_sessions
+from treeproc.common.settings import ArgumentParser, run_cli
+from treeproc.common.storage import AnyPath, as_path
+from treeproc.inspection.checks import node_depths
+from treeproc.inspection.drawing import draw_row
+from treeproc.job.report import noticed, parse_statuses, tree_notes
 from treeproc.parsers import describe_in_words
-from treeproc.provenance import describe_sessions, read_sessions
-from treeproc.report import noticed, parse_statuses, tree_notes
-from treeproc.schema import in_order
-from treeproc.settings import ArgumentParser, run_cli
-from treeproc.shards import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths
-from treeproc.storage import AnyPath, as_path
+from treeproc.shards.schema import in_order
+from treeproc.shards.store import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
 

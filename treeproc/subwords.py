@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
-from treeproc.files import read_text
-from treeproc.ragged import edges_of, flatten, string_bytes, strings_of, take
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
-from treeproc.settings import Settings, UserError
+from treeproc.common.files import read_text
+from treeproc.common.settings import Settings, UserError
+from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 
 # Marks word boundaries that have no blank in training text; never part of a vocabulary.
 _BOUNDARY = "\x01"

@@ -15,15 +15,15 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from treeproc.checks import arc_problems, encoded_problems, id_problems, parsed_problems
-from treeproc.errors import printable
-from treeproc.files import file_sha256, file_size
-from treeproc.progress import Progress
-from treeproc.schema import ROWS_PER_RECORD_BATCH
-from treeproc.settings import ArgumentParser, UserError, run_cli
-from treeproc.shards import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
+from treeproc.common.errors import printable
+from treeproc.common.files import file_sha256, file_size
+from treeproc.common.progress import Progress
+from treeproc.common.settings import ArgumentParser, UserError, run_cli
+from treeproc.common.storage import AnyPath, as_path, inside
+from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
+from treeproc.shards.store import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
 from treeproc.stages.lengths import example_ids, row_sizes
-from treeproc.storage import AnyPath, as_path, inside
 from treeproc.subwords import LabelVocab, Subwords
 
 STAGES = ("text", "parsed", "encoded")

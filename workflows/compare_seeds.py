@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.seeds_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
-from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
 
 def main(argv: Sequence[str]) -> None:

@@ -18,18 +18,18 @@ from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.origin import describe_origin
 from treenet.inference.results import SCORES
 from treenet.inference.translate import read_split
+from treenet.runs.metrics_log import read_metrics
 from treenet.training.curves import plot_curves
-from treenet.training.logs import read_metrics
 from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
-from treeproc.files import atomic_write
-from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.report import summary
-from treeproc.schema import SPLITS
-from treeproc.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
-from treeproc.shards import read_index
+from treeproc.common.files import atomic_write
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
+from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.job.report import summary
+from treeproc.shards.schema import SPLITS
+from treeproc.shards.store import read_index
 from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.stages.text import SplitFiles
-from treeproc.trees import draw
+from treeproc.trees.spans import draw
 
 CONFIGS = Path(__file__).parent / "configs"
 MODELS = ("tree_transformer", "transformer")

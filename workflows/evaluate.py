@@ -37,11 +37,11 @@ from treenet.inference.evaluate import (
 )
 from treenet.inference.results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.inference.run import checkpoint_names
-from treenet.training.remote_run import read_run
-from treeproc.files import atomic_write, json_bytes
+from treenet.runs.mirror import read_run
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers import read_lines
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
-from treeproc.storage import AnyPath, RemotePath, as_path
 
 
 def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> System:

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.dry_run import dry_run
-from treeproc.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.report import summary
-from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.job.dry_run import dry_run
+from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.job.report import summary
 
 SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
 

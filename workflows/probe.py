@@ -17,8 +17,8 @@ from treenet.inference.run import checkpoint_names
 from treenet.probing.results import figure_name, format_probes
 from treenet.probing.run import probe_run
 from treenet.probing.settings import ProbeSettings
-from treenet.training.remote_run import read_run
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
+from treenet.runs.mirror import read_run
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
 def main(argv: Sequence[str]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
-from treeproc.storage import as_path
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.common.storage import as_path
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
-from treeproc.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "scaling_sample.yaml"
 

@@ -17,11 +17,11 @@ from treenet.config import TrainConfig
 from treenet.inference.classify import format_scores, score_run
 from treenet.inference.results import warn_of_stale_results
 from treenet.inference.run import AVERAGED
+from treenet.runs.mirror import read_run
 from treenet.training.dry_run import dry_run
-from treenet.training.remote_run import read_run
 from treenet.training.run import run_to_end
 from treenet.training.tasks import check_task
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
 def main(argv: Sequence[str]) -> None:

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.files import file_size
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
-from treeproc.training.config import TrainParserConfig
-from treeproc.training.job import describe, train_parser
+from treeproc.common.files import file_size
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.parser_training.config import TrainParserConfig
+from treeproc.parser_training.job import describe, train_parser
 
 
 def main(argv: Sequence[str]) -> None:

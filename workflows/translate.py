@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from treenet.inference.line_translator import TranslateSettings
 from treenet.inference.run import checkpoint_names
 from treenet.inference.translate_job import answer_lines, translate_lines
-from treeproc.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
-from treeproc.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
-from treeproc.storage import as_path
+from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
+from treeproc.common.storage import as_path
+from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
 
 STDIN = as_path("/dev/stdin")
 

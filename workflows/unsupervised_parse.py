@@ -16,13 +16,13 @@ from pathlib import Path
 
 from treenet.inference.run import checkpoint_names
 from treenet.inference.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
-from treenet.training.remote_run import read_run
-from treeproc.line_encoder import LineEncoder
+from treenet.runs.mirror import read_run
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
+from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given
 from treeproc.readers import read_rows
-from treeproc.settings import UserError, build_arg_parser, load_settings, run_cli
-from treeproc.storage import AnyPath
-from treeproc.trees import normalise, read_brackets
+from treeproc.trees.spans import normalise, read_brackets
 
 
 def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:

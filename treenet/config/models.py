@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.settings import Settings
+from treeproc.common.settings import Settings
 
 
 class TreeAttentionConfig(Settings):

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treenet.config.models import ModelConfig
-from treeproc.settings import Settings
-from treeproc.storage import DataPath
+from treeproc.common.settings import Settings
+from treeproc.common.storage import DataPath
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]

@@ -15,13 +15,13 @@ from typing import Required
 import numpy as np
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.training.checkpoint import META
-from treenet.training.facts import RunFacts, read_facts
-from treenet.training.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
-from treenet.training.logs import read_metrics
-from treeproc.files import TEMPORARY_PREFIX, atomic_write, read_json
-from treeproc.provenance import read_sessions
-from treeproc.settings import UserError
+from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
+from treenet.runs.checkpoint import META
+from treenet.runs.facts import RunFacts, read_facts
+from treenet.runs.metrics_log import read_metrics
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, read_json
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import UserError
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and as many of validation

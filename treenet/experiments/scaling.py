@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.experiments.grid import Work
+from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.training.grid import Work
-from treenet.training.ledger import Cell
 from treenet.training.run import run_training
-from treeproc.settings import Settings, UserError, build_settings
-from treeproc.shards import read_index
+from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.shards.store import read_index
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]

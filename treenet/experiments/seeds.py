@@ -11,15 +11,15 @@ from typing import Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.experiments.grid import Work
+from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.classify import score_run
-from treenet.training.grid import Work
-from treenet.training.ledger import Cell
 from treenet.training.run import run_training
 from treenet.training.tasks import build_task
-from treeproc.settings import Settings, UserError, build_settings
-from treeproc.shards import read_index
+from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.shards.store import read_index
 
 # Entries of scores.json that a cell has.
 SCORED = ("valid", "test", "valid.last", "test.last")

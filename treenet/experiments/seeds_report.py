@@ -30,8 +30,8 @@ from treenet.inference.significance import (
     summarize,
 )
 from treenet.training.curves import write_png
-from treeproc.files import atomic_write, json_bytes
-from treeproc.settings import UserError
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.settings import UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import Field, field_validator
 from sacrebleu.metrics import BLEU
 
-from treeproc.settings import Settings, UserError
+from treeproc.common.settings import Settings, UserError
 
 
 class BucketConfig(Settings):

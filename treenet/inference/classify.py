@@ -10,24 +10,24 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from treenet.data.labelled import LabelledBatch, LabelledSource
+from treenet.data.pairs import PairBatch, PairSource
+from treenet.data.plan import plan_in_order
 from treenet.inference.origin import LAST, asked_for, fingerprints
 from treenet.inference.relatedness import score_pairs
 from treenet.inference.results import SCORES, read_scores
 from treenet.inference.run import AVERAGED, checkpoint_folder, recorded_sha256
-from treenet.labelled import LabelledBatch, LabelledSource
 from treenet.models import ClassLogits
-from treenet.pairs import PairBatch, PairSource
-from treenet.plan import plan_in_order
-from treenet.training.checkpoint import META, checkpoint_folders
+from treenet.runs.checkpoint import META, checkpoint_folders
+from treenet.runs.facts import read_facts
 from treenet.training.classification import count_right, summarize_counts
-from treenet.training.facts import read_facts
 from treenet.training.run import load_trained
 from treenet.training.tasks import build_task
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.provenance import software
-from treeproc.settings import Settings, UserError
-from treeproc.shards import check_hashes, read_index
-from treeproc.storage import DataPath
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.provenance import software
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import DataPath
+from treeproc.shards.store import check_hashes, read_index
 
 _BATCH_TOKENS = 8192
 _PERCENTAGES = ("accuracy", "binary_accuracy", "phrase_accuracy")

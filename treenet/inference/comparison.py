@@ -10,9 +10,9 @@ from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.origin import describe_origin, recorded_origin
 from treenet.inference.results import System
 from treenet.inference.significance import ABOUT_WEIGHTS
-from treeproc.provenance import software
-from treeproc.settings import Settings
-from treeproc.shards import fingerprint
+from treeproc.common.provenance import software
+from treeproc.common.settings import Settings
+from treeproc.shards.store import fingerprint
 
 
 class CompareConfig(Settings):

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import Reads, TreeBatch
+from treenet.data.batch import Reads, TreeBatch
 from treenet.inference.run import LoadedRun, load_run
 from treenet.inference.search import Decodable, DecoderState
-from treeproc.settings import UserError
-from treeproc.shards import read_index
+from treeproc.common.settings import UserError
+from treeproc.shards.store import read_index
 
 
 @dataclass(frozen=True)

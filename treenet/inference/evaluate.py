@@ -17,11 +17,11 @@ from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
 from treenet.training.tasks import check_no_control
-from treeproc.files import read_text
-from treeproc.provenance import software
-from treeproc.settings import Settings, UserError, load_settings, read_yaml
-from treeproc.shards import check_hashes, read_index, stage_folder
-from treeproc.storage import AnyPath, DataPath
+from treeproc.common.files import read_text
+from treeproc.common.provenance import software
+from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
+from treeproc.common.storage import AnyPath, DataPath
+from treeproc.shards.store import check_hashes, read_index, stage_folder
 
 
 class EvaluateSettings(Settings):

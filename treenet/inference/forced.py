@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from treenet.batch import TreeBatch
 from treenet.config import DecodingConfig
+from treenet.data.batch import TreeBatch
 from treenet.inference.search import Hypothesis, length_penalties
-from treeproc.schema import PAD_ID
+from treeproc.shards.schema import PAD_ID
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,17 @@ from typing import Annotated, Protocol
 import torch
 from pydantic import Field, PositiveInt, field_validator
 
-from treenet.batch import READS_ARCS
 from treenet.config import DecodingConfig
+from treenet.data.batch import READS_ARCS
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.evaluate import decoding_of
 from treenet.inference.forced import ScoredTarget
 from treenet.inference.run import AVERAGED, checkpoint_names
 from treenet.inference.search import Hypothesis
 from treenet.inference.translate import detokenize, score_examples, translate_examples
-from treenet.training.remote_run import read_run
-from treeproc.settings import Settings, UserError
-from treeproc.storage import AnyPath, DataPath
+from treenet.runs.mirror import read_run
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath, DataPath
 
 Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
 

@@ -17,7 +17,7 @@ from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
 from treenet.inference.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 
 @dataclass(frozen=True)

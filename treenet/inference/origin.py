@@ -13,12 +13,12 @@ from functools import cached_property
 
 from treenet.config import flatten
 from treenet.inference.run import AVERAGED, LoadedModel, checkpoint_path, recorded_sha256
-from treenet.training.checkpoint import checkpoint_folders
-from treeproc.files import read_json, read_text
-from treeproc.provenance import describe_software, software
-from treeproc.settings import Settings, UserError, read_yaml
-from treeproc.shards import read_index
-from treeproc.storage import AnyPath, RemotePath, as_path
+from treenet.runs.checkpoint import checkpoint_folders
+from treeproc.common.files import read_json, read_text
+from treeproc.common.provenance import describe_software, software
+from treeproc.common.settings import Settings, UserError, read_yaml
+from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.shards.store import read_index
 
 LAST = "last"
 NOT_RECORDED = "without provenance: recorded before results named their weights"

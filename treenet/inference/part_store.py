@@ -8,10 +8,10 @@ from pathlib import Path
 
 from treenet.inference.line_translator import Translated, TranslateSettings, local_runs
 from treenet.inference.run import checkpoint_path
-from treenet.training.checkpoint import META
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.settings import UserError
-from treeproc.storage import AnyPath
+from treenet.runs.checkpoint import META
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 # Where lines come from and go to, and who translates them, changes no translation.
 _OPERATIONAL = {"input", "trees", "score", "output", "workers", "use_gpu"}

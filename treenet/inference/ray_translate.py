@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import ray
 
 from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
-from treeproc.ray_session import start_ray
-from treeproc.settings import UserError
-from treeproc.storage import AnyPath
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 # Parts for each actor that are at work, or done before their turn: what memory holds.
 _AHEAD = 2

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from treenet.data.pairs import PairBatch
 from treenet.layers.pair_head import expected_score
 from treenet.models import ClassLogits
-from treenet.pairs import PairBatch
 
 
 def score_pairs(predictions: Iterable[tuple[PairBatch, ClassLogits]]) -> tuple[list[str], dict[str, float]]:

@@ -12,10 +12,10 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from treenet.inference.metrics import check_lines
 from treenet.inference.origin import RunState, Standing
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.settings import UserError
-from treeproc.shards import fingerprint
-from treeproc.storage import AnyPath, inside
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, inside
+from treeproc.shards.store import fingerprint
 
 SCORES, PROBES = "scores.json", "probes.json"
 PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations

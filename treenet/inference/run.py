@@ -10,15 +10,15 @@ from sentencepiece import SentencePieceProcessor
 from torch import nn
 
 from treenet.config import TrainConfig
-from treenet.data import check_columns
-from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
-from treenet.training.facts import read_facts
+from treenet.data.examples import check_columns
+from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treenet.runs.facts import read_facts
 from treenet.training.run import load_trained
 from treenet.training.tasks import build_task, workflow_of
-from treeproc.files import read_json
-from treeproc.settings import UserError, load_settings
-from treeproc.shards import read_index
-from treeproc.storage import AnyPath
+from treeproc.common.files import read_json
+from treeproc.common.settings import UserError, load_settings
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
 
 AVERAGED = "averaged"
 UNTRAINED = "untrained"

@@ -20,10 +20,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, TreeBatch
 from treenet.config import DecodingConfig
-from treeproc.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from treeproc.settings import UserError
+from treenet.data.batch import Reads, TreeBatch
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 

@@ -5,7 +5,7 @@ A model whose translations stay the same does not use its trees.
 
 import numpy as np
 
-from treeproc.forest import Forest
+from treeproc.trees.forest import Forest
 
 ATTEMPTS = 20
 

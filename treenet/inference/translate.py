@@ -10,14 +10,14 @@ import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
 
-from treenet.batch import Reads, TreeBatch, collate
 from treenet.config import DecodingConfig
+from treenet.data.batch import Reads, TreeBatch, collate
+from treenet.data.plan import cut_batches
 from treenet.inference.forced import ScoredTarget, score_targets
 from treenet.inference.search import Hypothesis, beam_search
-from treenet.plan import cut_batches
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
-from treeproc.storage import AnyPath
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.
 WINDOW = 4096

@@ -12,10 +12,10 @@ from typing import IO
 
 from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
 from treenet.inference.part_store import PartStore
-from treeproc.files import is_stream, named_output
-from treeproc.progress import Progress
-from treeproc.settings import UserError
-from treeproc.storage import AnyPath
+from treeproc.common.files import is_stream, named_output
+from treeproc.common.progress import Progress
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 # Inputs of more lines than this are worth a report of progress.
 LONG = 100

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PositiveInt
 from torch import nn
 
-from treenet.batch import TreeBatch
+from treenet.data.batch import TreeBatch
 from treenet.inference.brackets import (
     CUTS,
     SIGNATURE,
@@ -29,11 +29,11 @@ from treenet.inference.origin import origin
 from treenet.inference.results import PARSE, SCORES, read_scores
 from treenet.inference.run import AVERAGED, load_model, load_processor
 from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
-from treeproc.files import atomic_write, json_bytes, read_text
-from treeproc.forest import BINARY_PREFIX
-from treeproc.settings import Settings, UserError
-from treeproc.shards import check_hashes, read_index
-from treeproc.storage import AnyPath, DataPath
+from treeproc.common.files import atomic_write, json_bytes, read_text
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath, DataPath
+from treeproc.shards.store import check_hashes, read_index
+from treeproc.trees.forest import BINARY_PREFIX
 
 _BATCH_TOKENS = 8192
 _SHOWN_LABELS = 6

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from treeproc.errors import UserError
+from treeproc.common.errors import UserError
 
 
 class OnLSTM(nn.Module):

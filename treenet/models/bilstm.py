@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from treenet.batch import TreeBatch
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.labelled import LabelledBatch
+from treenet.data.batch import TreeBatch
+from treenet.data.labelled import LabelledBatch
 from treenet.layers.bilstm import build_bilstm, last_states, run_bilstm
 from treenet.layers.dropout import Dropout
 from treenet.models.classifier import Classifier

@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import Reads
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.labelled import LabelledBatch
+from treenet.data.batch import Reads
+from treenet.data.labelled import LabelledBatch
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.encoders import Memory
-from treeproc.schema import UNK_ID
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import UNK_ID
 
 
 class ClassLogits(NamedTuple):

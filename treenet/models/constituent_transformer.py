@@ -6,8 +6,8 @@ Shapes: B batch, L leaves, D model.
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.constituents import NeighbouringAttention, constituent_prior
 from treenet.models.encoders import Memory, VocabSizes

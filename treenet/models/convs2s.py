@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import Reads, TreeBatch
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.gated_convolution import HALF, ConvolutionEncoderLayer, MultiStepAttentionLayer, build_normalised_linear

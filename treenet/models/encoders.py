@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.data.batch import Reads, TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer
 from treenet.layers.dropout import Dropout

@@ -6,10 +6,10 @@ Shapes: B batch, L leaves, D model, V pieces.
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
 from treenet.models.encoders import Encoder, VocabSizes, tied_logits
-from treeproc.schema import PAD_ID
+from treeproc.shards.schema import PAD_ID
 
 
 class MaskedLM(Encoder):

@@ -6,14 +6,14 @@ Shapes: B batch, L leaves, T target positions, D model.
 import torch
 from torch import Tensor
 
-from treenet.batch import TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.phrase_attention import PhraseEncoderLayer
 from treenet.models.encoders import Memory, VocabSizes
 from treenet.models.seq2seq import Seq2Seq
 from treenet.structure import Partition
-from treeproc.errors import UserError
+from treeproc.common.errors import UserError
 
 
 class MultiGranularityTransformer(Seq2Seq):

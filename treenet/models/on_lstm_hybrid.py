@@ -2,13 +2,13 @@
 
 from torch import nn
 
-from treenet.batch import TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.recurrent import RecurrentLayer
 from treenet.models.encoders import Memory, VocabSizes
 from treenet.models.seq2seq import Seq2Seq
-from treeproc.errors import UserError
+from treeproc.common.errors import UserError
 
 
 class OnLSTMHybrid(Seq2Seq):

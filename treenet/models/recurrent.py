@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
 from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
 from treenet.layers.attention import CrossAttention, KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear

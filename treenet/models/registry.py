@@ -19,7 +19,7 @@ from treenet.models.seq2seq import EncoderDecoder
 from treenet.models.transformer import Transformer, TransformerClassifier, TransformerMaskedLM
 from treenet.models.tree_lstm import ChildSumTree2Seq, ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
 from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 Model = TypeVar("Model")
 

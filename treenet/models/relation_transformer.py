@@ -6,15 +6,15 @@ traversals and a specialised head for tags or dependency labels, as in docs/mode
 
 from torch import Tensor
 
-from treenet.batch import Reads, TreeBatch
 from treenet.config import ClassifierConfig, ModelConfig
+from treenet.data.batch import Reads, TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.positions import StructuralPositions
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations, RelativeCausalSelfAttention
 from treenet.models.classifier import Classifier
 from treenet.models.encoders import Encoder, Memory, VocabSizes, build_embedding
 from treenet.models.seq2seq import Seq2Seq
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 
 class EncodesRelations:

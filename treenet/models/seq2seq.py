@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import Reads, TreeBatch
 from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.data.batch import Reads, TreeBatch
 from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer
 from treenet.models.encoders import Encoder, Memory, VocabSizes, tied_logits

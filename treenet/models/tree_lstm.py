@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.labelled import LabelledBatch
+from treenet.data.batch import TreeBatch
+from treenet.data.labelled import LabelledBatch
 from treenet.layers.bilstm import build_bilstm, run_bilstm
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import Dropout

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, TreeBatch, pad
-from treenet.data import ExampleSource, list_items
-from treenet.plan import cut_batches
+from treenet.data.batch import Reads, TreeBatch, pad
+from treenet.data.examples import ExampleSource, list_items
+from treenet.data.plan import cut_batches
 from treenet.probing.sentences import Sentences, keys
-from treeproc.storage import AnyPath
+from treeproc.common.storage import AnyPath
 
 # What is drawn for a sentence or a word, each by numbers of its own.
 _EXCHANGED, _PAIR, _WORD = 1, 2, 3

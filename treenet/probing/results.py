@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treenet.inference.results import PROBES
-from treeproc.files import read_json
+from treeproc.common.files import read_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

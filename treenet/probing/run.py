@@ -18,13 +18,13 @@ from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
 from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
 from treenet.probing.tasks import Task, build_task
 from treenet.training.curves import write_png
-from treeproc.files import atomic_write, json_bytes
-from treeproc.progress import Progress
-from treeproc.provenance import software
-from treeproc.schema import SPLITS
-from treeproc.settings import UserError
-from treeproc.shards import check_hashes
-from treeproc.storage import AnyPath
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.progress import Progress
+from treeproc.common.provenance import software
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import SPLITS
+from treeproc.shards.store import check_hashes
 
 TRAINED, PIECES = "trained", "embeddings"
 # Of an entry, what probes that were trained before need not share with those that are added.

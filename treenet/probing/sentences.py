@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from treenet.plan import hash_ids
-from treeproc.forest import normal_form, read_forest
-from treeproc.settings import UserError
-from treeproc.shards import open_shards, read_index, read_lengths, stage_folder
-from treeproc.storage import AnyPath
+from treenet.data.plan import hash_ids
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
+from treeproc.trees.forest import normal_form, read_forest
 
 _PARSED = "parsed"  # parse_status of what the parser analysed; all others are fallbacks
 

@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from treenet.inference.run import AVERAGED
-from treeproc.settings import Settings
-from treeproc.storage import DataPath
+from treeproc.common.settings import Settings
+from treeproc.common.storage import DataPath
 
 TaskName = Literal["depth", "top_constituents", "length", "word_order", "pos_tag", "phrase", "deprel", "arc_depth"]
 SENTENCE_TASKS: tuple[TaskName, ...] = ("depth", "top_constituents", "length", "word_order")

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import Reads, TreeBatch
+from treenet.data.batch import Reads, TreeBatch
 from treenet.probing.inputs import ProbeInputs
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 ROOTED: tuple[Reads, ...] = ("trees", "binary_trees")  # positions are leaves, then nodes, of which the first is the root
 EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions

@@ -27,9 +27,9 @@ from treenet.report.sections import scaling_name
 from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import lay_out
 from treenet.training.curves import draw_curves
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.provenance import software
-from treeproc.settings import UserError
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.provenance import software
+from treeproc.common.settings import UserError
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
 # Bytes of attention weights in a page; with more, it would pass 3 MB.

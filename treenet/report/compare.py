@@ -9,8 +9,8 @@ from treenet.inference.origin import Standing
 from treenet.inference.translate import read_references
 from treenet.models.registry import MODELS
 from treenet.report.runs import ReportRun, own_index
-from treenet.training.logs import best_validation
-from treeproc.settings import UserError, differences
+from treenet.runs.metrics_log import best_validation
+from treeproc.common.settings import UserError, differences
 
 # Settings that say where and how fast a run is computed, and how much it tells: two runs that differ in these alone are the
 # same experiment.

@@ -9,7 +9,7 @@ from treenet.report.compare import ScoreTable
 from treenet.report.examples import View
 from treenet.report.markup import Cell, table, tag
 from treenet.report.runs import ReportRun, Study
-from treeproc.provenance import Session
+from treeproc.common.provenance import Session
 
 
 @dataclass

@@ -11,8 +11,8 @@ from treenet.inference.metrics import sentence_chrf
 from treenet.inference.run import LoadedRun, load_processor
 from treenet.inference.translate import read_split
 from treenet.report.runs import ReportRun
-from treeproc.settings import UserError
-from treeproc.shards import read_lengths
+from treeproc.common.settings import UserError
+from treeproc.shards.store import read_lengths
 
 # A picture of more leaves than this is hard to read, one of fewer than that says little: chosen are sentences between.
 _FEWEST, _MOST = 5, 30

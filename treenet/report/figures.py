@@ -16,7 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 from treenet.inference.attention_stats import Group
 from treenet.report.examples import View
 from treenet.report.tree_layout import BOX_HEIGHT, FONT_SIZE, TreeLayout
-from treeproc.files import atomic_write
+from treeproc.common.files import atomic_write
 
 # Colours of the light scheme; on the page each is a variable of page.css with a twin in the dark scheme.
 SERIES = ("#2a6f97", "#c8611a", "#3f7d45", "#7a5195", "#b8405e", "#7d6608")

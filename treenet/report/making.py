@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from treenet.report.contents import Page
 from treenet.report.markup import Cell, text
 from treenet.report.runs import ReportRun
-from treeproc.progress import format_seconds
-from treeproc.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
-from treeproc.storage import AnyPath
+from treeproc.common.progress import format_seconds
+from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
+from treeproc.common.storage import AnyPath
 
 
 def read_making(runs: Sequence[ReportRun]) -> dict[str, list[Session]]:

@@ -6,19 +6,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenet.experiments.ledger import LEDGER, last_step
 from treenet.inference.origin import RunState, Standing
 from treenet.inference.results import PARSE, read_scores, read_system
 from treenet.inference.run import AVERAGED, recorded_sha256
 from treenet.probing.results import read_probes
-from treenet.training.checkpoint import is_whole
-from treenet.training.facts import read_facts
-from treenet.training.ledger import LEDGER, last_step
-from treenet.training.logs import read_metrics
-from treenet.training.remote_run import RunMirror
-from treeproc.files import read_json, read_text
-from treeproc.settings import UserError, read_yaml
-from treeproc.shards import describe_trees, read_index
-from treeproc.storage import AnyPath, as_path, inside
+from treenet.runs.checkpoint import is_whole
+from treenet.runs.facts import read_facts
+from treenet.runs.metrics_log import read_metrics
+from treenet.runs.mirror import RunMirror
+from treeproc.common.files import read_json, read_text
+from treeproc.common.settings import UserError, read_yaml
+from treeproc.common.storage import AnyPath, as_path, inside
+from treeproc.shards.store import describe_trees, read_index
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")

@@ -24,7 +24,7 @@ from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
 from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
 from treenet.report.runs import ReportRun
-from treeproc.provenance import describe_software
+from treeproc.common.provenance import describe_software
 
 _MARKS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from treeproc.settings import Settings
+from treeproc.common.settings import Settings
 
 
 class ReportSettings(Settings):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treenet.structure.spans import SpanTable
-from treeproc.errors import UserError
+from treeproc.common.errors import UserError
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treeproc.errors import UserError
+from treeproc.common.errors import UserError
 
 
 @dataclass

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treeproc.errors import UserError
-from treeproc.schema import UNKNOWN_LABEL_ID
+from treeproc.common.errors import UserError
+from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
 
 @dataclass

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from treenet.training.checkpoint import (
+from treenet.runs.checkpoint import (
     AVERAGE,
     META,
     WEIGHTS,
@@ -24,8 +24,8 @@ from treenet.training.checkpoint import (
     validation_criterion,
 )
 from treenet.training.tasks import workflow_of
-from treeproc.files import TEMPORARY_PREFIX
-from treeproc.settings import UserError
+from treeproc.common.files import TEMPORARY_PREFIX
+from treeproc.common.settings import UserError
 
 AVERAGED = "averaged"
 Choice = Literal["last", "best", "ema"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from treenet.labelled import NO_CLASS, LabelledBatch
+from treenet.data.labelled import NO_CLASS, LabelledBatch
 from treenet.models import ClassLogits
 from treenet.training.losses import LossSums, label_smoothed_nll, r_drop_loss
 from treenet.training.step import Stepper

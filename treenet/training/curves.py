@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treenet.training.logs import best_validation
-from treeproc.files import atomic_write
-from treeproc.storage import AnyPath
+from treenet.runs.metrics_log import best_validation
+from treeproc.common.files import atomic_write
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,15 +4,15 @@ import tempfile
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.training.checkpoint import META, checkpoint_folders
-from treenet.training.logs import read_metrics
-from treenet.training.remote_run import RunMirror
+from treenet.runs.checkpoint import META, checkpoint_folders
+from treenet.runs.metrics_log import read_metrics
+from treenet.runs.mirror import RunMirror
 from treenet.training.run import Job, check_job, train_job
 from treenet.training.tasks import build_task
-from treeproc.files import read_json
-from treeproc.progress import format_seconds
-from treeproc.settings import refuse_relative_in_job
-from treeproc.storage import AnyPath
+from treeproc.common.files import read_json
+from treeproc.common.progress import format_seconds
+from treeproc.common.settings import refuse_relative_in_job
+from treeproc.common.storage import AnyPath
 
 _PROBE_STEPS = 10
 _NEVER = 10**9

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource, Prefetcher
-from treenet.plan import BatchPlan, plan_in_order
-from treenet.training.checkpoint import (
+from treenet.data.examples import ExampleSource, Prefetcher
+from treenet.data.plan import BatchPlan, plan_in_order
+from treenet.runs.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
     is_whole,
@@ -24,17 +24,17 @@ from treenet.training.checkpoint import (
     read_meta,
     take_snapshot,
 )
-from treenet.training.checkpoint_writer import CheckpointWriter
-from treenet.training.logs import MetricLog, describe_metrics
+from treenet.runs.checkpoint_writer import CheckpointWriter
+from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.training.memory import keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
 from treenet.training.step import StepResult
 from treenet.training.tasks import build_task
-from treeproc.progress import Progress, phase
-from treeproc.settings import UserError
-from treeproc.shards import read_index
+from treeproc.common.progress import Progress, phase
+from treeproc.common.settings import UserError
+from treeproc.shards.store import read_index
 
 
 @dataclass(frozen=True)

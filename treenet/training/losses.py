@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from treeproc.schema import PAD_ID
+from treeproc.shards.schema import PAD_ID
 
 # Tokens whose logits are computed at once: on CPUs the fastest of 64 to 1,024 at 10,000 to 32,000 pieces, on GPUs what
 # keeps them busy. With fewer, passes over the gradient of the table would cost more than those over logits.

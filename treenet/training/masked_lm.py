@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import Reads, SourceBatch
 from treenet.config import MaskedLMConfig
-from treenet.data import ExampleSource
-from treenet.plan import hash_ids
+from treenet.data.batch import Reads, SourceBatch
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import hash_ids
 from treenet.training.losses import LossSums
 from treenet.training.step import Stepper
-from treeproc.schema import EOS_ID, PAD_ID
-from treeproc.storage import AnyPath
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import EOS_ID, PAD_ID
 
 # Validations of all steps, and of runs with the same settings and vocabulary, ask for the same pieces.
 _VALIDATION_SEED = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.batch import TreeBatch
 from treenet.config import BatchConfig
-from treenet.data import ExampleSource
-from treenet.plan import cut_batches, example_costs
-from treeproc.settings import UserError
+from treenet.data.batch import TreeBatch
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import cut_batches, example_costs
+from treeproc.common.settings import UserError
 
 
 @dataclass(frozen=True)

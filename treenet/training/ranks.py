@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 
 class TrainingFailed(UserError):

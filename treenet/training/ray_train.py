@@ -23,16 +23,16 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedErr
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from treenet.config import TrainConfig
-from treenet.training.logs import describe_metrics, read_metrics
+from treenet.runs.metrics_log import describe_metrics, read_metrics
+from treenet.runs.mirror import RAY_FOLDER, RunMirror
 from treenet.training.loop import Outcome, train
 from treenet.training.ranks import Ranks, TrainingFailed
-from treenet.training.remote_run import RAY_FOLDER, RunMirror
-from treeproc.files import locked
-from treeproc.progress import Progress
-from treeproc.provenance import Meter
-from treeproc.ray_session import start_ray
-from treeproc.settings import UserError, build_settings, describe_refusal
-from treeproc.storage import RemotePath, as_path
+from treeproc.common.files import locked
+from treeproc.common.progress import Progress
+from treeproc.common.provenance import Meter
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError, build_settings, describe_refusal
+from treeproc.common.storage import RemotePath, as_path
 
 # Failures in a row without a new checkpoint between them, after which a run gives up.
 MAX_FAILURES = 3

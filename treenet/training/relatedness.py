@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from treenet.data.pairs import PairBatch
 from treenet.layers.pair_head import expected_score, score_distribution
 from treenet.models import ClassLogits
-from treenet.pairs import PairBatch
 from treenet.training.losses import LossSums
 from treenet.training.step import Stepper
 

@@ -12,21 +12,21 @@ from pathlib import Path
 import torch
 
 from treenet.config import OPERATIONAL, TrainConfig
-from treenet.plan import BatchPlan
+from treenet.data.plan import BatchPlan
+from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, find_fault, load_weights
+from treenet.runs.facts import read_facts
+from treenet.runs.metrics_log import best_validation, read_metrics
+from treenet.runs.mirror import STOP_FILE, RunMirror, open_run
 from treenet.training.averaging import average_checkpoints, describe_gaps
-from treenet.training.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, find_fault, load_weights
 from treenet.training.curves import CURVES, plot_curves
-from treenet.training.facts import read_facts
-from treenet.training.logs import best_validation, read_metrics
 from treenet.training.loop import Outcome, finished_outcome, train
-from treenet.training.remote_run import STOP_FILE, RunMirror, open_run
 from treenet.training.tasks import build_task, workflow_of
-from treeproc.files import atomic_write, json_bytes, read_json
-from treeproc.progress import format_seconds, phase
-from treeproc.provenance import STOPPED, Recorder, recorded
-from treeproc.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
-from treeproc.shards import check_hashes, read_index
-from treeproc.storage import AnyPath
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.progress import format_seconds, phase
+from treeproc.common.provenance import STOPPED, Recorder, recorded
+from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import check_hashes, read_index
 
 OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import TreeBatch
 from treenet.config import TrainConfig
+from treenet.data.batch import TreeBatch
+from treenet.data.plan import hash_ids
 from treenet.layers.dropout import share_dropout_keys
-from treenet.plan import hash_ids
 from treenet.training.ema import MovingAverage
 from treenet.training.losses import LossSums, projected_nll, r_drop_loss
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
-from treeproc.settings import UserError
+from treeproc.common.settings import UserError
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from treenet.batch import READS_ARCS, Reads
 from treenet.config import TrainConfig
-from treenet.data import ExampleSource
-from treenet.labelled import LabelledSource, PhraseSource
+from treenet.data.batch import READS_ARCS, Reads
+from treenet.data.examples import ExampleSource
+from treenet.data.labelled import LabelledSource, PhraseSource
+from treenet.data.pairs import PairSource
 from treenet.models import (
     VocabSizes,
     build_classifier,
@@ -21,18 +22,17 @@ from treenet.models import (
     masked_lm_class,
     model_class,
 )
-from treenet.pairs import PairSource
 from treenet.training.classification import ClassifierStepper, summarize_counts
 from treenet.training.masked_lm import MaskedLMStepper, MaskedSource
 from treenet.training.memory import check_fits
 from treenet.training.ranks import Ranks
 from treenet.training.relatedness import RelatednessStepper, summarize_moments
 from treenet.training.step import Stepper
-from treeproc.files import read_text
-from treeproc.forest import BINARY_PREFIX
-from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
-from treeproc.settings import UserError, load_settings
-from treeproc.storage import AnyPath
+from treeproc.common.files import read_text
+from treeproc.common.settings import UserError, load_settings
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
+from treeproc.trees.forest import BINARY_PREFIX
 
 _AGAIN = "run workflows/preprocess.py again"
 PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control

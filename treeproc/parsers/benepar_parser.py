@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from treeproc.errors import UserError, one_line
-from treeproc.files import read_json
+from treeproc.common.errors import UserError, one_line
+from treeproc.common.files import read_json
+from treeproc.common.torch_files import load_archive
 from treeproc.parsers.config import ParserConfig
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Sentence, is_out_of_memory
 from treeproc.parsers.packages import span_tree
 from treeproc.parsers.spacy_parser import SpacyParser
-from treeproc.torch_files import load_archive
 
 _WEIGHTS = "benepar_model.bin"
 _MEND = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"

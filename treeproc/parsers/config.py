@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
-from treeproc.schema import UNANALYSED
-from treeproc.settings import Settings, UserError
-from treeproc.trees import SpanTree, flat_tree, read_brackets, write_brackets
+from treeproc.common.settings import Settings, UserError
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import SpanTree, flat_tree, read_brackets, write_brackets
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,13 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Line, LineParser, Sentence
 from treeproc.parsers.models import CORENLP_LANGUAGES
 from treeproc.parsers.tokens import Token
-from treeproc.settings import UserError
-from treeproc.trees import read_brackets
+from treeproc.trees.spans import read_brackets
 
 _SEPARATORS = re.compile(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
 _CHARS_PER_REQUEST = 20_000

@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Iterator, Sequence
 
 from treeproc.parsers.tokens import Token
-from treeproc.trees import SpanTree
+from treeproc.trees.spans import SpanTree
 
 Tags = list[tuple[str, str]]  # (UPOS, XPOS) of every word of a sentence
 Arcs = list[tuple[int, str]]  # (governor, relation) of every word; governors are 0-based, -1 a root

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from treeproc.common.settings import UserError
 from treeproc.parsers.config import NO_PARSER, PARSED, Given, ParsedLine, ParserConfig, fallback
-from treeproc.schema import UNANALYSED
-from treeproc.settings import UserError
-from treeproc.trees import SpanTree, read_brackets, write_brackets
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import SpanTree, read_brackets, write_brackets
 
 PHRASE = "PHRASE"
 

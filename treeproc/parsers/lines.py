@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
 from treeproc.parsers.tokens import Token
 from treeproc.parsers.treebank_words import treebank_tokens
-from treeproc.schema import UNANALYSED
-from treeproc.trees import SpanTree, flat_tree, keep_leaves, write_brackets
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import SpanTree, flat_tree, keep_leaves, write_brackets
 
 logger = logging.getLogger(__name__)
 

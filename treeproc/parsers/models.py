@@ -7,11 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from treeproc.files import file_sha256, read_json
+from treeproc.common.files import file_sha256, read_json
+from treeproc.common.settings import UserError
+from treeproc.common.torch_files import check_archive
 from treeproc.parsers.config import ParserConfig
-from treeproc.schema import SCHEMA_VERSION
-from treeproc.settings import UserError
-from treeproc.torch_files import check_archive
+from treeproc.shards.schema import SCHEMA_VERSION
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
 CORENLP_LANGUAGES = {

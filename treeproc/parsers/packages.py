@@ -5,10 +5,10 @@ from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from treeproc.files import file_sha256
+from treeproc.common.files import file_sha256
+from treeproc.common.settings import UserError
 from treeproc.parsers.config import ParserConfig
-from treeproc.settings import UserError
-from treeproc.trees import SpanTree
+from treeproc.trees.spans import SpanTree
 
 _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spacy", "supar")}
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treeproc.parsers.documents import batches
-from treeproc.trees import SpanTree
+from treeproc.trees.spans import SpanTree
 
 SHIFT, CLOSE, OPEN = 0, 1, 2
 _EXTRA_OPENS = 10  # as Stanza: at most this many more open nodes than words

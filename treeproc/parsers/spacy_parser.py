@@ -4,15 +4,15 @@ import logging
 import re
 from collections.abc import Sequence
 
-from treeproc.errors import one_line
+from treeproc.common.errors import one_line
+from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Line, LineParser, Sentence
 from treeproc.parsers.packages import describe_package, pipeline_folder
 from treeproc.parsers.tokens import Token
-from treeproc.schema import UNANALYSED
-from treeproc.settings import UserError
-from treeproc.trees import flat_tree
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import flat_tree
 
 logger = logging.getLogger(__name__)
 

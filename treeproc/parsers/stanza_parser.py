@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 import torch
 
-from treeproc.errors import UserError, one_line
+from treeproc.common.errors import UserError, one_line
+from treeproc.common.torch_files import check_archive, load_archive
 from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at, is_out_of_memory
 from treeproc.parsers.models import VECTORS, ModelFiles, find_models
-from treeproc.torch_files import check_archive, load_archive
-from treeproc.trees import flat_tree
+from treeproc.trees.spans import flat_tree
 
 _PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's

@@ -3,13 +3,13 @@
 import re
 from pathlib import Path
 
-from treeproc.errors import UserError, one_line
+from treeproc.common.errors import UserError, one_line
+from treeproc.common.torch_files import check_archive
 from treeproc.parsers.config import ParserConfig
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Sentence, is_out_of_memory
 from treeproc.parsers.packages import span_tree
 from treeproc.parsers.spacy_parser import SpacyParser
-from treeproc.torch_files import check_archive
 
 _FILES = {"constituency": "constituency.pt", "dependencies": "depparse.pt"}
 _MEND = "give a file that SuPar 1.1 wrote, of a model without transformers"

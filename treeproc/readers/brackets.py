@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.readers.files import read_texts
 from treeproc.readers.words import blank_words
-from treeproc.schema import UNANALYSED
-from treeproc.settings import UserError
-from treeproc.trees import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
 _ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.readers.files import read_texts
-from treeproc.schema import UNANALYSED
-from treeproc.settings import UserError
-from treeproc.trees import flat_tree, write_brackets
+from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.spans import flat_tree, write_brackets
 
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
 _ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?", re.ASCII)

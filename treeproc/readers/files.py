@@ -8,8 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, TypeVar
 
-from treeproc.settings import UserError
-from treeproc.storage import AnyPath, RemotePath
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, RemotePath
 
 _UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16

@@ -5,9 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.readers.files import read_texts
 from treeproc.readers.words import blank_words
-from treeproc.settings import UserError
 
 _LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
 _SENTIMENT = {"neg": 0, "pos": 1}

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.readers.files import read_lines
-from treeproc.settings import UserError
 
 _COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SPLIT = "SemEval_set"

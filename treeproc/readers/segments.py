@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.readers.files import join_names, pair_up, read_texts
-from treeproc.settings import UserError
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)

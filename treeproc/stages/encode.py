@@ -9,19 +9,19 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field
 
-from treeproc.arcs import check_arcs
-from treeproc.arrow import Batches, Lists, batch_views, column_batch, record_batches
-from treeproc.control_trees import ControlTree, control_spans
-from treeproc.dependency_trees import PhraseLabels, PhraseShape, Sentences, dependency_phrases
-from treeproc.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
-from treeproc.ragged import edges_of
-from treeproc.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
-from treeproc.settings import Settings, UserError
-from treeproc.shards import Shard, ShardRecord, write_shard
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, record_batches
+from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
+from treeproc.shards.store import Shard, ShardRecord, write_shard
 from treeproc.stages.shuffle import Donated, Donors, count_alone, cut, read_donated
-from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
-from treeproc.trees import SpanTree
+from treeproc.trees.arcs import check_arcs
+from treeproc.trees.control_trees import ControlTree, control_spans
+from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape, Sentences, dependency_phrases
+from treeproc.trees.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
+from treeproc.trees.spans import SpanTree
 
 # Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
 Views = Mapping[str, Any]

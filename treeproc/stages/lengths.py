@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from treeproc.files import atomic_output
-from treeproc.schema import LENGTHS_SCHEMA
-from treeproc.shards import Shard, ShardRecord
+from treeproc.common.files import atomic_output
+from treeproc.shards.schema import LENGTHS_SCHEMA
+from treeproc.shards.store import Shard, ShardRecord
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO
 
-from treeproc.files import atomic_output, file_sha256
+from treeproc.common.files import atomic_output, file_sha256
+from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import is_fallback
-from treeproc.shards import Shard, ShardRecord
-from treeproc.storage import AnyPath
+from treeproc.shards.store import Shard, ShardRecord
 
 DROPPED = "dropped.tsv"
 FALLBACKS = "fallbacks.tsv"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treeproc.language import NOTICED_SHARE, LineSample, known
+from treeproc.stages.language import NOTICED_SHARE, LineSample, known
 
 # Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
 ESCAPED_SHARE = 0.005

@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
+from treeproc.common.settings import UserError
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, read_trees
 from treeproc.parsers.config import blank_words
-from treeproc.schema import FULL_PARSED_SCHEMA, select
-from treeproc.settings import UserError
-from treeproc.shards import Shard, ShardRecord, write_shard
-from treeproc.trees import normalise
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
+from treeproc.shards.store import Shard, ShardRecord, write_shard
+from treeproc.trees.spans import normalise
 
 
 def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[str]:

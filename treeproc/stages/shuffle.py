@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from treeproc.control_trees import mixed
-from treeproc.ragged import edges_of
-from treeproc.shards import Shard, ShardRecord, read_index
-from treeproc.storage import AnyPath
+from treeproc.common.storage import AnyPath
+from treeproc.shards.ragged import edges_of
+from treeproc.shards.store import Shard, ShardRecord, read_index
+from treeproc.trees.control_trees import mixed
 
 # The donors of the lines of one shard: numbers of shards in the index of the parsed stage, and rows in them.
 Donors = tuple[list[int], list[int]]

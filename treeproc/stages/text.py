@@ -11,16 +11,16 @@ from itertools import islice
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.filters import FilterConfig, drop_reason
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import FORMATS, read_rows
 from treeproc.readers.files import refuse_pipes
-from treeproc.schema import FULL_TEXT_SCHEMA, select, shard_name
-from treeproc.settings import Settings, UserError
-from treeproc.shards import ShardRecord, finished_shard, write_shard
+from treeproc.shards.schema import FULL_TEXT_SCHEMA, select, shard_name
+from treeproc.shards.store import ShardRecord, finished_shard, write_shard
+from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.leaks import NearCopies, normalised
 from treeproc.stages.line_lists import LineList
 from treeproc.stages.notices import TextNotices
-from treeproc.storage import AnyPath, DataPath
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treeproc.dependency_trees import PHRASE_LABELS, phrase_label
-from treeproc.files import atomic_write, file_sha256, read_text
-from treeproc.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
-from treeproc.schema import SPLIT_WORD_PREFIX, UNANALYSED
-from treeproc.settings import UserError
-from treeproc.shards import Shard, ShardRecord, fingerprint, read_index
+from treeproc.common.files import atomic_write, file_sha256, read_text
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
+from treeproc.shards.store import Shard, ShardRecord, fingerprint, read_index
 from treeproc.stages.encode import TreeConfig
-from treeproc.storage import AnyPath
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
+from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
+from treeproc.trees.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
 
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")

@@ -1,0 +1,1 @@
+"""Examples of shards, the plan of batches, and padded batches."""

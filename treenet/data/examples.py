@@ -1,0 +1,147 @@
+"""Examples of an encoded data set by row number, and batches built ahead of the training step."""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from treenet.data.batch import READS_ARCS, READS_WORDS, Reads, RowLists, TreeBatch, collate_rows
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
+from treeproc.shards.store import open_shards, read_index, read_lengths
+
+Item = TypeVar("Item")
+
+_NO_TARGETS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)  # of data sets without a target side
+
+
+class ExampleSource:
+    """One split of DATA/encoded, memory-mapped.
+
+    Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
+    shards and lengths do not belong together, or the data set has not got what a model that `reads` needs.
+    """
+
+    def __init__(self, folder: AnyPath, split: str, reads: Reads = "trees"):
+        self.reads = reads
+        check_columns(folder, reads)
+        self.lengths = read_lengths(folder, split)
+        self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
+        sizes = [len(shard) for shard in self._shards.values()]
+        if sum(sizes) != len(self):
+            raise UserError(
+                f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {sum(sizes)}; "
+                "run workflows/preprocess.py again"
+            )
+        shard = np.repeat(np.array(list(self._shards), np.int32), sizes)
+        row = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
+        if not (np.array_equal(shard, self.lengths["shard"]) and np.array_equal(row, self.lengths["row"])):
+            raise UserError(f"{folder / 'lengths.arrow'} names rows that the shards have not; run workflows/preprocess.py again")
+
+    def __len__(self) -> int:
+        return len(self.lengths["row"])
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
+        """The rows as one padded batch."""
+        out = RowLists()
+        for columns, row in self.places(rows):
+            edges, leaves = columns["leaves"]
+            start, stop = edges[row : row + 2].tolist()
+            out.pieces.append(leaves["piece"][start:stop])
+            edges, spans = columns["spans"]
+            start, stop = edges[row : row + 2].tolist()
+            out.labels.append(columns["nodes"][1]["label"][start:stop])
+            out.starts.append(spans["start"][start:stop])
+            out.ends.append(spans["end"][start:stop])
+            out.subtree_ends.append(spans["subtree_end"][start:stop])
+            edges, targets = columns.get("tgt_pieces", _NO_TARGETS)
+            start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
+            out.targets.append(targets[start:stop])
+            out.example_ids.append(columns["example_id"][row])
+            if self.reads in READS_WORDS:
+                out.words.append(list_items(columns["leaves"], row, "word_index"))
+                out.pos_tags.append(list_items(columns["leaves"], row, "pos_tag"))
+            if self.reads in READS_ARCS:
+                out.governors.append(list_items(columns["arcs"], row, "governor"))
+                out.relations.append(list_items(columns["arcs"], row, "deprel"))
+        return collate_rows(out, self.reads)
+
+    def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """Where the rows stand: columns of a record batch, and the row in it."""
+        rows = np.asarray(rows)
+        for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
+            batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
+            yield self._shards[shard].columns[batch], row
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
+        return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+
+
+def check_columns(folder: AnyPath, reads: Reads) -> None:
+    """Raises UserError when DATA/encoded has not got what a model that `reads` needs."""
+    if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
+        raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
+
+
+def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:
+    """Items of a list column of one row; of one field where they are structs."""
+    edges, flat = views
+    start, stop = edges[row : row + 2].tolist()
+    return (flat if name is None else flat[name])[start:stop]
+
+
+class Prefetcher(Generic[Item]):
+    """Runs an iterator in a thread, `depth` items ahead; an error in it is raised to the consumer.
+
+    `waited` is the time in seconds that the consumer spent waiting for an item.
+    """
+
+    _END = object()
+
+    def __init__(self, items: Iterator[Item], depth: int = 4):
+        self._items, self._queue, self._stop = items, queue.Queue(maxsize=depth), threading.Event()
+        self._thread = threading.Thread(target=self._fill, daemon=True)
+        self.waited = 0.0
+
+    def __enter__(self) -> "Prefetcher[Item]":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            started = time.monotonic()
+            item = self._queue.get()
+            self.waited += time.monotonic() - started
+            if item is self._END:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _fill(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put(item):
+                    return
+            self._put(self._END)
+        except BaseException as error:  # handed over: the consumer raises it
+            self._put(error)
+
+    def _put(self, item: object) -> bool:
+        """False when the consumer has left."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            return True
+        return False

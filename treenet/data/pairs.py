@@ -1,0 +1,68 @@
+"""Pairs of sentences with a score as batches of sentences. Shapes: P pairs, B = 2 P sentences: those of a pair are neighbours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.data.batch import Reads, SourceBatch
+from treenet.data.examples import ExampleSource
+from treenet.data.labelled import check_root
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
+
+
+@dataclass
+class PairBatch(SourceBatch):
+    """A padded batch of sentences, and the scores of their pairs."""
+
+    scores: Tensor  # [P] float64
+
+
+class PairSource:
+    """One split of a data set of pairs, in the form that a model reads; a row is a pair.
+
+    Raises UserError when the data set has no scores, or pairs that have lost a sentence, or lacks what the model needs.
+    """
+
+    def __init__(self, folder: AnyPath, split: str, reads: Reads):
+        columns = read_index(folder).get("columns", [])
+        if "score" not in columns:
+            raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose one of format sick")
+        self._sentences = ExampleSource(folder, split, reads)
+        lengths = self._sentences.lengths
+        ids = lengths["example_id"]
+        first, second = ids[: len(ids) // 2 * 2 : 2], ids[1::2]
+        if len(ids) % 2 or (first % 2).any() or (second != first + 1).any():
+            raise UserError(
+                f"{folder}: a pair of split {split} has lost one of its sentences to a filter; preprocess again with "
+                "filters.max_words and filters.max_word_chars that are large enough, filters.drop_damaged=false and no "
+                "filters.source_script"
+            )
+        self.lengths = {name: column[::2] for name, column in lengths.items()}
+        # Both sentences of a pair are padded to the longest of the batch.
+        self.lengths |= {name: 2 * np.maximum(lengths[name][::2], lengths[name][1::2]) for name in ("leaves", "nodes")}
+        self.lengths["example_id"] = first // 2
+
+    def __len__(self) -> int:
+        return len(self.lengths["example_id"])
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> PairBatch:
+        """The pairs as one padded batch; `example_ids` are those of sentences."""
+        rows = np.asarray(rows)
+        sentences = (2 * rows[:, None] + np.arange(2)).ravel()
+        scores = []
+        for number, (columns, row) in enumerate(self._sentences.places(sentences)):
+            if self._sentences.reads in ("trees", "binary_trees"):
+                check_root(columns, row)
+            if number % 2 == 0:
+                scores.append(columns["score"][row])
+        batch = self._sentences.batch(sentences)
+        return PairBatch(**vars(batch), scores=torch.tensor(scores, dtype=torch.float64))
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Scores to be predicted, which the loss of a batch is divided by."""
+        return len(rows)

@@ -1,0 +1,180 @@
+"""A grid of runs: each cell is trained and scored, one after another in this process or side by side, in Ray or in processes."""
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from treenet.config import TrainConfig
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResult, Entry, Ledger
+from treenet.runs.metrics_log import read_metrics
+from treenet.training.run import RunSummary
+from treeproc.common.files import atomic_write
+from treeproc.common.progress import Progress, format_seconds
+from treeproc.common.settings import UserError
+
+POLL_S = 1.0  # how often a process looks whether a cell of another one has become free
+
+
+def _never_stale(folder: Path) -> str:
+    return ""
+
+
+def _no_record(folder: Path, entry: Entry) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is done in a cell. Both functions can be repeated on the same folder, and be sent to other processes and nodes.
+
+    `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
+    wants to see of it. `stale` says why the scores of a finished run are not of its model as it is, nothing where they are.
+    `record` keeps what is known of a cell that is done; it runs where the ledger is.
+    """
+
+    train: Callable[[TrainConfig, Path], RunSummary]
+    score: Callable[[Path], dict]
+    stale: Callable[[Path], str] = _never_stale
+    record: Callable[[Path, Entry], None] = _no_record
+
+
+def run_cell(cell: Cell, work: Work) -> CellResult:
+    """Train and score one cell. An error, whatever it is, is the cell's result: the other cells go on."""
+    started = time.monotonic()
+
+    def result(status: str, **facts) -> CellResult:
+        return CellResult(status, time.monotonic() - started, **facts)
+
+    try:
+        if not work.train(cell.config, cell.folder).finished:
+            return result(INTERRUPTED)
+        return result(DONE, result=work.score(cell.folder))
+    except UserError as error:
+        return result(FAILED, error=str(error))
+    except Exception as error:
+        return result(FAILED, error=describe_error(error, cell.folder))
+
+
+def describe_error(error: Exception, folder: Path) -> str:
+    """One line about an error that nobody foresaw; the whole of it is in FOLDER/error.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / "error.txt", "".join(traceback.format_exception(error)).encode())
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; see {folder / 'error.txt'}"
+
+
+def need_ray(cells: Iterable[Cell]) -> bool:
+    """Whether cells have Ray Train workers. Their driver has the grid to itself; other processes share it."""
+    return any(cell.config.workers for cell in cells)
+
+
+def run_cells(cells: Iterable[Cell], work: Work, ledger: Ledger, parallel: int | None = None) -> None:
+    """Run what the ledger does not have as done, and leave in it how each cell ended.
+
+    `parallel` cells run at a time, with `workers` in Ray (None: as many as the cluster has room for), else in processes of
+    their own, or one after another in this one (None). SIGTERM saves a checkpoint and stops: cells that are waiting or
+    interrupted are left for the next time.
+    """
+    cells = ledger.in_order(cells)
+    if need_ray(cells):
+        from treenet.experiments.ray_cells import run_cells_with_ray  # a grid without Ray must not import it
+
+        run_cells_with_ray(cells, work, ledger, parallel)
+    elif cells and (parallel or 1) > 1:
+        from treenet.experiments.process_cells import run_cells_in_processes
+
+        run_cells_in_processes(cells, work, ledger, parallel)
+    else:
+        run_cells_here(cells, work, ledger)
+
+
+def run_cells_here(
+    cells: Sequence[Cell],
+    work: Work,
+    ledger: Ledger,
+    run: Callable[[Cell, Work], CellResult] = run_cell,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Run cells in this process, one after another, until none is left; those that other processes have are waited for.
+
+    A cell whose process died is taken up. Ends where a run was stopped, and where `is_stopped` says so between two cells.
+    """
+    waits = False
+    while not is_stopped():
+        with ledger.taken(cells) as cell:
+            if cell is not None:
+                print(f"\n{cell.name} ({ledger.counts()})", flush=True)
+                result = run(cell, work)
+                end_cell(cell, result, work, ledger)
+                if result.status == INTERRUPTED:
+                    return
+                continue
+        left = ledger.in_order(cells)
+        if not left:
+            return
+        if not waits:
+            print(f"\nwaiting for cells of other processes: {', '.join(cell.name for cell in left)}", flush=True)
+        waits = True
+        time.sleep(POLL_S)
+
+
+def end_cell(cell: Cell, result: CellResult, work: Work, ledger: Ledger) -> None:
+    """Note, record and tell how a cell ended."""
+    ledger.end(cell, result)
+    if result.status == DONE:
+        work.record(cell.folder, ledger.entries[cell.name])
+    print(describe_result(cell, result), flush=True)
+
+
+def describe_result(cell: Cell, result: CellResult) -> str:
+    """One line for the log."""
+    what = result.error or ", ".join(f"{name} {value:.2f}" for name, value in result.result.items())
+    return f"{cell.name}: {result.status} after {format_seconds(result.seconds)}{': ' if what else ''}{what}"
+
+
+@contextmanager
+def on_sigterm() -> Iterator[threading.Event]:
+    """An event that SIGTERM sets, in place of ending this process."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Follow:
+    """Progress of all cells in updates, by what their runs write."""
+
+    def __init__(self, cells: Sequence[Cell]):
+        self._steps = {cell.name: _logged_step(cell) for cell in cells}
+        total = sum(cell.config.max_steps for cell in cells)
+        self._progress = Progress("cells", total, unit="steps", initial=sum(self._steps.values()))
+
+    def __enter__(self) -> "Follow":
+        self._progress.__enter__()
+        self._progress.show_phase("starting cells")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.__exit__(*exception)
+
+    def show(self, running: Iterable[Cell], counts: str) -> None:
+        self._steps |= {cell.name: _logged_step(cell) for cell in running}
+        advance = sum(self._steps.values()) - self._progress.count
+        self._progress.update(advance, postfix=counts)
+        if advance and self._progress.phase:
+            self._progress.show_phase("")
+            self._progress.began()
+
+
+def _logged_step(cell: Cell) -> int:
+    lines = read_metrics(cell.folder)
+    return lines[-1]["step"] if lines else 0

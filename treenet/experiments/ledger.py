@@ -1,0 +1,258 @@
+"""What became of every cell of a grid of runs, on disk: FOLDER/ledger.json.
+
+A cell is a name with settings; its run lies in FOLDER/cells/NAME and continues from its own checkpoints. So the ledger is
+never needed to resume a run: it says what is left, in which order, and what happened.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, Required
+
+from pydantic import ConfigDict
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from treenet.config import OPERATIONAL, TrainConfig
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
+from treeproc.common.errors import shown
+from treeproc.common.files import atomic_write, held, json_bytes, read_json
+from treeproc.common.settings import UserError, build_settings, differences
+from treeproc.common.storage import inside
+
+LEDGER = "ledger.json"
+_LOCK, _CELL_LOCK = ".ledger-lock", ".cell-lock"  # of FOLDER, held for one change, and of FOLDER/cells/NAME, held while it runs
+WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
+# Settings that may change between two commands on one run, but not between the cells of a grid: scores depend on them.
+_OF_SCORES = {"decoding", "max_steps", "validate_every", "checkpoint_every", "average", "average_checkpoints", "patience"}
+_OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL if name not in _OF_SCORES for end in (":", "."))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set."""
+
+    name: str
+    labels: Mapping[str, str | float | int]
+    config: TrainConfig
+    folder: Path
+    data_fingerprint: str
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """How one start of a cell ended: `done` with a result, `failed` with an error of one line, or `interrupted`."""
+
+    status: str
+    seconds: float
+    result: dict = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass
+class Entry:
+    """A cell as ledger.json has it."""
+
+    labels: dict
+    settings: dict
+    data_fingerprint: str
+    status: str = WAITING
+    starts: int = 0
+    start_step: int = 0  # of the checkpoint that the last start continued from
+    seconds: float = 0.0  # of all starts that ended by themselves
+    result: dict = field(default_factory=dict)
+    error: str = ""
+
+
+class _EntryForm(TypedDict, total=False):
+    """What `Entry` has, as JSON."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    labels: Required[dict[str, str | float | int]]
+    settings: Required[dict]
+    data_fingerprint: Required[str]
+    status: Literal["waiting", "running", "interrupted", "failed", "done"]
+    starts: int
+    start_step: int
+    seconds: float
+    result: dict[str, float | None]
+    error: str
+
+
+class _LedgerForm(TypedDict):
+    cells: dict[str, _EntryForm]
+
+
+def last_step(run_dir: Path) -> int:
+    """Step of the latest checkpoint, whole or not; 0 without one."""
+    folders = checkpoint_folders(run_dir)
+    return checkpoint_step(folders[-1]) if folders else 0
+
+
+class Ledger:
+    """The entries of all cells that a grid has or ever had. Every change is on disk when the call returns.
+
+    Several processes may work on one ledger: a change is made to the file as it is, and a running cell is that of the process
+    that holds its lock. The system takes the lock from a process that dies.
+    """
+
+    def __init__(self, path: Path, entries: dict[str, Entry]):
+        self._path, self.entries = path, entries
+        self._starts: dict[str, int] = {}  # of the cells when this command began
+
+    @classmethod
+    def read(cls, folder: Path) -> "Ledger":
+        """The ledger as it is, empty where there is none."""
+        path = folder / LEDGER
+        if not path.exists():
+            return cls(path, {})
+        mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
+        cells = read_json(path, mend, _LedgerForm)["cells"]
+        for name in cells:
+            inside(folder / "cells", name)
+        return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
+
+    @classmethod
+    def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
+        """The ledger with `cells` added to it. Cells of an earlier grid stay.
+
+        What was running in a process that is gone is interrupted. Raises UserError when a cell that was started has other
+        settings or other data now.
+        """
+        ledger = cls(folder / LEDGER, {})
+        with ledger._changed():
+            for cell in cells:
+                old, new = ledger.entries.get(cell.name), _entry(cell)
+                if old is None or not old.starts:
+                    ledger.entries[cell.name] = new
+                else:
+                    _refuse_changes(folder, cell, old)
+                    old.settings = new.settings
+            for name, entry in ledger.entries.items():
+                if entry.status == RUNNING:
+                    with ExitStack() as stack:
+                        entry.status = INTERRUPTED if _hold(folder / "cells" / name, stack) else RUNNING
+                elif entry.status == DONE and not (folder / "cells" / name / "scores.json").exists():
+                    entry.status = INTERRUPTED  # its folder was removed or emptied
+        ledger._starts = {name: entry.starts for name, entry in ledger.entries.items()}
+        return ledger
+
+    def in_order(self, cells: Iterable[Cell]) -> list[Cell]:
+        """The cells that are not done: interrupted ones first, failed ones last, but none that failed since this command began.
+
+        An interrupted cell without a checkpoint more than at its last start goes behind those that were never started:
+        were it the one that takes the driver down, the others would never run. A running cell counts as interrupted.
+        """
+
+        def is_left(name: str) -> bool:
+            entry = self.entries[name]
+            return entry.status != DONE and not (entry.status == FAILED and entry.starts > self._starts.get(name, 0))
+
+        def rank(cell: Cell) -> int:
+            entry = self.entries[cell.name]
+            if entry.status in (INTERRUPTED, RUNNING):
+                return 0 if last_step(cell.folder) > entry.start_step else 2
+            return {WAITING: 1, FAILED: 3}[entry.status]
+
+        return sorted((cell for cell in cells if is_left(cell.name)), key=rank)
+
+    @contextmanager
+    def taken(self, cells: Iterable[Cell]) -> Iterator[Cell | None]:
+        """The first cell in order that no process has: started, and nobody else's until this is left. None without one."""
+        with ExitStack() as stack:
+            with self._refreshed():
+                cell = next((cell for cell in self.in_order(cells) if _hold(cell.folder, stack)), None)
+                if cell is not None:
+                    self._start(cell)
+                    self._write()
+            yield cell
+
+    def start(self, cell: Cell) -> None:
+        """A cell begins, whose driver holds the whole folder."""
+        with self._changed():
+            self._start(cell)
+
+    def end(self, cell: Cell, result: CellResult) -> None:
+        with self._changed():
+            entry = self.entries[cell.name]
+            entry.status, entry.result, entry.error = result.status, result.result, result.error
+            entry.seconds += result.seconds
+
+    def reopen(self, cell: Cell) -> None:
+        """A cell that is done runs again."""
+        with self._changed():
+            self.entries[cell.name].status = INTERRUPTED
+
+    def counts(self) -> str:
+        """Cells by status, as a person reads them."""
+        counts = Counter(entry.status for entry in self.entries.values())
+        return ", ".join(f"{counts[name]} {name}" for name in (DONE, RUNNING, INTERRUPTED, WAITING, FAILED) if counts[name])
+
+    def refresh(self) -> None:
+        """Take over what other processes wrote."""
+        self.entries |= Ledger.read(self._path.parent).entries
+
+    @contextmanager
+    def _refreshed(self) -> Iterator[None]:
+        """The entries are those of the file, which no other process changes meanwhile."""
+        with held(self._path.parent / _LOCK):
+            self.refresh()
+            yield
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        """The entries are those of the file, and it gets what becomes of them unless an error is raised."""
+        with self._refreshed():
+            yield
+            self._write()
+
+    def _start(self, cell: Cell) -> None:
+        entry = self.entries[cell.name]
+        entry.status, entry.start_step, entry.error = RUNNING, last_step(cell.folder), ""
+        entry.starts += 1
+
+    def _write(self) -> None:
+        atomic_write(self._path, json_bytes({"cells": {name: asdict(entry) for name, entry in self.entries.items()}}))
+
+
+def _hold(folder: Path, stack: ExitStack) -> bool:
+    """Hold the folder of a cell until `stack` is left, unless another process does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        stack.enter_context(held(folder / _CELL_LOCK, wait=False))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _entry(cell: Cell) -> Entry:
+    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
+
+
+def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:
+    """What differs between a cell as it was recorded in the file `where` and as it is now, of what its scores depend on."""
+    # Settings of an earlier version lack new fields, which have their defaults.
+    before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
+    lines = differences(before, cell.config.model_dump(mode="json"))
+    changed = [line for line in lines if not line.startswith(_OPERATIONAL_KEYS)]
+    if data_fingerprint != cell.data_fingerprint:
+        changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
+    return changed
+
+
+def _refuse_changes(folder: Path, cell: Cell, old: Entry) -> None:
+    if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
+        raise UserError(
+            f"{folder} holds cells of other settings ({cell.name}: {'; '.join(changed)}); use another --out, or the settings "
+            "of those cells"
+        )
+
+
+def check_labels(labels: Mapping, where: str, kinds: Mapping[str, type]) -> None:
+    """Raises UserError for labels that are not of these names and types."""
+    for label, kind in kinds.items():
+        value = labels.get(label)
+        if not isinstance(value, (kind, int) if kind is float else kind):
+            raise UserError(f"{where} is damaged: label {label} is {shown(value)}; restore it")

@@ -1,0 +1,103 @@
+"""Cells of a grid side by side in processes of this machine, without Ray: for small models, on its cores or on one GPU.
+
+Each process takes cells of the ledger until none is left. What a cell prints goes to its log.txt. The processes save and end
+when their driver does, however it ends.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+
+from treenet.experiments.grid import Follow, Work, on_sigterm, run_cell, run_cells_here
+from treenet.experiments.ledger import RUNNING, Cell, CellResult, Ledger
+from treeproc.common.settings import UserError
+
+LOG = "log.txt"
+FOLLOW_S = 2.0
+# How long the processes have for a checkpoint when they are stopped.
+STOP_S = 60.0
+
+
+def run_cells_in_processes(cells: Sequence[Cell], work: Work, ledger: Ledger, processes: int) -> None:
+    """Run `cells` in so many processes, which share the threads of this one. SIGTERM stops them with a checkpoint each."""
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    ours, theirs = context.Pipe()
+    count = min(processes, len(cells))
+    arguments = (cells, work, ledger, max(1, torch.get_num_threads() // count), theirs)
+    running = [context.Process(target=_run, args=arguments) for _ in range(count)]
+    with on_sigterm() as stop, Follow(cells) as follow:
+        try:
+            for process in running:
+                process.start()
+            theirs.close()
+            while running and not stop.is_set():
+                wait([process.sentinel for process in running], timeout=FOLLOW_S)
+                before = _running(cells, ledger)
+                ledger.refresh()
+                follow.show([*before, *_running(cells, ledger)], ledger.counts())
+                for process in [process for process in running if not process.is_alive()]:
+                    running.remove(process)
+                    if process.exitcode:
+                        said = f"a process ended with status {process.exitcode}; its cell is left to the others"
+                        print(f"warning: {said}", file=sys.stderr)
+        finally:
+            ours.close()
+            for process in running:
+                process.join(STOP_S)
+                process.kill()
+    ledger.refresh()
+
+
+def _running(cells: Sequence[Cell], ledger: Ledger) -> list[Cell]:
+    return [cell for cell in cells if ledger.entries[cell.name].status == RUNNING]
+
+
+def _run(cells: Sequence[Cell], work: Work, ledger: Ledger, threads: int, driver: Connection) -> None:
+    """One of the processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to all; the driver ends, and so does this
+    torch.set_num_threads(threads)
+    stop = threading.Event()
+    threading.Thread(target=_end_with, args=(driver, stop.set), daemon=True).start()
+    try:
+        run_cells_here(cells, work, ledger, _run_logged, stop.is_set)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _end_with(driver: Connection, stop: Callable[[], None]) -> None:
+    """Wait until the driver closes its end of the connection or is gone, then end as SIGTERM ends it."""
+    with suppress(EOFError, OSError):
+        driver.recv()
+    stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _run_logged(cell: Cell, work: Work) -> CellResult:
+    with _printing_to(cell.folder / LOG):
+        return run_cell(cell, work)
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What this process prints, libraries in C too, goes to the end of the file."""
+    sys.stdout.flush()
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    try:
+        with open(path, "ab") as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+        yield
+    finally:
+        sys.stdout.flush()
+        for descriptor, before in zip((1, 2), kept, strict=True):
+            os.dup2(before, descriptor)
+            os.close(before)

@@ -1,0 +1,108 @@
+"""Cells of a grid side by side on a Ray cluster: each is a task that starts a Ray Train run of its own.
+
+The driver keeps the ledger. It dies with its tasks; cells that it leaves behind continue from their checkpoints.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+
+from treenet.config import TrainConfig
+from treenet.experiments.grid import Follow, Work, describe_error, end_cell, on_sigterm, run_cell
+from treenet.experiments.ledger import FAILED, Cell, CellResult, Ledger
+from treenet.runs.mirror import STOP_FILE
+from treenet.training.run import make_run_folder
+from treeproc.common.files import locked
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
+
+POLL_S = 2.0
+# How long cells have for a checkpoint after SIGTERM.
+STOP_S = 60.0
+# The tasks of a driver that was killed may live on for seconds.
+FREE_S = 60.0
+
+
+def run_cells_with_ray(cells: Sequence[Cell], work: Work, ledger: Ledger, parallel: int | None) -> None:
+    """Run `cells` in this order, `parallel` at a time (None: as the cluster has room, now and when it grows).
+
+    SIGTERM stops it; the cells at work have a checkpoint then.
+    """
+    start_ray()
+    waiting, running, stopped_at = deque(cells), {}, None
+    task = ray.remote(num_cpus=0)(_run)  # Ray Train asks for what the training needs
+    with on_sigterm() as stop, Follow(cells) as follow:
+        while waiting or running:
+            if stop.is_set():
+                stopped_at = stopped_at or time.monotonic()
+                waiting.clear()
+                for cell in running.values():
+                    (cell.folder / STOP_FILE).touch()  # again and again: a run that starts removes it
+                if time.monotonic() > stopped_at + STOP_S:
+                    break
+            while waiting and len(running) < (parallel or _room(waiting[0].config)):
+                cell = waiting.popleft()
+                make_run_folder(cell.folder)
+                ledger.start(cell)
+                running[task.options(name=cell.name).remote(cell, work, os.environ.get("RAY_ADDRESS"))] = cell
+            ready, _ = ray.wait(list(running), timeout=POLL_S) if running else ([], [])
+            for reference in ready:
+                cell = running.pop(reference)
+                result = _result(reference, cell)
+                end_cell(cell, result, work, ledger)
+                follow.show([cell], ledger.counts())
+            follow.show(running.values(), ledger.counts())
+
+
+def _room(config: TrainConfig) -> int:
+    """Cells that the cluster has room for now, at least one: a cluster may grow for it."""
+    return max(1, int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)) // config.workers)
+
+
+def _run(cell: Cell, work: Work, address: str | None) -> CellResult:
+    """A cell in a task. Scoring is a task of its own, which gets a GPU where the training has some."""
+    if address:
+        os.environ["RAY_ADDRESS"] = address  # tells a cluster, which can grow, from a Ray of this machine alone
+    task = ray.remote(num_cpus=1, num_gpus=int(cell.config.use_gpu))(_score)
+
+    def score(folder: Path) -> dict:
+        try:
+            return ray.get(task.remote(work, folder))
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+
+    try:
+        _wait_until_free(cell.folder)
+    except UserError as error:
+        return CellResult(FAILED, 0.0, error=str(error))
+    return run_cell(cell, replace(work, score=score))
+
+
+def _score(work: Work, folder: Path) -> dict:
+    return work.score(folder)
+
+
+def _wait_until_free(folder: Path) -> None:
+    """Wait for the lock of a run. Raises UserError when it is not free after FREE_S."""
+    deadline = time.monotonic() + FREE_S
+    while True:
+        try:
+            with locked(folder):
+                return
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
+    """What the task returned; a task whose process died more often than Ray starts it again has failed."""
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayError as error:
+        return CellResult(FAILED, 0.0, error=describe_error(error, cell.folder))

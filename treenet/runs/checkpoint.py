@@ -1,0 +1,276 @@
+"""Checkpoints: RUN/checkpoints/step_XXXXXXXX/{model.safetensors,trainer.pt,meta.json}.
+
+A moving average of the weights, if there is one, is in ema.safetensors under the same names. A checkpoint is written to a
+temporary folder, synced and renamed. `meta.json` holds size and hash of the other files, and a hash of its own; a checkpoint
+that does not agree is passed over, never loaded. Nothing that is loaded can execute code. There is no random state inside:
+every step seeds its own.
+"""
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, load_model, save_file
+from torch import Tensor, nn
+
+from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
+from treeproc.common.settings import UserError
+from treeproc.common.torch_files import check_archive
+
+WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
+
+
+_PREFIX = "step_"
+# Of every meta.json with a hash of its own: where the hash itself was damaged, the file is not taken for an older one without.
+_SEALED = {"meta_version": 2}
+
+
+def folder_name(step: int) -> str:
+    """Of the checkpoint at `step`."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name holds a checkpoint, and does not merely look so, as step_9999999x."""
+    digits = name.removeprefix(_PREFIX)
+    return digits.isascii() and digits.isdigit() and name == folder_name(int(digits))
+
+
+def checkpoint_folders(run_dir: Path) -> list[Path]:
+    """Folders of checkpoints by ascending step, whole or not."""
+    found = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
+    return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
+
+
+def checkpoint_step(folder: Path) -> int:
+    return int(folder.name.removeprefix(_PREFIX))
+
+
+def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
+    """Why a folder is not a whole checkpoint or average, in a few words; None for a whole one.
+
+    meta.json must agree with its hash (those of earlier versions have none) and with the step in the folder's name. It must
+    name the files `needed`; every file that it names must be there with its size and hash.
+    """
+    try:
+        return _find_fault(folder, needed)
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
+    if not (folder / META).is_file():
+        return f"{META} is missing"
+    meta = read_meta(folder)
+    if not meta:
+        return f"{META} is damaged"
+    if is_checkpoint_name(folder.name) and meta.get("step", checkpoint_step(folder)) != checkpoint_step(folder):
+        return f"its {META} is of step {meta['step']}"
+    files = meta.get("files")
+    if not isinstance(files, dict) or not files.keys() >= set(needed):
+        return f"its {META} does not name {' and '.join(needed)}"
+    for name, facts in files.items():
+        if not name or name == ".." or Path(name).name != name:
+            return f"its {META} names a file of another folder"
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if not isinstance(facts, dict) or facts.get("bytes") != (folder / name).stat().st_size:
+            return f"{name} has another size than its {META} says"
+        if facts.get("sha256") != file_sha256(folder / name):
+            return f"{name} is damaged"
+    return None
+
+
+def is_whole(folder: Path) -> bool:
+    """True when nothing is wrong with a checkpoint or an average: see `find_fault`."""
+    return find_fault(folder) is None
+
+
+def latest_checkpoint(run_dir: Path) -> Path | None:
+    """The whole checkpoint of the highest step; says on standard error which ones it passes over."""
+    for folder in reversed(checkpoint_folders(run_dir)):
+        fault = find_fault(folder, needed=(WEIGHTS, TRAINER))
+        if fault is None:
+            return folder
+        print(f"warning: {folder} is not whole ({fault}); looking for an earlier checkpoint", file=sys.stderr)
+    return None
+
+
+def publish(folder: Path, write: dict, meta: dict) -> None:
+    """Write files with their writers {name: function of path}, then meta.json, sync, and rename to `folder`."""
+    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, function in write.items():
+            function(temporary / name)
+        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in write}
+        (temporary / META).write_bytes(json_bytes(_seal({**meta, "files": files})))
+        for name in (*write, META):
+            with open(temporary / name, "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(temporary)
+        remove_checkpoint(folder)
+        os.replace(temporary, folder)
+        sync_folder(folder.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"cannot write {folder}: {error}; free space, then run the same command again") from None
+
+
+def _seal(meta: dict) -> dict:
+    """`meta` as JSON has it, with a hash of all of it."""
+    content = json.loads(json_bytes({**meta, **_SEALED}))
+    return {**content, "sha256": _meta_sha256(content)}
+
+
+def _meta_sha256(meta: dict) -> str:
+    """Of the canonical JSON of everything but the hash itself."""
+    content = {name: value for name, value in meta.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json of a checkpoint or an average; empty where it is missing or damaged."""
+    try:
+        meta = json.loads((folder / META).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(meta, dict):
+        return {}
+    is_sealed = "sha256" in meta or any(name in meta for name in _SEALED)
+    return {} if is_sealed and meta.get("sha256") != _meta_sha256(meta) else meta
+
+
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a folder so that a kill midway leaves nothing that counts as whole."""
+    (folder / META).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A training state in CPU memory, which further steps do not change."""
+
+    step: int
+    weights: dict[str, Tensor]
+    average: dict[str, Tensor] | None  # the moving average of the weights
+    trainer: dict  # state of the optimiser, and plain numbers
+    meta: dict
+
+
+def take_snapshot(
+    step: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: dict,
+    meta: dict,
+    average: dict[str, Tensor] | None = None,
+) -> Snapshot:
+    """`state` holds plain numbers; `meta`, for readers, becomes meta.json. Weights that share memory are taken once."""
+    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    weights = {name: value for name, value in model.state_dict().items() if name not in repeated}
+    trainer = {"optimizer": optimizer.state_dict(), "state": state}
+    return Snapshot(step, _copy(weights), _copy(average), _copy(trainer), {"step": step, **meta})
+
+
+def _copy(value: Any) -> Any:
+    """`value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True).contiguous()
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
+    """Write a checkpoint and remove all but the last `keep`; with `best`, all but the latest and the `keep` best validated.
+
+    One that is not `due` by its meta, but saved where a run was stopped, counts for neither and goes with the next: so
+    that an interrupted run averages the checkpoints of an undisturbed one. Raises UserError when the disk refuses.
+    """
+    folder = run_dir / "checkpoints" / folder_name(snapshot.step)
+    writers = {
+        WEIGHTS: lambda path: save_file(snapshot.weights, path, {"format": "pt"}),
+        TRAINER: lambda path: _torch_save(snapshot.trainer, path),
+    }
+    if snapshot.average is not None:
+        writers[AVERAGE] = lambda path: save_file(snapshot.average, path, {"format": "pt"})
+    publish(folder, writers, snapshot.meta)
+    folders = checkpoint_folders(run_dir)
+    # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
+    done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
+    due = [path for path in done if read_meta(path).get("due", True)]
+    kept = {folder, *(sorted(due, key=_criterion)[:keep] if best else due[-keep:])}
+    for path in folders:
+        if path not in kept:
+            remove_checkpoint(path)
+    for stale in folder.parent.glob(f"{TEMPORARY_PREFIX}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    return folder
+
+
+def _torch_save(content: Any, path: Path) -> None:
+    """`torch.save`, which hides why the disk refuses behind an error of its own."""
+    try:
+        with open(path, "wb") as file:
+            torch.save(content, file)
+    except RuntimeError as error:
+        raise error.__context__ or error from None
+
+
+def validation_criterion(meta: Mapping) -> float | None:
+    """What the validation of a checkpoint is judged by, the lower the better; None when it was not validated.
+
+    The nll, unless the task wrote another.
+    """
+    value = meta.get("valid_criterion", meta.get("valid_nll"))
+    return value if isinstance(value, int | float) else None
+
+
+def _criterion(folder: Path) -> float:
+    value = validation_criterion(read_meta(folder))
+    return math.inf if value is None else value
+
+
+def load_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    data_fingerprint: str,
+    average: dict[str, Tensor] | None = None,
+) -> dict:
+    """Load weights, optimiser and moving average in place, and return `state`.
+
+    Raises UserError when the checkpoint is of another run.
+    """
+    trained_on = read_json(folder / META).get("data_fingerprint")
+    if trained_on != data_fingerprint:
+        raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; use another --out")
+    load_weights(model, folder)
+    device = next(model.parameters()).device
+    check_archive(folder / TRAINER, "remove the folder and run the same command again")
+    trainer = torch.load(folder / TRAINER, map_location=device, weights_only=True)
+    optimizer.load_state_dict(trainer["optimizer"])
+    if average is not None:
+        for name, value in load_file(folder / AVERAGE).items():
+            average[name].copy_(value)
+    return trainer["state"]
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Load model.safetensors of a checkpoint or of RUN/averaged. Raises UserError when it is missing or does not fit."""
+    try:
+        load_model(model, folder / WEIGHTS)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be loaded: {' '.join(str(error).split())[:300]}") from None

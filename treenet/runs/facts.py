@@ -1,0 +1,33 @@
+"""RUN/run.json: what a run records of its data, its plan and its model."""
+
+from pathlib import Path
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from treeproc.common.files import read_json
+
+FACTS = "run.json"
+
+
+class RunFacts(TypedDict, total=False):
+    """What readers use of it; runs of earlier versions lack some."""
+
+    data_fingerprint: str
+    vocab_fingerprint: str
+    num_pieces: int
+    num_labels: int
+    num_pos_tags: int
+    num_deprels: int
+    num_classes: int
+    parameters: int
+    examples: int
+    leaves: int
+    nodes: int
+    target_tokens: int
+    left_out: dict[str, int]
+    batches_per_epoch: int
+
+
+def read_facts(run_dir: Path, mend: str = "restore it, or use another --out", needed: tuple[str, ...] = ()) -> dict:
+    """The facts of a run. Raises UserError, which ends in `mend`, when they cannot be read or lack what is `needed`."""
+    return read_json(run_dir / FACTS, mend, RunFacts, needed)

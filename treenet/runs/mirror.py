@@ -1,0 +1,281 @@
+"""Run folders in an object store: every machine works in a local folder, its mirror of the one in the store.
+
+What lies in the store counts, so that another machine continues from it. A folder with a `meta.json` (a checkpoint, the
+average) is whole there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
+"""
+
+import fnmatch
+import hashlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from treenet.runs.checkpoint import META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, RemotePath, inside
+
+# How often training looks for what to upload, and whether it is asked to stop.
+POLL_S = 2.0
+RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder while it trains
+STOP_FILE = "stop-requested"
+_NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
+
+
+class RunMirror:
+    """A run folder, local or in an object store. `folder` is the local one to work in; all else is for the store alone.
+
+    With `only`, patterns of folders such as "averaged" or "checkpoints/*", it reads those and writes results beside them, but
+    removes nothing in the store.
+    """
+
+    def __init__(self, out: AnyPath, only: Collection[str] | None = None):
+        self.out, self.only = out, only
+        self._remote = out if isinstance(out, RemotePath) else None
+        self.folder = out if self._remote is None else _place(self._remote, reads=only is not None)
+        self._same: dict[str, tuple[int, int]] = {}  # size and time of local files that are the same in the store
+        self._folders_there: set[str] = set()
+
+    def pull(self) -> None:
+        """Make the local folder equal the one in the store, without what was not uploaded to its end."""
+        if self._remote is None:
+            return
+        with _exclusive(self.folder):
+            there = self._remote.objects()
+            folders = _folders_with_meta(there)
+            cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
+            self._folders_there = set(folders)
+            self._remove_all_but(there, folders)
+            for folder in cut_off if self.only is None else ():
+                self._remove_there(folder)
+            for folder in sorted(filter(self._reads, folders)):
+                with suppress(FileNotFoundError):  # the machine that trains has just removed it
+                    self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
+            for name in there:
+                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)  # locks: never uploaded
+                if hidden or name.startswith(_NEVER_PULLED) or name == STOP_FILE:
+                    continue
+                if _folder_of(name) not in folders | cut_off:
+                    self._download(name)
+            self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
+
+    def push(self) -> None:
+        """Upload what changed; remove checkpoints that are no longer here. Raises UserError when the store refuses."""
+        if self._remote is None:
+            return
+        names = _files_below(self.folder)
+        folders = _folders_with_meta(names)
+        for name in names:
+            if _folder_of(name) not in folders and not name.startswith("checkpoints/"):
+                self._upload(name)
+        for folder in sorted(folders):
+            with suppress(FileNotFoundError):  # a later checkpoint has taken its place
+                self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
+        if self.only is None:
+            for folder in self._folders_there - folders:
+                self._remove_there(folder)
+
+    @contextmanager
+    def watch(self, stop_file: Path) -> Iterator[None]:
+        """Upload what changes meanwhile, and at the end; an object of the name of `stop_file` makes that file here.
+
+        While the store is out of reach the work goes on, and what is missing follows. Raises UserError when it does not
+        come back until the end.
+        """
+        if self._remote is None:
+            yield
+            return
+        done = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(stop_file, done), daemon=True)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            done.set()
+            thread.join()
+            with suppress(UserError):
+                self.push()
+            raise
+        done.set()
+        thread.join()
+        self.push()
+
+    def check_folders(self) -> None:
+        """Raises UserError when a folder of `only` is not in the store."""
+        if self._remote is None:
+            return
+        for folder in self.only:
+            if not fnmatch.filter(self._folders_there, folder):
+                there = ", ".join(sorted(self._folders_there)) or "none"
+                raise UserError(f"{self._remote / folder} is missing; train to the end, or choose another (there are: {there})")
+
+    def last_step(self) -> int:
+        """Step of the last checkpoint, 0 without any."""
+        if self._remote is None:
+            return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
+        folders = (name.parent for name in map(PurePosixPath, (self._remote / "checkpoints").objects()) if name.name == META)
+        return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
+
+    def ask_to_stop(self) -> None:
+        """Reaches the machine that trains."""
+        if self._remote is not None:
+            (self._remote / STOP_FILE).write_bytes(b"")
+
+    def forget_stop(self) -> None:
+        if self._remote is not None:
+            (self._remote / STOP_FILE).unlink(missing_ok=True)
+
+    def remove_ray_folder(self) -> None:
+        """What Ray Train keeps in RUN/ray: markers of a run that is over."""
+        if self._remote is None:
+            shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
+            return
+        for name in (self._remote / RAY_FOLDER).objects():
+            (self._remote / RAY_FOLDER / name).unlink(missing_ok=True)
+
+    def _follow(self, stop_file: Path, done: threading.Event) -> None:
+        told = ""
+        while not done.wait(POLL_S):
+            try:
+                if (self._remote / STOP_FILE).exists():
+                    stop_file.touch()
+                self.push()
+                told = ""
+            except UserError as error:
+                if not told:
+                    print(f"warning: {error}; training goes on and will upload later", file=sys.stderr)
+                told = str(error)
+
+    def _reads(self, folder: str) -> bool:
+        return self.only is None or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
+
+    def _remove_all_but(self, there: Collection[str], folders: Collection[str]) -> None:
+        """What the store does not have was never finished, or belongs to a run that was removed there."""
+        shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
+        for name in _files_below(self.folder):
+            folder = _folder_of(name)
+            if folder.startswith("checkpoints/"):
+                if folder not in folders:
+                    remove_checkpoint(self.folder / folder)
+            elif name not in there and self.only is None:  # others on this machine may be about to upload a result
+                (self.folder / name).unlink(missing_ok=True)
+
+    def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
+        here, meta = inside(self.folder, folder), f"{folder}/{META}"
+        content = (self._remote / meta).read_bytes()
+        if not (
+            (here / META).is_file()
+            and (here / META).read_bytes() == content
+            and all((self.folder / name).is_file() and (self.folder / name).stat().st_size == there[name] for name in names)
+        ):
+            remove_checkpoint(here)
+            for name in sorted(names, key=lambda name: name == meta):
+                self._download(name)
+
+    def _push_folder(self, folder: str, names: list[str]) -> None:
+        meta = f"{folder}/{META}"
+        stamp = _stamp(self.folder / meta)
+        if self._same.get(meta) == stamp:
+            return
+        self._folders_there.add(folder)
+        (self._remote / meta).unlink(missing_ok=True)
+        for name in sorted(names, key=lambda name: name == meta):
+            with open(self.folder / name, "rb") as file:
+                (self._remote / name).write_file(file)
+        self._same[meta] = stamp
+
+    def _remove_there(self, folder: str) -> None:
+        names = (self._remote / folder).objects()
+        for name in sorted(names, key=lambda name: name != META):
+            (self._remote / folder / name).unlink(missing_ok=True)
+        self._folders_there.discard(folder)
+
+    def _download(self, name: str) -> None:
+        path = inside(self.folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (self._remote / name).open() as source, atomic_output(path) as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+
+    def _upload(self, name: str) -> None:
+        with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may go while this looks
+            stamp = _stamp(self.folder / name)
+            if self._same.get(name) != stamp:
+                (self._remote / name).write_file(file)
+                self._same[name] = stamp
+
+
+@contextmanager
+def open_run(out: AnyPath) -> Iterator[RunMirror]:
+    """A run folder to train in, which no other process of this machine may write to meanwhile.
+
+    In an object store it is brought here first, and what changed is uploaded at the end, also after an error.
+    """
+    mirror = RunMirror(out)
+    with locked(out):
+        mirror.pull()
+        try:
+            yield mirror
+        except BaseException:
+            with suppress(UserError):
+                mirror.push()
+            raise
+        mirror.push()
+
+
+@contextmanager
+def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
+    """A run folder with those of its folders, patterns among them; results written beside them go to the store at the end.
+
+    Training may go on meanwhile. Raises UserError when a folder is not in the store.
+    """
+    mirror = RunMirror(out, only=folders)
+    mirror.pull()
+    mirror.check_folders()
+    yield mirror.folder
+    mirror.push()
+
+
+def _place(remote: RemotePath, reads: bool) -> Path:
+    """Two runs never share a folder, and none lies in another's."""
+    digest = hashlib.sha256(str(remote).encode()).hexdigest()[:12]
+    return cache_folder() / "runs" / f"{remote.name}-{digest}{'-read' * reads}"
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    """The ranks of one machine bring the run there one after the other: the first one does the work."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+    with held(folder / ".pull-lock"):
+        yield
+
+
+def _folders_with_meta(names: Collection[str]) -> set[str]:
+    """Folders below the run, not the run itself, that have a meta.json."""
+    return {_folder_of(name) for name in names if PurePosixPath(name).name == META} - {""}
+
+
+def _folder_of(name: str) -> str:
+    parent = str(PurePosixPath(name).parent)
+    return "" if parent == "." else parent
+
+
+def _files_below(folder: Path) -> list[str]:
+    """Names of what belongs to the run: no locks, nothing half-written, nothing of Ray's."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        place = Path(root).relative_to(folder)
+        folders[:] = [name for name in folders if not name.startswith(TEMPORARY_PREFIX) and str(place / name) != RAY_FOLDER]
+        found += [(place / name).as_posix() for name in files if not name.startswith(".") and name != STOP_FILE]
+    return sorted(found)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

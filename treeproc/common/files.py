@@ -1,0 +1,230 @@
+"""Files and objects that are whole or absent: atomic writes, locks, hashes, JSON."""
+
+import errno
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from pydantic import TypeAdapter, ValidationError
+
+from treeproc.common.errors import UserError, shown
+from treeproc.common.storage import AnyPath, RemotePath
+
+TEMPORARY_PREFIX = ".tmp-"
+
+
+def file_sha256(path: AnyPath) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_size(path: AnyPath) -> int:
+    """Raises FileNotFoundError."""
+    return path.size() if isinstance(path, RemotePath) else path.stat().st_size
+
+
+def atomic_write(path: AnyPath, content: bytes) -> None:
+    """Write a whole file or nothing; see `atomic_output`."""
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+        return
+    with atomic_output(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
+    """A file to write to that takes its place whole or not at all: temporary file beside it, fsync, rename, fsync of the folder.
+
+    An object is written to a local file first and needs no more than its upload. Raises UserError when the disk or the
+    store refuses.
+    """
+    if isinstance(path, RemotePath):
+        with tempfile.TemporaryFile() as file:
+            yield file
+            file.flush()
+            path.write_file(file)
+        return
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    try:
+        with create(temporary) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror}; free space or choose another --out, then run the same command again"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def is_stream(path: AnyPath) -> bool:
+    """Whether a path is a device or a pipe, or a link to one: what is written there goes on, and is no file afterwards."""
+    if isinstance(path, RemotePath):
+        return False
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from None
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+@contextmanager
+def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
+    """An output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
+
+    Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
+    """
+    if not is_stream(path):
+        with atomic_output(Path(os.path.realpath(path)) if isinstance(path, Path) else path) as file:
+            yield file
+        return
+    try:
+        with open(path, "wb", buffering=0) as file:
+            yield file
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+
+
+@contextmanager
+def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
+    """Hold a folder against other processes, or with those that hold it `shared` too; the lock goes with the process.
+
+    An object store has no such locks: there it holds against processes of this machine alone, and two machines that
+    write the same data set write the same bytes. Raises UserError when another one has it.
+    """
+    if isinstance(folder, RemotePath):
+        lock = _private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
+    else:
+        lock = folder / ".lock"
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(lock, wait=False, shared=shared))
+        except BlockingIOError:
+            raise UserError(f"another process is writing to {folder}; wait for it, or choose another --out") from None
+        yield
+
+
+@contextmanager
+def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
+    """Hold a lock file, which is made where it is missing and never written to, alone or with others that hold it `shared`.
+
+    Raises BlockingIOError where another process has it and `wait` is false, and UserError where `lock` is a link or
+    anything else that is no file: opening that would reach what somebody else chose.
+    """
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+        raise _no_lock(lock) from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise _no_lock(lock)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _no_lock(lock: Path) -> UserError:
+    return UserError(f"{lock} must be a lock file, but is a link or no file; remove it and run the same command again")
+
+
+def cache_folder() -> Path:
+    """Where copies of objects and what belongs to this user alone lie: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
+    return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
+
+
+def _private_folder(name: str) -> Path:
+    """A folder in the cache that nobody else can write to. Raises UserError where it belongs to somebody else or is a link."""
+    folder = cache_folder() / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
+            raise UserError(f"{folder} must be a folder of your own; set TREE_ATTENTION_CACHE to another")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+    return folder
+
+
+def create(path: Path) -> IO[bytes]:
+    """A new file to write to. What is in its place is removed first, so that nothing is written through a link."""
+    path.unlink(missing_ok=True)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def json_bytes(value: object) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(
+    path: AnyPath,
+    mend: str = "run workflows/preprocess.py to the end",
+    form: type | None = None,
+    needed: Iterable[str] = (),
+) -> dict:
+    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object.
+
+    So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.
+    """
+    try:
+        content = path.read_bytes()
+        value = json.loads(content)
+        if b"\\u" in content:
+            json.dumps(value, ensure_ascii=False).encode()  # half a character can be neither a name nor printed
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; {mend}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}; {mend}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {mend}")
+    if form is not None:
+        try:
+            _adapter(form).validate_python(value, strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {mend}") from None
+    if missing := [name for name in needed if name not in value]:
+        raise UserError(f"{path} is damaged: it has no {', '.join(missing)}; {mend}")
+    return value
+
+
+@functools.cache
+def _adapter(form: type) -> TypeAdapter:
+    return TypeAdapter(form)
+
+
+def read_text(path: AnyPath, mend: str) -> str:
+    """A small file in UTF-8. Raises UserError, which ends in `mend`, when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; {mend}") from None

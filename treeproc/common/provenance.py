@@ -1,0 +1,282 @@
+"""Which software made a folder, on what machine, in what time: FOLDER/provenance.json, of data sets and of training runs.
+
+A note for people. No fingerprint covers it, no command reads it to decide anything, and comparisons byte for byte leave it
+out. It holds no names of users or hosts, no paths and no command lines, which may hold any of them.
+"""
+
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from treeproc.common.errors import UserError
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.progress import format_seconds
+from treeproc.common.storage import AnyPath
+
+DISTRIBUTION = "tree-attention"
+PROVENANCE = "provenance.json"
+PACKAGES = ("torch", "ray", "stanza", "sentencepiece", "sacrebleu")
+FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfinished"
+NOTE_S = 10.0
+_ROOT = Path(__file__).resolve().parents[2]
+_CPU_OF_PROCESS = "the command's process and its children that ended"
+_CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers but those that were lost"
+
+# The file may come from anywhere, and what it says is printed: nothing long, and nothing that moves a terminal's cursor.
+_Text = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+_Facts = dict[_Text, _Text | bool | int | None]
+_Seconds = Annotated[float, Field(ge=0, le=1e10)]
+
+
+class Session(BaseModel):
+    """One command's work on a folder. Fields that a later version adds are kept."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    command: _Text
+    software: _Facts
+    packages: _Facts
+    machine: _Facts
+    workers: list[_Facts] = []  # the kinds of machines of Ray's workers
+    started: _Text
+    wall_s: _Seconds | None = None
+    cpu_s: _Seconds | None = None
+    cpu_covers: _Text = _CPU_OF_PROCESS
+    did: dict[_Text, int] = {}
+    outcome: _Text = UNFINISHED
+
+    def add_worker(self, usage: dict) -> None:
+        """Count what a `Meter` of another process has seen."""
+        self.cpu_s = (self.cpu_s or 0.0) + usage["cpu_s"]
+        self.cpu_covers = _CPU_OF_WORKERS
+        if usage["machine"] not in self.workers:
+            self.workers.append(usage["machine"])
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    sessions: list[Session]
+
+
+class Recorder:
+    """The session of a command that is under way. It is in the file from the first `note` on: one without work is left out."""
+
+    def __init__(self, folder: AnyPath, command: str):
+        self._path = folder / PROVENANCE
+        self._started = self._noted = time.monotonic()
+        self._meter = Meter()
+        self._earlier: list[Session] | None = None
+        started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.session = Session(
+            command=command, software=software(), packages=packages(), machine=self._meter.machine(), started=started
+        )
+
+    def keep_up(self, **did: int) -> None:
+        """`note`, but only where the last one is some seconds old: a store takes a while, and there may be many shards."""
+        self.session.did |= did
+        if time.monotonic() - self._noted >= NOTE_S:
+            self.note()
+
+    def note(self, **did: int) -> None:
+        """Write what the session did up to now. Raises UserError when the disk or the store refuses."""
+        if self._earlier is None:
+            self._earlier = _read_or_set_aside(self._path)
+        session = self.session
+        session.did |= did
+        session.machine = self._meter.machine()
+        session.wall_s = round(time.monotonic() - self._started, 1)
+        session.cpu_s = round((session.cpu_s or 0.0) + self._meter.cpu_s(), 1)
+        sessions = [session.model_dump(mode="json") for session in (*self._earlier, session)]
+        atomic_write(self._path, json_bytes({"sessions": sessions}))
+        self._noted = time.monotonic()
+
+    def withdraw(self) -> None:
+        """Take the session back, with the file: of a command that leaves nothing in a new folder."""
+        self._earlier = None
+        self._path.unlink(missing_ok=True)
+
+    def end(self, outcome: str) -> None:
+        """Write how it ended, if it did anything."""
+        if self._earlier is not None:
+            self.session.outcome = outcome
+            self.note()
+
+
+@contextmanager
+def recorded(folder: AnyPath, command: str) -> Iterator[Recorder]:
+    """Keep a session of `command` in FOLDER/provenance.json. Whoever writes there holds the folder's lock.
+
+    A process that is killed leaves it as it was last noted, with the outcome `unfinished`.
+    """
+    recorder = Recorder(folder, command)
+    try:
+        yield recorder
+    except BaseException as error:
+        with suppress(UserError):  # the error that is under way says more
+            recorder.end(STOPPED if isinstance(error, KeyboardInterrupt) else FAILED)
+        raise
+    recorder.end(FINISHED if recorder.session.outcome == UNFINISHED else recorder.session.outcome)
+
+
+class Meter:
+    """CPU time of this process, of all its threads, and of its children that ended."""
+
+    def __init__(self):
+        self._last = _cpu_seconds()
+
+    def cpu_s(self) -> float:
+        """CPU seconds since the last call."""
+        last, self._last = self._last, _cpu_seconds()
+        return self._last - last
+
+    @staticmethod
+    def machine() -> dict[str, str | int | None]:
+        """Kind of processor, its cores, and the GPU that this process uses, if it uses one."""
+        torch = sys.modules.get("torch")  # a process without it uses no GPU
+        uses_gpu = torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized()
+        return {**_processor(), "gpu": torch.cuda.get_device_name() if uses_gpu else None}
+
+    def usage(self) -> dict:
+        """What `Session.add_worker` takes in another process."""
+        return {"cpu_s": self.cpu_s(), "machine": self.machine()}
+
+
+def _cpu_seconds() -> float:
+    return sum(os.times()[:4])
+
+
+@functools.cache
+def _processor() -> dict[str, str | int | None]:
+    name = platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+    return {"processor": "".join(filter(str.isprintable, name))[:300], "cores": os.cpu_count()}
+
+
+def packages() -> dict[str, str | None]:
+    """Versions of Python and of the libraries that results depend on, without loading them; None for one that is missing."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def read_sessions(folder: AnyPath) -> list[Session]:
+    """The sessions of a data set or run, oldest first; none where it was made without provenance or the file is damaged."""
+    with suppress(OSError, ValueError, RecursionError):
+        return _read(folder / PROVENANCE)
+    return []
+
+
+def _read(path: AnyPath) -> list[Session]:
+    """Raises OSError, ValueError or RecursionError when it is missing or damaged."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a file")
+    return _File.model_validate(json.loads(path.read_bytes())).sessions
+
+
+def _read_or_set_aside(path: AnyPath) -> list[Session]:
+    """The sessions so far. A damaged file goes to another name: the work does not depend on it."""
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        kept = next(name for name in _names_aside(path) if not name.exists())
+        reason = "not what this program writes" if isinstance(error, ValidationError) else str(error)[:200]
+        print(f"warning: {path} is damaged ({reason}); it is kept as {kept.name}, and a new one begins", file=sys.stderr)
+        if isinstance(path, Path):
+            os.replace(path, kept)
+        else:
+            atomic_write(kept, path.read_bytes())
+        return []
+
+
+def _names_aside(path: AnyPath) -> Iterator[AnyPath]:
+    number = 0
+    while True:
+        number += 1
+        yield path.parent / f"provenance.damaged-{number}.json"
+
+
+def describe_sessions(sessions: list[Session]) -> list[str]:
+    """Two or three lines a session for a person, or one that says there is none."""
+    if not sessions:
+        return ["without provenance"]
+    lines, before = [], None
+    for session in sessions:
+        times = [] if session.wall_s is None else [format_seconds(session.wall_s)]
+        times += [] if session.cpu_s is None else [f"{format_seconds(session.cpu_s)} of CPU"]
+        did = ", ".join(f"{name} {count:,}" for name, count in session.did.items())
+        began = session.started.replace("T", " ").replace("Z", " UTC")
+        lines.append(f"{began}, {session.command} ({did}): {session.outcome} after {', '.join(times) or 'an unknown time'}")
+        made_by = [
+            f"  {describe_software(session.software)}; {describe_packages(session.packages)}",
+            f"  {describe_machines(session)}",
+        ]
+        lines += ["  with the same software and machine"] if made_by == before else made_by
+        before = made_by
+    return lines
+
+
+def describe_software(own: _Facts) -> str:
+    """What `software` found, for a person."""
+    changed = " with changes" if own.get("clean") is False else ""
+    commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
+    return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
+
+
+def describe_packages(found: _Facts) -> str:
+    """What `packages` found, for a person."""
+    return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
+
+
+def describe_machines(session: Session) -> str:
+    """The kind of machine of the command, and those of Ray's workers where they are others."""
+    workers = [machine for machine in session.workers if machine != session.machine]
+    return _describe_machine(session.machine) + "".join(f"; workers on {_describe_machine(machine)}" for machine in workers)
+
+
+def _describe_machine(machine: _Facts) -> str:
+    return f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('gpu') or 'no GPU'}"
+
+
+@functools.cache
+def software() -> dict[str, str | bool | None]:
+    """Version of this software, its git commit, and whether the checkout had no changes; None where there is no checkout."""
+    try:
+        number = version(DISTRIBUTION)
+    except PackageNotFoundError:
+        number = None
+    top = _git("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != _ROOT:  # installed, or inside another project's checkout
+        return {"version": number, "commit": None, "clean": None}
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    return {"version": number, "commit": _git("rev-parse", "HEAD"), "clean": None if changes is None else not changes}
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints, without the last newline; None where it is missing or refuses."""
+    try:
+        found = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.rstrip("\n") if found.returncode == 0 else None

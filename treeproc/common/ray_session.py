@@ -1,0 +1,125 @@
+"""Connect to a Ray cluster or start an embedded one: the same for preprocessing and training."""
+
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from treeproc.common.errors import UserError
+from treeproc.common.progress import phase
+
+
+def start_ray() -> None:
+    """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
+
+    RAY_ADDRESS names another cluster; `local` starts Ray in this process whatever runs on the machine.
+    Workers' own output stays in Ray's logs: the jobs report progress themselves. A start that fails is tried once more, as
+    it may be the machine that is busy. Raises UserError when that fails too.
+    """
+    import ray  # what runs without Ray may ask `there_is_a_cluster`
+
+    if ray.is_initialized():
+        return
+    options: dict = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if not there_is_a_cluster():
+        options |= {"address": "local", "include_dashboard": False}
+        # Ray's C++ side writes notes about its own actors to the terminal.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    with phase("starting Ray", after=0), _sigterm_kept():
+        try:
+            _try_to_start(options)
+        except Exception:  # Ray raises many kinds, Exception itself among them
+            try:
+                _try_to_start(options)
+            except Exception as error:
+                raise UserError(_describe_failure(error)) from None
+
+
+def _try_to_start(options: dict) -> None:
+    """`ray.init`; where it fails, nothing of it goes on."""
+    import ray
+    from ray._private.node import Node
+
+    try:
+        with _without_notice():
+            ray.init(**options)
+    except Exception as error:
+        # Ray knows a node that has started; one that has not is known to the frames of the call alone.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if isinstance(node := frame.f_locals.get("self"), Node):
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
+        ray.shutdown()
+        raise
+
+
+def _describe_failure(error: Exception) -> str:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    if there_is_a_cluster():
+        return f"the Ray cluster does not answer as it should ({reason}); start it again, or set RAY_ADDRESS=local"
+    return (
+        f"Ray did not start on this machine in two tries ({reason}); where the machine is busy, run the same command again "
+        "later, or with workers=0, which needs no Ray"
+    )
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """The caller's handler of SIGTERM, which `ray.init` replaces by its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _without_notice() -> Iterator[None]:
+    """Standard error without the line in which Ray's C++ side says that it took its log level from the environment.
+
+    It is written before that level counts. What else is written meanwhile follows at the end.
+    """
+    try:
+        kept = os.dup(2)
+    except OSError:  # this process has no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            caught.seek(0)
+            for line in caught:
+                if b"RAY_BACKEND_LOG_LEVEL" not in line:
+                    os.write(2, line)
+
+
+def there_is_a_cluster() -> bool:
+    """Whether `start_ray` would connect to a cluster."""
+    address = os.environ.get("RAY_ADDRESS")
+    return _cluster_is_running() if address is None else address != "local"
+
+
+def _cluster_is_running() -> bool:
+    """Whether the cluster that `ray start` noted on this machine answers.
+
+    Ray itself would wait for minutes for one that was killed or did not survive a reboot.
+    """
+    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    try:
+        host, _, port = note.read_text().strip().rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=5):
+            return True
+    except (OSError, ValueError):
+        return False

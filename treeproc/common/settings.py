@@ -1,0 +1,254 @@
+"""Strict settings: pydantic models read from YAML 1.2 files and `key=value` overrides.
+
+Every mistake a user can make becomes a `UserError` with one line; `run_cli` prints it and leaves
+with status 2. Nothing here knows what the settings are about.
+"""
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+
+from treeproc.common.errors import UserError, one_line, shown
+from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
+from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown keys are refused, values do not change after checking."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
+        """`true` is no number, though Python counts it as 1; and no number here needs more than 64 bits."""
+        annotation = cls.model_fields[info.field_name].annotation
+        values = [value, *value] if isinstance(value, list | tuple) else [value]
+        if isinstance(value, dict) and dict in map(get_origin, (annotation, *get_args(annotation))):
+            values += [*value, *value.values()]
+        for one in values:
+            if one == "" and _mentions(annotation, Path):
+                raise ValueError("must be a path, but is empty")
+            if isinstance(one, bool) and not _mentions(annotation, bool, Any):
+                raise ValueError(f"must be no truth value, but is {str(one).lower()}")
+            if isinstance(one, int) and abs(one) >= 2**63:
+                raise ValueError(f"must be a number of at most 64 bits, but is {shown(one)}")
+        return value
+
+
+def _mentions(annotation: Any, *types: Any) -> bool:
+    """Whether one of the types is part of an annotation."""
+    return any(annotation is one for one in types) or any(_mentions(part, *types) for part in get_args(annotation))
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+_MOST_SECTIONS = 20
+
+
+def _apply_override(values: dict, override: str) -> str:
+    """Put the value of `key=value` into its place. Returns the dotted key."""
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise UserError(f"override {shown(override)} must have the form key=value, for example model.d_model=256")
+    *parents, last = key.split(".")
+    if len(parents) > _MOST_SECTIONS:
+        raise UserError(f"override {shown(override)}: no setting lies in so many sections")
+    target = values
+    for name in parents:
+        target = target.setdefault(name, {})
+        if not isinstance(target, dict):
+            raise UserError(f"override {shown(override)}: {shown(name)} has no keys of its own")
+    target[last] = read_yaml(text, f"override {shown(override)}")
+    return key
+
+
+def build_settings(cls: type[SettingsT], values: dict, where: str, overridden: Sequence[str] = ()) -> SettingsT:
+    """Check `values` against `cls`. Raises UserError with the path of the first bad field and where it came from.
+
+    That is `where`, or the command line for the dotted keys in `overridden`.
+    """
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise UserError(describe_error(error, cls, where, overridden)) from None
+
+
+def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequence[str] = (), **values: Any) -> SettingsT:
+    """Read settings from a YAML file, then `values`, then dotted `key=value` overrides."""
+    merged: dict = {}
+    where = COMMAND_LINE
+    if path is not None:
+        where = str(path)
+        try:
+            with as_path(path).open("rb") as file:
+                text = file.read(MOST_BYTES + 1).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
+        merged = read_yaml(text, where) or {}
+        if not isinstance(merged, dict):
+            raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
+    merged.update(values)
+    return build_settings(cls, merged, where, [_apply_override(merged, override) for override in overrides])
+
+
+def dump_settings(settings: Settings) -> str:
+    """The settings as YAML text that `load_settings` reads back to an equal object."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Lines `key: old -> new` for everything that differs between two nested dicts."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(old) + [key for key in new if key not in old]
+        return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
+    return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
+
+
+def describe_fields(cls: type[Settings], prefix: str = "") -> str:
+    """One line per field of the settings, nested ones dotted, for `--help`."""
+    lines = []
+    for name, field in cls.model_fields.items():
+        inner = field.annotation
+        if _is_settings(inner):
+            lines.append(describe_fields(inner, f"{prefix}{name}."))
+            continue
+        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
+        lines.append(f"  {prefix}{name}: {field.description or ''} ({default})")
+        if get_origin(inner) is dict and _is_settings(get_args(inner)[1]):
+            lines.append(describe_fields(get_args(inner)[1], f"{prefix}{name}.NAME."))
+    return "\n".join(lines)
+
+
+def _is_settings(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
+    """In a job of `ray job submit` the working folder is a temporary copy: what is written there is lost.
+
+    Raises UserError for the first of the named paths that is relative.
+    """
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+        return
+    for name, path in paths.items():
+        if not path.is_absolute():
+            raise UserError(
+                f"{name} must be an absolute path in a submitted job, but is {path}: "
+                "a job runs in a temporary copy of the working folder"
+            )
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A wrong command line is a UserError like any other mistake."""
+
+    settings: type[Settings]
+
+    def parse_intermixed_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+        """As ever, but a setting that is written as an option is told how to be written."""
+        for place, arg in enumerate(args or ()):
+            if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
+                raise UserError(f"{shown(arg)} on the command line must be text in UTF-8 without NUL bytes")
+            if arg == "--":
+                break
+            name, equals, value = arg.removeprefix("--").partition("=")
+            if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
+                following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
+                meant = nearest(self.settings, name.replace("-", "_"))
+                told = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
+                raise UserError(f"there is no option {shown(arg)}; {told or '--help lists what there is'}")
+        return super().parse_intermixed_args(args, namespace)
+
+    def error(self, message: str):
+        raise UserError(f"{message}; --help lists what there is")
+
+
+def _any_path(text: str, option: str = "--out") -> AnyPath:
+    if not text.strip():
+        raise UserError(f"{option} must name a folder, but is empty")
+    return as_path(text)
+
+
+def local_path(text: str, option: str = "--out") -> Path:
+    """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
+    path = _any_path(text, option)
+    if isinstance(path, RemotePath):
+        raise UserError(f"{path}: must be a local path here; data sets and training runs may lie in an object store")
+    return path
+
+
+def build_arg_parser(description: str, settings: type[Settings], *, remote_out: bool = False) -> argparse.ArgumentParser:
+    """The command line that every workflow shares: --config, --out, --sample and overrides.
+
+    With `remote_out` the results may go to an object store.
+    """
+    parser = ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
+    parser.settings = settings
+    out_path = _any_path if remote_out else local_path
+    parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
+    parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
+    return parser
+
+
+# What the file system refuses, and a user can mend.
+_REFUSED = [
+    "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "ELOOP",
+    "ENOTEMPTY", "EBUSY", "ETXTBSY", "EINVAL", "EIO", "ENODEV", "ENXIO", "EXDEV", "EMLINK", "EMFILE", "ENFILE", "ENOMEM",
+    "ESTALE", "EOPNOTSUPP",
+]  # fmt: skip
+_REFUSALS = {getattr(errno, name) for name in _REFUSED}
+_OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
+
+
+def run_cli(main: Callable[[Sequence[str]], None]) -> None:
+    """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
+
+    So does a refusal of the file system. Ctrl-C and a reader that leaves (`| head`) end with the status of their signal.
+    """
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+        sys.exit(PIPE_CLOSED)
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not (reason := describe_refusal(error)):
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(2)
+
+
+def describe_refusal(error: Exception) -> str | None:
+    """What a user is told when the file system or the memory refuses; None for an error that no user can mend."""
+    # PyTorch has no type of its own for the memory of a CPU.
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+        said = one_line(str(error), 200)
+        return f"out of memory{f' ({said})' if said else ''}; choose smaller sizes, or a machine with more memory"
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
+        return one_line(f"{error}; check the name of the path")
+    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    mend = "check the name of the path" if error.errno in _OF_NAMES else "free space, or choose another --out"
+    return one_line(f"{where}{error.strerror}; {mend}")

@@ -1,0 +1,250 @@
+"""Paths that are files or objects: a local `Path`, or a `RemotePath` such as `s3://bucket/data`.
+
+Code that reads and writes data sets uses what the two have in common. An object store knows no folders and no renames:
+`mkdir` does nothing, and an object appears whole when its upload ends. Endpoint, region and credentials come from the
+environment alone (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...; `GOOGLE_APPLICATION_CREDENTIALS` for
+`gs://`), so that none of them is ever part of a path, a configuration or an index.
+"""
+
+import fnmatch
+import functools
+import io
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path, PurePosixPath
+from typing import IO, Annotated
+
+import pyarrow.fs
+from pydantic import PlainSerializer, PlainValidator
+
+from treeproc.common.errors import UserError
+
+_URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_SCHEMES = ("s3", "gs")
+_TIMEOUT_S = 60
+_REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
+
+
+@functools.cache
+def _file_system(scheme: str) -> pyarrow.fs.FileSystem:
+    """One connection pool per process, made where it is used: Ray's workers have their own."""
+    if scheme == "s3":
+        # Arrow itself does not look for the endpoint in the environment.
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        protocol, _, host = endpoint.rpartition("://")
+        return pyarrow.fs.S3FileSystem(
+            endpoint_override=host or None,
+            scheme=protocol or "https",
+            connect_timeout=10,
+            request_timeout=_TIMEOUT_S,
+            allow_delayed_open=True,  # a small object is one request
+        )
+    return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_TIMEOUT_S))
+
+
+@dataclass(frozen=True, order=True)
+class RemotePath:
+    """An object, or a prefix of objects, with the part of pathlib's interface that data sets need.
+
+    A missing object raises FileNotFoundError as a file does; whatever else the store refuses is a UserError.
+    """
+
+    scheme: str
+    key: str  # bucket/name/of/the/object
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.key}"
+
+    def __truediv__(self, other: str | PurePosixPath) -> "RemotePath":
+        return RemotePath(self.scheme, str(PurePosixPath(self.key) / other))
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.key).name
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.key).suffix
+
+    @property
+    def parent(self) -> "RemotePath":
+        return RemotePath(self.scheme, str(PurePosixPath(self.key).parent))
+
+    def with_suffix(self, suffix: str) -> "RemotePath":
+        return RemotePath(self.scheme, str(PurePosixPath(self.key).with_suffix(suffix)))
+
+    def is_absolute(self) -> bool:
+        return True
+
+    def absolute(self) -> "RemotePath":
+        return self
+
+    def resolve(self) -> "RemotePath":
+        return self
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing: an object store has no folders."""
+
+    def exists(self) -> bool:
+        return self._info().type != pyarrow.fs.FileType.NotFound
+
+    def is_file(self) -> bool:
+        return self._info().type == pyarrow.fs.FileType.File
+
+    def is_dir(self) -> bool:
+        return self._info().type == pyarrow.fs.FileType.Directory
+
+    def size(self) -> int:
+        """Bytes of the object."""
+        info = self._info()
+        if info.type != pyarrow.fs.FileType.File:
+            raise FileNotFoundError(f"{self} does not exist")
+        return info.size
+
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:
+        """Objects right below this prefix whose name fits, in order."""
+        selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True)
+        with _told(self):
+            infos = _file_system(self.scheme).get_file_info(selector)
+        names = sorted(info.base_name for info in infos if info.type == pyarrow.fs.FileType.File)
+        return (self / name for name in names if fnmatch.fnmatchcase(name, pattern))
+
+    def objects(self) -> dict[str, int]:
+        """Bytes of all objects below this prefix, by name relative to it. Raises UserError for a name that leaves the prefix."""
+        selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
+        with _told(self):
+            infos = _file_system(self.scheme).get_file_info(selector)
+        files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
+        found = {str(PurePosixPath(info.path).relative_to(self.key)): info.size for info in files}
+        for name in found:
+            inside(self, name)
+        return found
+
+    def open(self, mode: str = "rb") -> IO[bytes]:
+        """The object as a buffered stream of bytes."""
+        with _told(self):
+            return io.BufferedReader(_Raw(self, _file_system(self.scheme).open_input_stream(self.key)), _REQUEST_BYTES)
+
+    def read_bytes(self) -> bytes:
+        with self.open() as file:
+            return file.read()
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, content: bytes) -> None:
+        """Replace the object. Readers see the old one or the new one, never a part."""
+        with _told(self), _file_system(self.scheme).open_output_stream(self.key) as sink:
+            sink.write(content)
+
+    def write_file(self, file: IO[bytes]) -> None:
+        """Replace the object by the content of an open file, of any size."""
+        if not os.fstat(file.fileno()).st_size:  # nothing to map
+            return self.write_bytes(b"")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
+            self.write_bytes(view)
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            with _told(self):
+                _file_system(self.scheme).delete_file(self.key)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def _info(self) -> pyarrow.fs.FileInfo:
+        with _told(self):
+            return _file_system(self.scheme).get_file_info(self.key)
+
+
+class _Raw(io.RawIOBase):
+    """A stream of Arrow as one of Python, so that errors in the middle of an object are told, too."""
+
+    def __init__(self, path: RemotePath, stream: pyarrow.NativeFile):
+        self._path, self._stream = path, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        with _told(self._path):
+            return self._stream.readinto(buffer)
+
+    def readall(self) -> bytes:
+        with _told(self._path):
+            return self._stream.read()
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+@contextmanager
+def _told(path: RemotePath) -> Iterator[None]:
+    """Turns what the store answers into one line; a missing object stays a FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(
+            f"{path}: the object store refuses: {reason}; check bucket, rights and the environment "
+            "(AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE or keys; GOOGLE_APPLICATION_CREDENTIALS), then run the same command again"
+        ) from None
+
+
+AnyPath = Path | RemotePath
+
+
+def as_path(value: str | AnyPath) -> AnyPath:
+    """A local path, or the RemotePath of a URI. Raises UserError for a URI of another kind or without a bucket."""
+    if not isinstance(value, str):
+        return value
+    match = _URI.match(value)
+    if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
+        return Path(value)
+    if not match:
+        raise UserError(f"{value.partition(':')[0]}:...: a URI has two slashes: s3://BUCKET/NAME or gs://BUCKET/NAME")
+    scheme, key = match[1].lower(), match[2].strip("/")
+    if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
+        raise UserError(
+            f"{scheme}://...: must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME without keys or options; "
+            "those belong into the environment"
+        )
+    return RemotePath(scheme, str(PurePosixPath(key)))
+
+
+def inside(root: AnyPath, name: str) -> AnyPath:
+    """The place of a recorded or remote name below `root`: what a data set, a run or an object store says of its own files.
+
+    Raises UserError where it would leave `root`: the name is empty, absolute, or has a `..` or a NUL; or a folder on the way
+    is a link that leads out. A link in the place of the file itself is only read through, never written through.
+    """
+    parts = PurePosixPath(name).parts
+    if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
+        raise UserError(f"{root}: the recorded name {name[:200]!r} is no name of a file in that folder; it is not used")
+    path = root / name
+    if isinstance(path, Path) and len(parts) > 1 and not path.parent.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{path} lies behind a link that leads out of {root}; it is not used")
+    return path
+
+
+def _validate(value: object) -> AnyPath:
+    if value is None:
+        raise ValueError("must be a path or a URI, but is empty")
+    if not isinstance(value, str | Path | RemotePath):
+        raise ValueError("must be a path or a URI")
+    try:
+        return as_path(value)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+
+
+# The type of a path in settings.
+DataPath = Annotated[AnyPath, PlainValidator(_validate), PlainSerializer(str, return_type=str, when_used="json")]

@@ -1,0 +1,1 @@
+"""Checks and drawings of a data set."""

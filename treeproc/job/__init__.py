@@ -1,0 +1,1 @@
+"""The preprocessing job: its settings, its stages in order, its workers, and its report."""

@@ -1,0 +1,127 @@
+"""The settings of a preprocessing job, and what follows for what the user leaves open."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from treeproc.common.settings import Settings
+from treeproc.common.storage import DataPath
+from treeproc.job.borrowed import borrow_settings
+from treeproc.parsers import ParserConfig
+from treeproc.readers import FORMATS, Format, FormatName
+from treeproc.stages.encode import TreeConfig
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.notices import TextNotices, wanted
+from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.subwords import SubwordConfig
+
+
+class PreprocessConfig(Settings):
+    """A preprocessing job, as written to DATA/config.yaml."""
+
+    splits: dict[str, SplitFiles] = Field(
+        {}, description="files of train, valid, test and of further test splits, of any names: newstest, test_2017"
+    )
+    vocab_from: DataPath | None = Field(
+        None,
+        description="folder of a finished data set whose vocabulary is taken as it is, and the settings that are left open here; "
+        "train is then not needed: new test splits for models of that data set",
+    )
+    parsed: DataPath | None = Field(
+        None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
+    )
+    format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
+    tokenized: Literal["none", "moses"] = Field(
+        "none",
+        description="'moses': the Moses tokeniser's escapes are undone, and its tokens are the words; English ones reach the "
+        "parser as treebanks write them",
+    )
+    labels: dict[int, int] | None = Field(
+        None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
+    )
+    parser: ParserConfig = ParserConfig()
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
+    filters: FilterConfig = FilterConfig()
+    subwords: SubwordConfig = SubwordConfig()
+    tree: TreeConfig = TreeConfig()
+    rows_per_shard: PositiveInt = Field(2000, description="input examples of one shard, the unit of work and of resume")
+    # Changes nothing that is written: it is in no config.yaml.
+    workers: Literal[0] | None = Field(
+        None, exclude=True, description="0: in this process, without Ray; unset: as many Ray actors as there is room for"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_left_open(cls, values):
+        return borrow_settings(values) if isinstance(values, dict) and values.get("vocab_from") else values
+
+    @model_validator(mode="after")
+    def _inputs_fit_the_format(self):
+        form = FORMATS[self.format]
+        for split, files in self.splits.items():
+            if files.hold_out is not None and split != "valid":
+                raise ValueError(f"splits.{split}: hold_out makes the valid split, no other")
+            if files.hold_out is not None and "train" not in self.splits:
+                raise ValueError(f"splits.{split}: hold_out takes examples of train, which is not there")
+            if files.source and bool(files.target) != _has_target(form, self.splits):
+                needs = "takes no target files" if files.target else "needs target files"
+                raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
+        if self.tokenized == "moses" and form.columns:
+            raise ValueError(f"tokenized: must be none for format {self.format}, which has words of its own or a label")
+        if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):
+            raise ValueError("parser.treebank_words: is for tokenized: moses; set it to null")
+        if form.has_pairs and any(files.hold_out for files in self.splits.values()):
+            raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
+        filters = self.filters
+        if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
+            raise ValueError(
+                f"filters: drop_duplicates and drop_leaks must be false and drop_overlap none for format {self.format}, whose "
+                "pairs share sentences"
+            )
+        if self.labels is not None and "label" not in form.columns:
+            raise ValueError(f"labels: format {self.format} has no labels")
+        return self
+
+    def inputs(self) -> Inputs:
+        """What the text stage reads."""
+        return Inputs(self.splits, self.format, self.tokenized, self.labels)
+
+    def parsers(self) -> dict[str, ParserConfig | None]:
+        """The parser of each side that there is."""
+        sides = {"source": self.parser, "target": self.target_parser}
+        return sides if _has_target(FORMATS[self.format], self.splits) else {"source": self.parser}
+
+    def notices(self) -> TextNotices:
+        """What the text stage looks for in the lines of each side."""
+        languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
+        return TextNotices(wanted(self.tokenized, FORMATS[self.format].columns, languages), self.inputs().line)
+
+    def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
+        """With what the user left open decided: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
+
+        `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
+        no such setting.
+        """
+        begun = begun or {}
+        has_target = any(files.target for files in self.splits.values())
+        decided: dict = {"tree": one_root(self.tree, (self.parser, self.target_parser), has_target, begun)}
+        for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
+            side = getattr(self, name)
+            if side is not None and side.treebank_words is None:
+                before = (begun.get(name) or {}).get("treebank_words", False if begun.get("tokenized") == "moses" else None)
+                chosen = side.knows_treebank_words if before is None else before
+                decided[name] = side.model_copy(update={"treebank_words": chosen})
+        return self.model_copy(update=decided)
+
+
+def one_root(tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping) -> TreeConfig:
+    """The sentences of a pair's line stand under one root, unless the user or a data set that was begun has it otherwise."""
+    parser = parsers[tree.side == "target"]
+    if "documents" in tree.model_fields_set or not (has_target and parser and parser.split_sentences):
+        return tree
+    return tree.model_copy(update={"documents": (begun.get("tree") or {}).get("documents", "dummy_root")})
+
+
+def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
+    return form.target == "required" or (form.target == "optional" and any(files.target for files in splits.values()))

@@ -1,0 +1,394 @@
+"""The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from treeproc.common.errors import shown, without_credentials
+from treeproc.common.files import atomic_write, file_sha256, locked, read_json
+from treeproc.common.progress import Progress
+from treeproc.common.provenance import Recorder, recorded
+from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
+from treeproc.common.storage import AnyPath
+from treeproc.job.borrowed import check_borrower
+from treeproc.job.config import PreprocessConfig, one_root
+from treeproc.job.report import dropped, reasons, say_notices
+from treeproc.job.shard_jobs import Work, make_shards
+from treeproc.parsers import describe_in_words, describe_parser
+from treeproc.readers import FORMATS
+from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
+from treeproc.shards.store import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
+from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
+from treeproc.stages.lengths import write_lengths
+from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
+from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
+from treeproc.stages.shuffle import find_donors
+from treeproc.stages.text import Scan, TextWriter, scan
+from treeproc.stages.vocabulary import copy_vocabulary, vocabulary_files, write_vocabulary
+from treeproc.subwords import LabelVocab, Subwords
+
+logger = logging.getLogger(__name__)
+
+SAMPLE = Path(__file__).parent.parent / "sample"
+COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
+
+
+def sample_splits() -> dict:
+    """The shipped sample, in the form of `PreprocessConfig.splits`."""
+    return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
+
+
+class NothingLeft(UserError):
+    """The filters dropped every example of a split."""
+
+
+def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
+    """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
+
+    Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
+    other text.
+    """
+    if config.parsed is not None:
+        return _encode_again(config, out)
+    open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))
+    if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
+        logger.info("%s was begun with Moses tokens as they are for the parser, and goes on so; see parser.treebank_words", out)
+    parser, target_parser, scans = check_inputs(config)
+    made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
+    first_text = not (out / "text").exists()
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out), recorded(out, COMMAND) as record:
+        _claim(config, out)
+        job = _Job(config, out, record, parser, target_parser)
+        try:
+            text = job.text(scans)
+        except NothingLeft:
+            if first_text:
+                record.withdraw()
+                _forget(out, made)
+            raise
+        return job.encode(*job.parse(text))
+
+
+def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str, Scan]]:
+    """The descriptions of the parsers, and what the text stage knows of every split before it writes. Reads all inputs."""
+    _check_splits(config)
+    inputs = config.inputs()
+    check_columns(config.parser, config.target_parser, inputs.columns())
+    stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
+    _check_sides(config, *stages)
+    parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
+    if config.vocab_from is not None:
+        _check_borrower(config, parser, target_parser, stages)
+    return parser, target_parser, scan(inputs, config.filters)
+
+
+def _check_splits(config: PreprocessConfig) -> None:
+    if "train" not in config.splits and (config.vocab_from is None or not config.splits):
+        there = ", ".join(map(shown, sorted(config.splits))) or "none"
+        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one"
+        raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
+    for name in config.splits:
+        if not SPLIT_NAME.fullmatch(name):
+            raise UserError(f"splits: a name has small letters of a to z, digits and _, 50 at most, but one is {shown(name)}")
+        if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
+            meant = close[0] if close[0] in SPLITS else "valid"
+            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name less like that")
+
+
+def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
+    """Raises UserError where models of the data set `vocab_from` could not be scored on this one."""
+    check_borrower(
+        config.vocab_from.absolute(),
+        parser=parser if config.tree.side == "source" else target_parser,
+        subwords=config.subwords.model_dump(),
+        tree=config.tree.facts(),
+        columns=encoded_columns(*stages, config.tree).names,
+    )
+
+
+def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
+    """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
+    tree = config.tree
+    if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
+        raise UserError(
+            "tree.tree_source: dependencies makes trees of arcs, and there are none; set parser.dependencies=true, or with "
+            "parsed=DATA give a data set that has them"
+        )
+    if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
+        raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
+    if not config.subwords.joint and tree.other_side not in text:
+        raise UserError("subwords.joint: must be true where examples have one side")
+
+
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
+    """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
+    if config.parsed is not None:
+        raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
+    parser, target_parser, scans = check_inputs(config)
+    return parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(scans)
+
+
+def _forget(out: AnyPath, made: Sequence[Path]) -> None:
+    """Take back what a job wrote that found nothing to keep, and the folders that it made."""
+    for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
+        path.unlink(missing_ok=True)
+    if isinstance(out, Path):
+        for folder in (out / "text", *made):
+            folder.rmdir()
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
+
+
+def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
+    """Another encoded stage for the text and trees of the data set `config.parsed`."""
+    own = {"parsed", "vocab_from", "subwords", "tree", "workers"}
+    fields = PreprocessConfig.model_fields
+    # The config.yaml of such a data set holds all settings, the others as they are by default.
+    if borrowed := sorted(name for name in config.model_fields_set - own if getattr(config, name) != fields[name].default):
+        raise UserError(f"{', '.join(borrowed)}: cannot be set together with parsed, whose data set has its own")
+    base = config.parsed.absolute()
+    if base == out:
+        raise UserError(f"parsed: {config.parsed} must be another folder than --out")
+    if not (base / "text").exists() and (base / "encoded").exists():
+        base = stage_folder(base, "text").parent
+    stages = [read_index(base / stage) for stage in ("text", "parsed")]
+    old = load_settings(PreprocessConfig, base / "config.yaml")
+    text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
+    _check_sides(config, *(index["columns"] for index in stages))
+    tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
+    config = config.model_copy(update={"tree": tree})
+    if config.vocab_from is not None:
+        _check_borrower(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
+    elif not any(shard["split"] == "train" for shard in stages[0]["shards"]):
+        raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; give vocab_from=DATA as well")
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out), recorded(out, COMMAND) as record:
+        _claim(config, out)
+        whole = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
+        return _Job(whole, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+
+
+# Where things lie; what they are is told by hashes.
+_PLACES = {"splits": True, "parser": {"models"}, "target_parser": {"models"}}
+# Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
+_OPEN_UNTIL = {
+    **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
+    "subwords": "encoded",
+    "tree": "encoded",
+}
+
+
+def _begun(out: AnyPath) -> dict | None:
+    """The settings in `out` as they were written; None where there are none that can be read."""
+    try:
+        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _claim(config: PreprocessConfig, out: AnyPath) -> None:
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
+
+    A vocabulary size that does not suit the text can be changed without parsing again.
+    """
+    path = out / "config.yaml"
+    text = dump_settings(config)
+    if path.exists():
+        if not path.read_bytes().strip():
+            raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
+        written = load_settings(PreprocessConfig, path).settled(_begun(out))
+        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (written, config))
+        if old == new:
+            if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
+                atomic_write(path, dump_settings(written).encode())
+            return
+        fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
+        if changed := [line for name in fixed for line in differences(old[name], new[name], name)]:
+            raise UserError(
+                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
+            )
+    elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
+        raise UserError(f"{out} holds shards but no config.yaml; choose another --out")
+    atomic_write(path, text.encode())
+
+
+@dataclass
+class _Job:
+    """The stages of one data set, one after the other; each does what is missing."""
+
+    config: PreprocessConfig
+    out: AnyPath
+    record: Recorder
+    parser: dict
+    target_parser: dict | None
+    base: AnyPath | None = None  # holds text and parsed stage, if not `out`
+
+    def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
+        """Filtered examples as shards. Another text under the same folder is refused."""
+        folder, config, inputs = self.out / "text", self.config, self.config.inputs()
+        folder.mkdir(exist_ok=True)
+        _remove_leftovers(folder)
+        lines = {split: scan.digest for split, scan in scans.items()}
+        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
+        mark = fingerprint(SCHEMA_VERSION, lines, *reading)
+        if index := _previous_index(folder, "inputs"):
+            changed = differences(index["inputs"], lines)
+            if changed:
+                names = ", ".join(line.split(":")[0] for line in changed)
+                raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
+            records = [ShardRecord(**shard) for shard in index["shards"]]
+            if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))) and has_files(folder, index):
+                say_notices(index.get("notices", {}), config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
+                return records
+        records, notices = [], config.notices()
+        self.record.note(text=0)
+        with (
+            line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
+            Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress,
+        ):
+            writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark, notices, dropped_lines)
+            for split in in_order(config.splits):
+                for record in writer.write(split):
+                    records.append(record)
+                    progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
+                    self.record.keep_up(text=len(records))
+        self.record.note()
+        for split in config.splits:
+            if not any(record.rows for record in records if record.split == split):
+                why = reasons(dropped(records)[split])
+                raise NothingLeft(
+                    f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
+                )
+        columns = ["example_id", *inputs.columns()]
+        facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
+        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=dropped(records), **facts)
+        say_notices(facts["notices"], config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
+        return records
+
+    def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
+        """Words and trees of every text shard."""
+        logger.info("parser: %s", describe_in_words(self.parser))
+        config = self.config
+        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
+        jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
+        arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
+        work = Work("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
+        records = self._make(work, "parsed", text, marks, jobs)
+        columns = parsed_columns(config.parser, config.target_parser)
+        folder, shards = self.out / "parsed", [asdict(record) for record in records]
+        index = _previous_index(folder, "totals")
+        if index is None or index["shards"] != shards or not has_files(folder, index):
+            facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+            files = write_fallbacks(folder, records, config.inputs().line)
+            write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
+        return text, records
+
+    def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
+        """Vocabulary and integer shards."""
+        config, folder, base = self.config, self.out / "encoded", self.base or self.out
+        train = [i for i, record in enumerate(text) if record.split == "train"]
+        stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
+        with Progress("vocabulary", None, unit="pieces") as progress:
+            if config.vocab_from is not None:
+                vocab_mark = copy_vocabulary(self.out, config.vocab_from.absolute())
+            else:
+                vocab_mark = write_vocabulary(
+                    self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
+                )
+            num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
+            progress.update(num_pieces)
+        tree = config.tree.facts()
+        # Those of the leaves' side: lines that are translated later are parsed as they were.
+        of_source = config.tree.side == "source"
+        parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
+        marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
+        jobs = [{"text": t, "parsed": p} for t, p in zip(text, parsed, strict=True)]
+        if config.tree.tree_source == "shuffled":
+            donors = find_donors(base / "parsed", parsed, config.tree.parsed_columns[0], config.tree.seed)
+            every = fingerprint([record.sha256 for record in parsed])  # a line's tree comes from any of them
+            marks = [fingerprint(mark, every) for mark in marks]
+            jobs = [job | {"donors": own} for job, own in zip(jobs, donors, strict=True)]
+        jobs = [job | {"mark": mark} for job, mark in zip(jobs, marks, strict=True)]
+        arguments = {"data": self.out, "tree": config.tree, "base": self.base}
+        work = Work("encode", "loading the vocabulary", EncodeShard, arguments)
+        records = self._make(work, "encoded", text, marks, jobs)
+        write_lengths(folder, records)
+        vocabulary = vocabulary_files(folder)
+        pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
+        return write_index(
+            folder,
+            records,
+            columns=encoded_columns(*stages, config.tree).names,
+            fingerprint=fingerprint(marks),
+            text_fingerprint=fingerprint([record.sha256 for record in text]),
+            tree_fingerprint=fingerprint(parser, tree),
+            vocab_fingerprint=fingerprint(vocab_mark, *pieces),
+            tree_source=config.tree.tree_source,
+            parser=parser,
+            parser_settings=settings.facts(),
+            tree_settings=tree,
+            subword_settings=config.subwords.model_dump(),
+            files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},
+            num_pieces=num_pieces,
+            num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
+            dropped=dropped(text),
+            parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
+            **({"num_classes": self._num_classes(records)} if "label" in stages[0] else {}),
+            **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
+        )
+
+    def _num_classes(self, records: list[ShardRecord]) -> int:
+        """Of the examples, or of the data set whose models are to be scored on them. Raises UserError when it has fewer."""
+        found, other = count_classes(self.out / "encoded", records), self.config.vocab_from
+        if other is None:
+            return found
+        known = read_index(other.absolute() / "encoded")["num_classes"]
+        if found > known:
+            raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; see labels")
+        return known
+
+    def _make(
+        self, work: Work, stage: str, text: Sequence[ShardRecord], marks: Sequence[str], jobs: Sequence[dict]
+    ) -> list[ShardRecord]:
+        folder = self.out / stage
+        folder.mkdir(exist_ok=True)
+        _remove_leftovers(folder)
+        return make_shards(work, folder, text, marks, jobs, in_this_process=self.config.workers == 0, record=self.record)
+
+
+def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
+    """Where text and parsed stage of `out` are: relative where they are neighbours, so that a folder of both can move."""
+    place = f"../{base.name}" if base.parent == out.parent else str(base)
+    return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
+
+
+def _previous_index(folder: AnyPath, key: str) -> dict | None:
+    """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
+    path = folder / "index.json"
+    if not path.exists():
+        return None
+    try:
+        index = read_json(path)
+    except UserError:
+        index = {}
+    if {"schema_version", "shards", key} <= set(index):
+        return read_index(folder)
+    logger.warning("%s is damaged; it is made again", path)
+    return None
+
+
+def _remove_leftovers(folder: AnyPath) -> None:
+    """Temporary files of a job that was killed; the lock says that no other one is at work."""
+    for path in folder.glob(".tmp-*"):
+        path.unlink(missing_ok=True)

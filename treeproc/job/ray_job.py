@@ -1,0 +1,143 @@
+"""Shard workers on Ray Data: one row is one shard, one actor works on one shard at a time.
+
+Ray Data's own sinks are not used: their file names are random and a crash leaves duplicates. A
+worker writes its shard atomically under a fixed name and returns the sidecar, so that a rerun does
+what is missing and nothing else.
+"""
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import ray
+import ray.data
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
+from treeproc.common.provenance import Meter
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import ShardRecord
+
+# A network file system may show a new file a moment later to another machine.
+_LOOKS, _PAUSE_S = 3, 1.0
+
+
+class _ShardActor:
+    """Runs in an actor: builds the worker once, then does one row after the other."""
+
+    def __init__(self, worker_class: type, arguments: dict, token: AnyPath):
+        self._worker, self._error, self._meter = None, "", Meter()
+        try:
+            # Nodes may join while the job runs, so every actor looks again.
+            if problem := _blindness(token):
+                raise UserError(problem)
+            self._worker = worker_class(**arguments)
+        except UserError as error:  # raised here, Ray would print its own traceback
+            self._error = str(error)
+
+    def __call__(self, row: dict) -> dict:
+        if self._worker is None:
+            return {"record": "", "error": self._error, "usage": ""}
+        job = json.loads(row["job"])
+        job = {name: ShardRecord(**value) if isinstance(value, dict) else value for name, value in job.items()}
+        began = time.monotonic()
+        try:
+            record = json.dumps(asdict(self._worker(**job)))
+            usage = self._meter.usage() | {"seconds": time.monotonic() - began}
+            return {"record": record, "error": "", "usage": json.dumps(usage)}
+        except UserError as error:
+            return {"record": "", "error": str(error), "usage": ""}
+
+
+def _silence_ray_data() -> None:
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+
+
+def _blindness(token: AnyPath) -> str:
+    """Why this node cannot work on the data set, or nothing when it sees the token."""
+    for look in range(_LOOKS):
+        try:
+            if token.exists():
+                return ""
+        except UserError as error:
+            return f"node {ray.util.get_node_ip_address()}: {error}"
+        time.sleep(_PAUSE_S * (look + 1 < _LOOKS))
+    return (
+        f"{token.parent} is not seen by node {ray.util.get_node_ip_address()}: put --out on storage that all nodes share, "
+        "or in an object store (s3://..., gs://...)"
+    )
+
+
+@contextmanager
+def _shared(folder: AnyPath) -> Iterator[AnyPath]:
+    """A token in `folder` that every node must see. Raises UserError for the first node of several that does not."""
+    token = folder / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
+    atomic_write(token, b"")
+    try:
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        if len(nodes) > 1:
+            probe = ray.remote(num_cpus=0)(_blindness)
+            places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+            answers = ray.get([probe.options(scheduling_strategy=place).remote(token) for place in places])
+            if problems := list(filter(None, answers)):
+                raise UserError(problems[0])
+        yield token
+    finally:
+        token.unlink(missing_ok=True)
+
+
+def actor_pool(gpus_per_actor: float = 0.0) -> int:
+    """Number of single-threaded actors that the cluster has room for now: one a core, or as many as share its GPUs."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if gpus_per_actor and any(node.get("GPU") for node in nodes):
+        return max(1, sum(int(node.get("GPU", 0) / gpus_per_actor) for node in nodes))
+    return max(1, sum(int(node.get("CPU", 0)) for node in nodes))
+
+
+def run_shards(
+    worker_class: type,
+    arguments: dict,
+    jobs: Sequence[dict],
+    *,
+    folder: AnyPath,
+    gpus_per_actor: float = 0.0,
+    count_usage: Callable[[dict], None] = lambda usage: None,
+) -> Iterator[ShardRecord]:
+    """Yield the record of every job as its shard lands in `folder`, in any order.
+
+    A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
+    it; actors ask for GPUs where the cluster has any. `count_usage` gets the `Meter.usage` of an actor for a shard,
+    with the `seconds` that the shard took.
+    Raises UserError when a worker does, and before any work when a node does not see `folder`.
+    """
+    if not jobs:
+        return
+    start_ray()
+    _silence_ray_data()
+    rows = [{"job": json.dumps({k: asdict(v) if isinstance(v, ShardRecord) else v for k, v in job.items()})} for job in jobs]
+    with _shared(folder) as token:
+        records = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+            _ShardActor,
+            fn_constructor_args=(worker_class, arguments, token),
+            # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
+            # of this pipeline needs one.
+            compute=ray.data.ActorPoolStrategy(
+                min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(rows), max_tasks_in_flight_per_actor=2
+            ),
+            num_cpus=1.0,
+            num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
+        )
+        for row in records.iter_rows():
+            if row["error"]:
+                raise UserError(row["error"])
+            count_usage(json.loads(row["usage"]))
+            yield ShardRecord(**json.loads(row["record"]))

@@ -1,0 +1,175 @@
+"""What a preprocessing job says of its work: what it noticed, dropped and could not parse, the sizes of a data set."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+
+from treeproc.common.storage import AnyPath
+from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
+from treeproc.shards.store import ShardRecord, describe_trees, read_index, stage_folder
+from treeproc.stages.line_lists import DROPPED, FALLBACKS
+from treeproc.stages.notices import is_noticed
+
+logger = logging.getLogger(__name__)
+
+_LISTED = 4
+
+
+def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
+    """Dropped rows by split and reason."""
+    out: dict[str, dict[str, int]] = {}
+    for record in records:
+        counts = out.setdefault(record.split, {})
+        for name, count in record.counts.items():
+            if name.startswith("dropped."):
+                reason = name.removeprefix("dropped.")
+                counts[reason] = counts.get(reason, 0) + count
+    return out
+
+
+def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
+    """Examples by parse_status of a side; empty where the parsed stage is not there: training does not need it."""
+    if not (parsed / "index.json").exists():
+        return {}
+    totals = read_index(parsed)["totals"].get(split, {})
+    prefix = "status." if side == "source" else "target_status."
+    return {name.removeprefix(prefix): count for name, count in totals.items() if name.startswith(prefix)}
+
+
+def fallbacks(counts: dict[str, int]) -> int:
+    """Examples that got a flat tree because the parser could not analyse them."""
+    return sum(n for name, n in counts.items() if name.startswith("status.") and is_fallback(name.removeprefix("status.")))
+
+
+def reasons(counts: dict[str, int]) -> str:
+    """Counts by name, as a person reads them."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
+
+
+def tree_notes(total: dict[str, int]) -> list[str]:
+    """What making the trees of a split met: arcs that cross, lines that keep their own tree among shuffled ones."""
+    notes = []
+    if "lifted_arcs" in total:
+        notes.append(f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences")
+    if "lines_without_partner" in total:
+        notes.append(f"shuffled trees: {total['lines_without_partner']:,} lines keep their own, no other has as many words")
+    return notes
+
+
+def summary(index: dict, out: AnyPath) -> str:
+    """What a person wants to know at the end of the job."""
+    lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
+    for split, total in index["totals"].items():
+        pairs = "tgt_pieces" in index["columns"]
+        names = {"rows": "pairs" if pairs else "examples", "leaves": "leaves", "nodes": "nodes"}
+        names |= {"tgt_pieces": "target pieces"} if pairs else {}
+        sizes = [f"{total[key]:,} {name}" for key, name in names.items()]
+        lines.append(f"  {split}: {', '.join(sizes)}; dropped: {reasons(index['dropped'].get(split, {}))}")
+        if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
+            lines.append(f"    parse_status: {reasons(statuses)}{', no parser asked for' if NO_PARSER in statuses else ''}")
+        lines += [f"    {note}" for note in tree_notes(total)]
+    for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part or not at all")):
+        if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
+            lines.append(f"  lines that were {what}: {path}")
+    return "\n".join(lines)
+
+
+def _has_rows(path: AnyPath) -> bool:
+    """Whether a list has more than its header."""
+    with path.open("rb") as file:
+        file.readline()
+        return bool(file.readline())
+
+
+def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> None:
+    """Log the lines of `notice_lines`."""
+    for line in notice_lines(notices, parsers, tokens_can_be_set=tokens_can_be_set):
+        logger.warning("text: %s", line)
+
+
+def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> list[str]:
+    """What a user should know of the text, one line a kind: where and how often, an example, what to do.
+
+    `notices` are those of the index of the text stage, `parsers` those of the sides.
+    """
+    sides = [(split, side, facts) for split, by_side in notices.items() for side, facts in by_side.items()]
+    found = {
+        kind: [(split, side, facts) for split, side, facts in sides if is_noticed(kind, facts)]
+        for kind in ("tokens", "escapes", "attached", "language", "sentences", "placeholders", "leaks")
+    }
+    split_already = {side for side, parser in parsers.items() if parser and parser.split_sentences}
+    found["sentences"] = [one for one in found["sentences"] if one[1] not in split_already]
+    lines = []
+    if found["tokens"]:
+        escapes = f"; escapes such as &apos; or @-@: {_where('escapes', found['escapes'], 2)}" if found["escapes"] else ""
+        do = "set tokenized: moses" if tokens_can_be_set else "undo the tokens in the files"
+        lines.append(
+            "looks tokenised, but tokenized is none: blanks before punctuation: "
+            f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found)}; {do}"
+        )
+    elif found["escapes"]:
+        lines.append(
+            f"escapes such as &amp; are words to a parser: {_where('escapes', found['escapes'])}; {_example('escapes', found)}; "
+            "write the characters themselves into the files"
+        )
+    if found["attached"]:
+        lines.append(
+            f"does not look tokenised, but tokenized is moses: marks without a blank before them: "
+            f"{_where('attached', found['attached'])}; {_example('attached', found)}; set tokenized: none"
+        )
+    for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
+        ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
+        language = parsers[ones[0][1]].language
+        lines.append(
+            f"seems to be in another language ({code}) than the parser's ({language}): {_where('language', ones)}, of those that "
+            f"were looked at; {_example('language', {'language': ones})}; take such lines out, or choose their language's parser"
+        )
+    if found["sentences"]:
+        names = {"source": "parser", "target": "target_parser"}
+        settings = " and ".join(f"{names[side]}.split_sentences" for side in dict.fromkeys(one[1] for one in found["sentences"]))
+        lines.append(
+            f"several sentences on a line, each line parsed as one: {_where('sentences', found['sentences'])}; "
+            f"{_example('sentences', found)}; {settings}: true gives each sentence its own tree"
+        )
+    if found["placeholders"]:
+        lines.append(
+            "placeholders or marks of subwords, which a parser takes for words: "
+            f"{_where('placeholders', found['placeholders'])}; {_example('placeholders', found)}"
+        )
+    if found["leaks"]:
+        lines.append(
+            "sources that stand in valid or test too, but for case, punctuation and blanks: "
+            f"{_where('leaks', found['leaks'])}; {_example('leaks', found)}; filters.drop_leaks: true drops them"
+        )
+    return lines
+
+
+def _where(kind: str, found: Sequence[tuple[str, str, dict]], most: int = _LISTED) -> str:
+    """Counts and shares by split and side, at most so many."""
+    parts = []
+    for split, side, facts in found[:most]:
+        count, total = facts[kind]["count"], facts[kind].get("looked_at", facts["lines"])
+        parts.append(f"{count:,} of {total:,} lines of {split} {side} ({count / total:.1%})")
+    return ", ".join([*parts, *([f"and of {len(found) - most} more"] if len(found) > most else [])])
+
+
+def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]]) -> str:
+    split, side, facts = found[kind][0]
+    return f"for example {split} {side} line {facts[kind]['line']:,}: {facts[kind]['text']!r}"
+
+
+def noticed(notices: dict, split: str) -> str:
+    """What was found in the lines of a split, as a person reads it."""
+    parts = []
+    for side, facts in notices.get(split, {}).items():
+        counts = [f"{facts[kind]['count']:,} {kind}" for kind in facts if kind != "lines" and is_noticed(kind, facts)]
+        parts += [f"{side}: {', '.join(counts)}"] if counts else []
+    return "; ".join(parts) or "nothing"
+
+
+def count_lines(records: Sequence[ShardRecord]) -> list[str]:
+    """Examples that stay, and those dropped by reason, one line a split."""
+    rows: dict[str, int] = {}
+    for record in records:
+        rows[record.split] = rows.get(record.split, 0) + record.rows
+    by_split = dropped(records)
+    return [f"  {split}: {count:,} examples; dropped: {reasons(by_split[split])}" for split, count in rows.items()]

@@ -1,0 +1,81 @@
+"""The shards of a stage that are not there yet: made in Ray's actors, or one after the other in this process."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from treeproc.common.progress import Progress, phase
+from treeproc.common.provenance import Recorder
+from treeproc.common.storage import AnyPath
+from treeproc.job.report import fallbacks
+from treeproc.shards.store import ShardRecord, finished_shards
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stage does: `worker(**arguments)` is built once a process, then called with the keyword arguments of each job."""
+
+    label: str  # for the progress
+    loading: str  # what the worker does first, for the progress too
+    worker: type
+    arguments: dict
+    gpus_per_actor: float = 0.0
+
+
+def make_shards(
+    work: Work,
+    folder: AnyPath,
+    text: Sequence[ShardRecord],
+    marks: Sequence[str],
+    jobs: Sequence[dict],
+    *,
+    in_this_process: bool,
+    record: Recorder,
+) -> list[ShardRecord]:
+    """Run the jobs of the shards that are not finished; returns all records in the order of `text`.
+
+    `marks` are the fingerprints that finished shards have. Raises UserError when a worker does.
+    """
+    with phase("looking for finished shards"):
+        done = finished_shards(folder, [shard.name for shard in text], marks)
+    by_name = {shard.name: shard for shard in done if shard}
+    if by_name:
+        logger.info("%s: %d of %d shards were finished before", work.label, len(by_name), len(text))
+    if len(by_name) < len(text):
+        record.note(**{folder.name: 0})
+        todo = [job for job, old in zip(jobs, done, strict=True) if old is None]
+        total, finished = (sum(shard.rows for shard in shards) for shards in (text, by_name.values()))
+        failed = sum(fallbacks(shard.counts) for shard in by_name.values())
+        with Progress(work.label, total, unit="examples", initial=finished) as progress:
+            run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
+            for number, shard in enumerate(run, start=1):
+                by_name[shard.name] = shard
+                failed += fallbacks(shard.counts)
+                progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
+                record.keep_up(**{folder.name: number})
+        record.note()
+    return [by_name[shard.name] for shard in text]
+
+
+def _run_here(work: Work, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:
+    with phase(work.loading):
+        worker = work.worker(**work.arguments)
+    progress.began()
+    yield from (worker(**job) for job in jobs)
+
+
+def _run_on_ray(work: Work, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder) -> Iterator[ShardRecord]:
+    from treeproc.job import ray_job  # a job without Ray must not load it
+
+    def count_usage(usage: dict) -> None:
+        if progress.phase:  # the first shard
+            progress.show_phase("")
+            progress.began(seconds_ago=usage["seconds"])
+        record.session.add_worker(usage)
+
+    progress.show_phase(f"starting actors, {work.loading}")
+    yield from ray_job.run_shards(
+        work.worker, work.arguments, jobs, folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage
+    )

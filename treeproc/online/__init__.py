@@ -1,0 +1,1 @@
+"""Raw lines to encoded rows, as translation needs them."""

@@ -1,0 +1,126 @@
+"""Raw lines to encoded rows, with the parser and vocabulary of an existing data set."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.common.progress import phase
+from treeproc.common.settings import UserError, build_settings, differences
+from treeproc.common.storage import AnyPath
+from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
+from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
+from treeproc.shards.rows import batch_views, pick, record_batches
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
+from treeproc.shards.store import read_index, stage_folder
+from treeproc.stages.encode import Encoder, TreeConfig
+
+
+def _endpoint(data: Path, recorded: str) -> str:
+    """Where lines are sent to be parsed: $CORENLP_ENDPOINT, else a server on this machine that `data` was made with.
+
+    Raises UserError for a server elsewhere: a data set does not decide who reads the text.
+    """
+    if chosen := os.environ.get("CORENLP_ENDPOINT"):
+        try:
+            return check_endpoint(chosen)
+        except ValueError as error:
+            raise UserError(f"$CORENLP_ENDPOINT {error}") from None
+    if urlsplit(recorded).hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise UserError(
+            f"{data} was parsed by a CoreNLP server at {public_endpoint(recorded)}, which would read your text: set "
+            "CORENLP_ENDPOINT to the server that may"
+        )
+    return recorded
+
+
+def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
+    """Raises UserError where lines get no arcs, of which `data` has its trees."""
+    if config.name == "given" and config.given_labels != "parsed":
+        raise UserError(
+            f"{data} has trees made of arcs that its input gave, and these lines have none; preprocess files of its format with "
+            f"vocab_from={data}"
+        )
+    if given_trees and config.name != "given":
+        raise UserError(f"{data} has trees made of arcs, and bracketed trees have none; give the lines without trees")
+
+
+class LineEncoder:
+    """Parses and encodes lines as the data set in folder `data` was made.
+
+    With `given_trees` the lines come with their trees, and no parser is loaded. Raises UserError when the parser's models
+    are not the ones that the index of `data` names, when that data set was made of given trees and these lines have none,
+    and when its trees are made of arcs and these lines get none.
+    """
+
+    def __init__(self, data: Path, *, given_trees: bool = False):
+        index = read_index(data / "encoded")
+        config = build_settings(ParserConfig, index["parser_settings"], f"{data / 'encoded' / 'index.json'}: parser_settings")
+        # One side is enough here: the leaves' side of the data set is called the source of these lines.
+        settings = {**index["tree_settings"], "side": "source"}
+        tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
+        if tree.tree_source == "dependencies":
+            _check_arcs(data, config, given_trees)
+        if tree.tree_source == "shuffled":
+            raise UserError(
+                f"{data} has shuffled trees, those of other lines of its splits, and a line by itself has none; preprocess the "
+                f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with workflows/evaluate.py"
+            )
+        if given_trees and config.name != "given":
+            config = ParserConfig(name="given", language=config.language)
+        elif given_trees and config.given_labels != "parsed":
+            config = config.model_copy(update={"dependencies": False})
+        elif config.name == "given" and not given_trees:
+            raise UserError(f"{data} was made of trees that its input gave: give these lines' trees as well")
+        elif changed := differences(index["parser"], describe_parser(config)):
+            raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
+        if config.name == "corenlp":
+            config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
+        with phase("loading the parser"):
+            self._parser: Parser = build_parser(config)
+        self.gives_arcs = config.dependencies
+        self.language = config.language if config.reads_language else None  # of the parser; None where no parser reads lines
+        self.reads_tokens = _has_tokens(data)
+        self._encoder = Encoder(data / "encoded" / "vocab", tree)
+
+    def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
+        """Rows of an encoded shard without target, one a line; an empty line has no leaves."""
+        return self.encode_parsed(lines, self.parse(lines), range(first_id, first_id + len(lines)))
+
+    def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
+        """Words and trees of every line; an empty line has none."""
+        full = [i for i, line in enumerate(lines) if line]
+        none: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
+        parsed = [ParsedLine(none, [], PARSED, flat_arcs(0) if self.gives_arcs else None)] * len(lines)
+        own = [given[i] for i in full] if given is not None else None
+        for i, analysed in zip(full, self._parser.parse([lines[i] for i in full], own), strict=True):
+            parsed[i] = analysed
+        return parsed
+
+    def encode_parsed(self, lines: Sequence[str], parsed: Sequence[ParsedLine], ids: Sequence[int]) -> list[dict]:
+        """Rows of an encoded shard without target. Raises ValueError when a line and its words do not belong together."""
+        rows: list[dict] = []
+        with_ids = [{"example_id": number, **vars(line)} for number, line in zip(ids, parsed, strict=True)]
+        columns = ("words", "trees", "parse_status", *(("arcs",) if self.gives_arcs else ()))
+        for batch in record_batches(with_ids, select(FULL_PARSED_SCHEMA, columns)):
+            views = batch_views(batch)
+            text = {"example_id": views["example_id"], "source": pa.array(lines[len(rows) : len(rows) + len(batch)], pa.string())}
+            encoded = batch_views(self._encoder.encode(text, views))
+            rows += [{name: pick(column, i) for name, column in encoded.items()} for i in range(len(batch))]
+        return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
+
+    def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
+        """The pieces of lines of the side that models write."""
+        flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
+        return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
+
+
+def _has_tokens(data: AnyPath) -> bool | None:
+    """Whether the text of a data set is tokens between blanks; None where its text stage is not there to tell."""
+    folder = stage_folder(data, "text")
+    if not (folder / "index.json").exists():
+        return None
+    return "words" in read_index(folder).get("columns", ())

@@ -1,0 +1,264 @@
+"""Lines of text as users have them, one by one: what a line cannot give is told, and the others go on."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+import numpy as np
+
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.inspection.drawing import draw_row
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.parsers import Given, ParsedLine
+from treeproc.parsers.config import PARTLY, is_fallback
+from treeproc.readers.brackets import read_trees
+from treeproc.readers.files import pair_up, read_byte_lines
+from treeproc.readers.words import blank_words
+from treeproc.stages.language import known
+from treeproc.stages.notices import SideNotices, Wanted, is_noticed
+
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+# Treebanks write quotation marks in their own way.
+_SPELLINGS = {"``": ('"', "“", "”"), "''": ('"', "”", "“"), "`": ("'", "‘"), "'": ("’",)}
+# Characters of a line for each piece that it may have at most; sentencepiece's own limit of a piece is 16.
+_CHARS_PER_PIECE = 16
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class RawLine:
+    """One line of the input files, not yet decoded."""
+
+    text: bytes | None  # None where the words of its trees are the line
+    trees: bytes | None = None  # Penn Treebank brackets
+    target: bytes | None = None
+
+
+@dataclass(frozen=True)
+class EncodedLine:
+    """A line as a model reads it, or why it cannot."""
+
+    source: str
+    target: str = ""
+    row: dict | None = None  # as of an encoded shard; None where there is a `problem`
+    problem: str = ""
+    note: str = ""  # what the line was translated in spite of
+
+
+def count_lines(paths: Sequence[AnyPath]) -> int:
+    """Lines of files that must have as many. Raises UserError with the counts when they do not, or when there are none."""
+    count = sum(1 for _ in _side_by_side(paths))
+    if not count:
+        raise UserError(f"{paths[0]} is empty; it must have a sentence a line")
+    return count
+
+
+def read_raw_lines(text: AnyPath | None, trees: AnyPath | None, targets: AnyPath | None) -> Iterator[RawLine]:
+    """The lines of the files that are given, side by side. Raises UserError when one of them ends early or cannot be read."""
+    paths = {"text": text, "trees": trees, "target": targets}
+    names = [name for name, path in paths.items() if path is not None]
+    for parts in _side_by_side([paths[name] for name in names]):
+        yield RawLine(**{"text": None, **dict(zip(names, parts, strict=True))})
+
+
+def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLine]:
+    """The lines of a terminal as they are written, `ask` called before each; they end with Ctrl-D."""
+    while True:
+        ask()
+        if not (line := stream.readline()):
+            return
+        yield RawLine(line.removesuffix(b"\n"))
+
+
+def _side_by_side(paths: Sequence[AnyPath]) -> Iterator[tuple[bytes, ...]]:
+    lines: Iterator[tuple[bytes, ...]] = ((line,) for line in read_byte_lines(paths[0]))
+    for path in paths[1:]:
+        lines = ((*left, right) for left, right in pair_up(lines, read_byte_lines(path), str(paths[0]), str(path)))
+    return lines
+
+
+class RawLineEncoder:
+    """Raw lines to what a model reads, as the data set in folder `data` was made.
+
+    `max_pieces` is the longest line that is taken, in pieces of the vocabulary. Raises UserError as `LineEncoder` does.
+    """
+
+    def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int):
+        self._encoder, self._given_trees, self._max_pieces = LineEncoder(data, given_trees=given_trees), given_trees, max_pieces
+        self._vocab = data / "encoded" / "vocab"
+
+    @property
+    def gives_arcs(self) -> bool:
+        """Whether rows have arcs between their words."""
+        return self._encoder.gives_arcs
+
+    def draw(self, row: dict) -> str:
+        """The tree of an encoded row as text, and its arcs where there are some."""
+        return "\n".join(draw_row(row, self._vocab))
+
+    def encode(self, lines: Sequence[RawLine], first_id: int = 0) -> list[EncodedLine]:
+        """One result a line, in order; `first_id` is the number of the first. No line makes another one fail."""
+        drafts = [self._read(line, number) for number, line in enumerate(lines, start=first_id)]
+        self._parse([draft for draft in drafts if not draft.problem])
+        with_target = [draft for draft in drafts if draft.target and not draft.problem]
+        for draft, pieces in zip(with_target, self._encoder.encode_targets([d.target for d in with_target]), strict=True):
+            draft.add_target(pieces, self._max_pieces)
+        return [draft.result() for draft in drafts]
+
+    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
+        """What the lines together tell of the whole input, by kind: escapes, tokens, a language that is not the parser's."""
+        told = [(place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem]
+        if not told:
+            return {}
+        kinds = () if self._given_trees else ("escapes", "tokens") if self._encoder.reads_tokens is False else ("escapes",)
+        side = SideNotices(Wanted(kinds, known(self._encoder.language)))
+        side.add([text for _, text in told], lambda place: told[place][0])
+        facts = side.facts()
+        noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
+        if "tokens" in noticed and "escapes" in noticed:
+            noticed.remove("escapes")  # one thing to undo, told once
+        return {kind: self._message(kind, facts) for kind in noticed}
+
+    def _message(self, kind: str, facts: dict) -> str:
+        found = facts[kind]
+        total = found.get("looked_at", facts["lines"])
+        where = f"{found['count']:,} of {total:,} lines ({found['count'] / total:.1%}), for example line {found['line']:,}"
+        escapes = ", with escapes such as &apos; or @-@" if facts.get("escapes", {}).get("count") else ""
+        what, do = {
+            "escapes": ("has escapes such as &apos; or @-@, which are words to the parser", "undo them first"),
+            "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", "undo the tokens first"),
+            "language": (
+                f"seems to be in another language ({found.get('seems')}) than the parser's ({self._encoder.language})",
+                "is it the right file?",
+            ),
+        }[kind]
+        return f"{what}: {where}: {found['text']!r}; {do}"
+
+    def _read(self, line: RawLine, number: int) -> "_Draft":
+        draft = _Draft(number)
+        try:
+            if line.text is not None:
+                draft.source = decode(line.text)
+            if line.target is not None:
+                draft.target = decode(line.target, "target: ", control=True)
+            if line.trees is not None:
+                own = None if line.text is None else draft.source
+                draft.source, draft.given = place_trees(own, decode(line.trees, "tree: "))
+            self._check_length(draft.source)
+        except ValueError as error:
+            draft.problem = str(error)
+            if line.text is not None and not draft.source:
+                draft.source = line.text.decode("utf-8", errors="replace").strip()
+        return draft
+
+    def _check_length(self, source: str) -> None:
+        """Before a parser sees it: a line of so many words or characters has too many pieces in any vocabulary."""
+        for count, most, unit in (
+            (len(source.split()), self._max_pieces, "words"),
+            (len(source), _CHARS_PER_PIECE * self._max_pieces, "characters"),
+        ):
+            if count > most:
+                raise ValueError(f"{count:,} {unit} are more than {most:,}; split the line into sentences, or raise max_leaves")
+
+    def _parse(self, drafts: Sequence["_Draft"]) -> None:
+        """Rows of drafts; what cannot be parsed or encoded is tried again in halves, until the line at fault stands alone."""
+        lines = [draft.source for draft in drafts]
+        try:
+            parsed = self._encoder.parse(lines, [d.given for d in drafts] if self._given_trees else None)
+            rows = self._encoder.encode_parsed(lines, parsed, [draft.number for draft in drafts])
+        except ValueError as error:
+            if len(drafts) == 1:
+                drafts[0].problem = f"cannot be parsed: {error}"
+                return
+            self._parse(drafts[: len(drafts) // 2])
+            self._parse(drafts[len(drafts) // 2 :])
+            return
+        for draft, line, row in zip(drafts, parsed, rows, strict=True):
+            draft.add_row(row, line, self._max_pieces)
+
+
+@dataclass
+class _Draft:
+    """A line on its way."""
+
+    number: int
+    source: str = ""
+    target: str = ""
+    given: Given = field(default_factory=Given)
+    row: dict | None = None
+    problem: str = ""
+    note: str = ""
+
+    def add_row(self, row: dict, parsed: ParsedLine, max_pieces: int) -> None:
+        count = len(row["leaves"]["piece"])
+        if count > max_pieces:
+            self.problem = f"{count:,} pieces are more than {max_pieces:,}; split the line into sentences, or raise max_leaves"
+            return
+        self.row = row
+        if parsed.parse_status.startswith(PARTLY):
+            self.note = f"has a sentence without a tree of its own ({parsed.parse_status}); translated with a flat one for it"
+        elif is_fallback(parsed.parse_status):
+            self.note = f"has no tree of its own ({parsed.parse_status}); translated with a flat one"
+
+    def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:
+        if len(pieces) > max_pieces:
+            self.problem = f"target: {len(pieces):,} pieces are more than {max_pieces:,}; raise max_leaves"
+        elif not len(self.row["leaves"]["piece"]):
+            self.problem = "the line is empty, but its target is not"
+        else:
+            self.row["tgt_pieces"] = pieces
+
+    def result(self) -> EncodedLine:
+        return EncodedLine(self.source, self.target, None if self.problem else self.row, self.problem, self.note)
+
+
+def decode(line: bytes, what: str = "", *, control: bool = False) -> str:
+    """A line of text without outer white space. Raises ValueError where it is not UTF-8, and for control characters unless
+    they are allowed.
+    """
+    try:
+        text = line.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{what}not valid UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1})") from None
+    if (found := _CONTROL.search(text)) and not control:
+        raise ValueError(f"{what}control character U+{ord(found[0]):04X} at character {found.start() + 1}; remove it")
+    return text
+
+
+def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
+    """The line and its words and trees; without a line, the words joined by blanks.
+
+    Raises ValueError where the trees cannot be read, or their leaves are not the words of the line.
+    """
+    try:
+        rows = list(read_trees(iter([trees]), "tree"))
+    except UserError as error:
+        raise ValueError(f"tree: {str(error).partition(': ')[2]}") from None
+    texts = [text for row in rows for text in row["words"]["text"]]
+    brackets = [text for row in rows for text in row["trees"]]
+    if line is None:
+        line, words = blank_words(texts)
+    else:
+        words = _place_words(line, texts)
+    return line, Given(words, brackets)
+
+
+def _place_words(line: str, texts: Sequence[str]) -> dict[str, list]:
+    """Where the leaves stand in the line, in order and with nothing but white space between them."""
+    starts, ends = [], []
+    position = 0
+    for number, text in enumerate(texts, start=1):
+        while line[position : position + 1].isspace():
+            position += 1
+        spelling = next((s for s in (text, *_SPELLINGS.get(text, ())) if line.startswith(s, position)), None)
+        if spelling is None:
+            rest = line[position : position + _SHOWN]
+            raise ValueError(f"leaf {number} of its tree is {text[:_SHOWN]!r}, but the line goes on with {rest!r}")
+        starts.append(position)
+        position += len(spelling)
+        ends.append(position)
+    if rest := line[position:].strip():
+        raise ValueError(f"its tree ends after {len(texts)} leaves, but the line goes on with {rest[:_SHOWN]!r}")
+    return {"text": [line[s:e] for s, e in zip(starts, ends, strict=True)], "start_char": starts, "end_char": ends}

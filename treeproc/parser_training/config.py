@@ -1,0 +1,95 @@
+"""The settings of `workflows/train_parser.py`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from treeproc.common.settings import Settings
+from treeproc.parser_training.constituency import ConstituencySettings
+from treeproc.parser_training.corpus import TreebankConfig
+from treeproc.parser_training.dependency import DependencySettings
+from treeproc.parser_training.loop import FitSettings
+from treeproc.parser_training.tagger import TaggerSettings
+from treeproc.parser_training.tokenizer import TokenizerSettings
+from treeproc.parser_training.universal import ud_treebanks
+
+ModelName = Literal["tokenizer", "pos", "constituency", "depparse"]
+MODELS: tuple[ModelName, ...] = ("tokenizer", "pos", "constituency", "depparse")
+
+
+class TokenizerTraining(TokenizerSettings):
+    """The tokeniser and its training."""
+
+    fit: FitSettings = FitSettings(epochs=6, learning_rate=4e-3, evaluations=6, average=0.995)
+
+
+class TaggerTraining(TaggerSettings):
+    """The tagger and its training."""
+
+    fit: FitSettings = FitSettings(epochs=12, learning_rate=3e-3, evaluations=12, average=0.998)
+
+
+class ConstituencyTraining(ConstituencySettings):
+    """The constituency parser and its training."""
+
+    fit: FitSettings = FitSettings(epochs=12, learning_rate=2e-3, weight_decay=0.05, warmup=0.03, evaluations=12, average=0.999)
+
+
+class DependencyTraining(DependencySettings):
+    """The dependency parser and its training."""
+
+    fit: FitSettings = FitSettings(epochs=12, evaluations=4)
+
+
+class TrainParserConfig(Settings):
+    """A training of parser models, as written to OUT/config.yaml."""
+
+    treebanks: dict[str, TreebankConfig] = Field(
+        {}, description="treebanks by name; all are learnt together, each is scored alone"
+    )
+    treebank: Path | None = Field(
+        None,
+        description="instead: the folder of a treebank of Universal Dependencies, whose files are told by their names, such as "
+        "de_gsd-ud-train.conllu; those of other languages are left out",
+    )
+    tags: Literal["both", "upos"] = Field(
+        "both", description="'upos': language-specific tags are left out, which the treebanks of one language may not share"
+    )
+    lower_case: float = Field(
+        0,
+        ge=0,
+        le=1,
+        description="share of the sentences of train that are learnt in lower case too, so that the models read "
+        "both; scored as NAME_lower",
+    )
+    language: str = Field("en", description="language code of the models; any, Stanza need not know it")
+    models: list[ModelName] = Field(list(MODELS), description="which to train; what no treebank can teach is left out")
+    hold_out: int = Field(20, ge=2, description="a treebank without valid files gives every n-th sentence of train, by a hash")
+    unlabelled: list[Path] = Field(
+        [], description="more text, a sentence a line, plain or .gz: the tagger's word embedding starts from its statistics"
+    )
+    taggings: int = Field(
+        4, ge=1, description="taggings of every training tree beside the treebank's own, with as many errors as the tagger makes"
+    )
+    tokenizer: TokenizerTraining = TokenizerTraining()
+    pos: TaggerTraining = TaggerTraining()
+    constituency: ConstituencyTraining = ConstituencyTraining()
+    depparse: DependencyTraining = DependencyTraining()
+    seed: int = Field(1, ge=0, description="decides on first weights, order and dropout")
+    title: str = Field("", description="first line of the model card; else made of the language")
+    licence: str = Field("", description="licence of the models and what it follows from, for the model card")
+
+    @model_validator(mode="after")
+    def _something_to_do(self):
+        if bool(self.treebanks) == bool(self.treebank):
+            raise ValueError("must have either treebanks, with at least one, or treebank, a folder")
+        if not self.models:
+            raise ValueError("models: must name at least one model")
+        if "pos" not in self.models and {"constituency", "depparse"} & set(self.models):
+            raise ValueError("models: constituency and depparse read the tagger's tags; add pos")
+        return self
+
+    def all_treebanks(self) -> dict[str, TreebankConfig]:
+        """The treebanks by name. Raises UserError when the folder `treebank` has none of the language."""
+        return ud_treebanks(self.treebank, self.language) if self.treebank else self.treebanks

@@ -1,0 +1,275 @@
+"""The treebanks of one training: read, checked, and split; what each model can learn from them."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from treeproc.common.settings import Settings, UserError
+from treeproc.parser_training.treebank import (
+    Notation,
+    Sentence,
+    Texts,
+    Tree,
+    conllu_of,
+    lowered,
+    sentences_in,
+    trees_in,
+    trees_of,
+)
+from treeproc.readers.files import read_texts
+from treeproc.shards.schema import UNANALYSED
+
+SPLITS = ("train", "valid", "test")
+# Of the files of a treebank without splits, by name, or of runs of its sentences: every tenth is test, every tenth from the
+# sixth on is valid.
+_EVERY, _TEST, _VALID = 10, 0, 5
+_LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
+
+
+class Files(Settings):
+    """The files of a treebank in one format, plain or .gz; folders and .tar.gz too."""
+
+    train: list[Path] = Field(default=[], description="files to learn from; with test files alone a treebank is only scored")
+    valid: list[Path] = Field(default=[], description="files that choose the best weights; else a part of train, see hold_out")
+    test: list[Path] = Field(default=[], description="files that are scored at the end")
+    documents: list[Path] = Field(
+        default=[],
+        description="instead of the three: a folder or archive with a file per document; by name, every tenth is test, every "
+        "tenth from the sixth on is valid",
+    )
+    sentences: list[Path] = Field(
+        default=[],
+        description="instead of the three: files without splits; runs of up to 100 sentences stay together, so that a document "
+        "is rarely cut; every tenth run is test, every tenth from the sixth on is valid",
+    )
+
+    @model_validator(mode="after")
+    def _one_origin(self):
+        origins = [name for name in ("train", "documents", "sentences") if getattr(self, name)]
+        if len(origins) > 1 or (not origins and self.valid):
+            raise ValueError("must have either train files, or documents, or sentences")
+        if origins and origins != ["train"] and (self.valid or self.test):
+            raise ValueError(f"{origins[0]} make valid and test themselves; give train in their place, or leave them out")
+        return self
+
+    def paths(self) -> list[Path]:
+        """All files."""
+        return [*self.train, *self.documents, *self.sentences, *self.valid, *self.test]
+
+
+class TreebankConfig(Settings):
+    """One treebank."""
+
+    brackets: Files = Field(default=Files(), description="Penn Treebank trees")
+    conllu: Files = Field(default=Files(), description="CoNLL-U: text, tags, arcs")
+    notation: Notation = Field(default=Notation(), description="what it writes otherwise than the other treebanks")
+    weights: dict[Literal["pos", "constituency"], PositiveFloat] = Field(
+        default={}, description="how often a model draws its sentences in an epoch, 1 where nothing is said; pos: at most 1"
+    )
+    attribution: str = Field(default="", description="authors, source and licence, for the model card")
+
+    @model_validator(mode="after")
+    def _weights(self):
+        if self.weights.get("pos", 1) > 1:
+            raise ValueError("weights: pos must be at most 1; give the other treebanks less")
+        return self
+
+    @model_validator(mode="after")
+    def _same_splits(self):
+        if self.brackets.sentences and self.conllu.sentences:
+            raise ValueError("brackets and conllu would not be split alike by `sentences`; give train, valid and test files")
+        return self
+
+    @model_validator(mode="after")
+    def _has_files(self):
+        if not (self.brackets.paths() or self.conllu.paths()):
+            raise ValueError("must have brackets or conllu with train files")
+        return self
+
+
+@dataclass
+class Treebank:
+    """Trees and sentences by split."""
+
+    name: str
+    weights: dict[str, float]
+    attribution: str
+    trees: dict[str, list[Tree]] = field(default_factory=dict)
+    sentences: dict[str, list[Sentence]] = field(default_factory=dict)
+
+    def drop_xpos(self) -> None:
+        """Leave the universal tags alone."""
+        for found in self.sentences.values():
+            for sentence in found:
+                sentence.xpos[:] = [""] * len(sentence.words)
+
+    def lower_cased(self, share: float) -> "Treebank":
+        """The same sentences in lower case, in the same splits; of train this share, chosen by a hash of the words."""
+
+        def chosen(split: str, items: list) -> list:
+            return items if split != "train" else [item for item in items if _hash(item.words) % 1000 < 1000 * share]
+
+        trees = {s: [replace(t, words=list(map(lowered, t.words))) for t in chosen(s, found)] for s, found in self.trees.items()}
+        sentences = {
+            s: [replace(one, text=lowered(one.text), words=list(map(lowered, one.words))) for one in chosen(s, found)]
+            for s, found in self.sentences.items()
+        }
+        return Treebank(f"{self.name}_lower", self.weights, self.attribution, trees, sentences)
+
+    def digests(self) -> dict[str, str]:
+        """A hash of the content of every split, as the models see it."""
+        parts = {f"{self.name} brackets {split}": trees_of(trees) for split, trees in self.trees.items()}
+        parts |= {f"{self.name} conllu {split}": conllu_of(found) for split, found in self.sentences.items()}
+        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in parts.items()}
+
+    def counts(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Sentences and words of every split, with trees and with arcs."""
+        return {
+            kind: {split: {"sentences": len(found), "words": sum(len(s.words) for s in found)} for split, found in splits.items()}
+            for kind, splits in (("trees", self.trees), ("arcs", self.sentences))
+            if splits
+        }
+
+
+def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
+    """All files of a treebank. Without valid files every `hold_out`-th sentence of train, by a hash of its words, is valid.
+
+    Raises UserError with file and line for what is no treebank.
+    """
+    treebank = Treebank(name, dict(config.weights), config.attribution)
+    for files, read, splits in (
+        (config.brackets, trees_in, treebank.trees),
+        (config.conllu, sentences_in, treebank.sentences),
+    ):
+        splits |= {split: read(found, config.notation) for split, found in _texts(files).items()}
+        if files.sentences:
+            splits |= _in_runs(read(read_texts(files.sentences), config.notation))
+        if "train" in splits and "valid" not in splits:
+            held = [_held_out(item.words, hold_out) for item in splits["train"]]
+            both = list(zip(splits["train"], held, strict=True))
+            splits["valid"] = [item for item, out in both if out]
+            splits["train"] = [item for item, out in both if not out]
+        for split, found in splits.items():
+            if not found:
+                raise UserError(f"treebanks.{name}: no sentence in the {split} split of {_names(files)}; give more files")
+    return treebank
+
+
+def _names(files: Files) -> str:
+    return ", ".join(map(str, files.paths()))
+
+
+def _texts(files: Files) -> dict[str, Texts]:
+    """The texts of every split that there is."""
+    if not files.documents:
+        return {split: read_texts(paths) for split in SPLITS if (paths := getattr(files, split))}
+    documents = list(read_texts(files.documents))
+    if len(documents) < _EVERY:
+        raise UserError(f"{_names(files)}: {len(documents)} documents are too few to split; give train and valid")
+    out: dict[str, Texts] = {split: [] for split in SPLITS}
+    for number, document in enumerate(documents):
+        out[{_TEST: "test", _VALID: "valid"}.get(number % _EVERY, "train")].append(document)
+    return out
+
+
+def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
+    """The splits of sentences that have none."""
+    out: dict[str, list] = {split: [] for split in SPLITS}
+    length = min(_LONGEST_RUN, max(1, len(items) // _LEAST_RUNS))
+    for number, item in enumerate(items):
+        out[{_TEST: "test", _VALID: "valid"}.get(number // length % _EVERY, "train")].append(item)
+    return out
+
+
+def _held_out(words: Sequence[str], every: int) -> bool:
+    return _hash(words) % every == 0
+
+
+def _hash(words: Sequence[str]) -> int:
+    # Brackets and CoNLL-U of one sentence fall on one side.
+    return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
+
+
+@dataclass(frozen=True)
+class Tags:
+    """A sentence with its tags; a column is empty where the treebank has none."""
+
+    words: list[str]
+    upos: list[str]
+    xpos: list[str]
+
+
+def tagged(treebank: Treebank, split: str) -> list[Tags]:
+    """Words and tags of CoNLL-U and of the trees that it lacks. XPOS that only the brackets have come from there."""
+    trees = {tuple(tree.words): tree for tree in treebank.trees.get(split, [])}
+    out = []
+    for sentence in treebank.sentences.get(split, []):
+        tree = trees.pop(tuple(sentence.words), None)
+        upos, xpos = (column if all(column) else [] for column in (sentence.upos, sentence.xpos))
+        if upos or xpos or tree:
+            out.append(Tags(sentence.words, upos, xpos or (tree.tags if tree else [])))
+    return out + [Tags(tree.words, [], tree.tags) for tree in trees.values()]
+
+
+def same_tagset(sources: Sequence[list[Tags]]) -> list[list[Tags]]:
+    """Sentences with XPOS; UPOS stands in where no treebank has XPOS at all, and XPOS where none has UPOS."""
+    no_upos, no_xpos = (not any(getattr(s, name) for source in sources for s in source) for name in ("upos", "xpos"))
+    return [
+        [Tags(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in source if no_xpos or s.xpos]
+        for source in sources
+    ]
+
+
+class Text(NamedTuple):
+    """A sentence as it is written, and its tokens as (first character, end)."""
+
+    text: str
+    tokens: list[tuple[int, int]]
+
+
+def texts(treebank: Treebank, split: str) -> list[Text]:
+    """Texts of CoNLL-U; of a treebank of brackets alone they are put together as English is written."""
+    if treebank.sentences:
+        found = treebank.sentences.get(split, [])
+        return [Text(s.text, list(zip(s.starts, s.ends, strict=True))) for s in found]
+    return [detokenise(tree.words, tree.tags) for tree in treebank.trees.get(split, [])]
+
+
+_OPENING = frozenset("([{“‘$£€#")
+_CLOSING = re.compile(r"[)\]}”’.,;:?!%…]+|n['’]t|['’](?:s|m|d|re|ve|ll|S|)", re.IGNORECASE)
+_JOINING = frozenset(("HYPH", "SYM"))
+
+
+def detokenise(words: Sequence[str], tags: Sequence[str]) -> Text:
+    """A sentence of the Penn Treebank with blanks where a writer of English puts them."""
+    parts: list[str] = []
+    tokens: list[tuple[int, int]] = []
+    position, glued = 0, True
+    for word, tag in zip(words, tags, strict=True):
+        closes = tag == "''" or (tag not in ("``", "-LRB-") and _CLOSING.fullmatch(word))
+        joins = tag in _JOINING and word in ("-", "–", "/")
+        if not (glued or closes or joins):
+            parts.append(" ")
+            position += 1
+        word = {"``": '"', "''": '"'}.get(word, word)
+        parts.append(word)
+        tokens.append((position, position + len(word)))
+        position += len(word)
+        glued = joins or tag in ("``", "-LRB-") or word in _OPENING
+    return Text("".join(parts), tokens)
+
+
+def with_arcs(treebank: Treebank, split: str) -> list[Sentence]:
+    """Sentences with arcs, and both their tags: one stands in for the other, X for none."""
+    out = []
+    for s in treebank.sentences.get(split, []):
+        if all(relation not in ("", "_") for relation in s.deprels):
+            pairs = list(zip(s.upos, s.xpos, strict=True))
+            upos, xpos = [u or x or UNANALYSED for u, x in pairs], [x or u or UNANALYSED for u, x in pairs]
+            out.append(replace(s, upos=upos, xpos=xpos))
+    return out

@@ -1,0 +1,156 @@
+"""The transitions of gold trees in the in-order scheme, and everything that a batch of them fixes beforehand.
+
+A node is opened after its first child: `(X A B)` is `A Open(X) B Close`. Every transition pushes one entry on the stack:
+a shift the next word, an open the embedding of its label, a close the node, after taking its children and the open label off.
+Training follows the gold transitions, so stack depths, children and heights are known before any number is computed, and
+all sentences of a batch can be computed level by level.
+
+Rows, of a batch: S transitions, W words with two bookends a sentence, N nodes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from treeproc.shards.ragged import edges_of, ranges
+from treeproc.trees.spans import SpanTree
+
+SHIFT, CLOSE = 0, 1  # in Stanza's order of transitions; opens follow
+
+
+def transitions_of(tree: SpanTree, num_words: int, opens: Mapping[str, int]) -> list[int]:
+    """The in-order transitions of a tree with one root over all words; `opens` gives the transition of every label.
+
+    Raises KeyError for a label that has none.
+    """
+    out: list[int] = []
+    begun: list[int] = []  # nodes whose first child is not complete
+    opened: list[int] = []
+    node = 0
+    for word in range(num_words):
+        while node < len(tree) and tree.starts[node] == word:
+            begun.append(node)
+            node += 1
+        out.append(SHIFT)
+        complete = word  # where the latest complete constituent starts
+        while True:
+            if begun and tree.starts[begun[-1]] == complete:
+                opened.append(begun.pop())
+                out.append(opens[tree.labels[opened[-1]]])
+            if not opened or tree.ends[opened[-1]] != word + 1:
+                break
+            complete = tree.starts[opened.pop()]
+            out.append(CLOSE)
+    return out
+
+
+@dataclass
+class DerivationBatch:
+    """Index arrays of a batch. Its table is W rows of words, a row for every label, and N rows of nodes by height.
+
+    A row of the stack is a push; row 0, alone in level 0, is the empty stack. A row continues one of an earlier level.
+    """
+
+    lengths: np.ndarray  # [sentences] transitions
+    targets: np.ndarray  # [S] gold transitions
+    fronts: np.ndarray  # [S] table row of the next word
+    tops: np.ndarray  # [S] row of the stack
+    pushed: np.ndarray  # [rows - 1] table row of what a row of the stack pushes
+    below: np.ndarray  # [rows] the row that a row of the stack continues; 0 for row 0
+    levels: list[int]  # level l of the stack is rows [levels[l], levels[l + 1])
+    nodes: list[tuple[np.ndarray, np.ndarray, int]]  # by height: table rows of children, their node in the level, nodes
+
+
+class Derivations:
+    """The transitions of many sentences, as flat arrays of steps."""
+
+    def __init__(self, sequences: Sequence[Sequence[int]]):
+        self.edges = edges_of(np.fromiter(map(len, sequences), np.int64, len(sequences)))
+        columns = [np.concatenate(column) for column in zip(*map(_trace, sequences), strict=True)]
+        self.actions, self.positions, self.below, self.depths, self.parents, self.heights = columns
+        self.num_words = np.add.reduceat(self.actions == SHIFT, self.edges[:-1])
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def batch(self, rows: np.ndarray, num_labels: int) -> DerivationBatch:
+        """Index arrays of the sentences `rows`, in this order; labels are numbered as their transitions."""
+        lengths, sizes = np.diff(self.edges)[rows], self.num_words[rows] + 2
+        steps = ranges(self.edges[rows], lengths)
+        first = np.repeat(edges_of(lengths)[:-1], lengths)  # where the steps of the sentence begin
+        here = np.arange(len(steps))
+        actions, heights, depths = self.actions[steps].astype(np.int64), self.heights[steps], self.depths[steps]
+        fronts = np.repeat(edges_of(sizes)[:-1] + 1, lengths) + self.positions[steps]
+        # Nothing is predicted from what the last transition pushes.
+        is_last = np.zeros(len(steps), bool)
+        is_last[edges_of(lengths)[1:] - 1] = True
+
+        closes = np.flatnonzero((actions == CLOSE) & ~is_last)
+        closes = closes[np.argsort(heights[closes], kind="stable")]
+        table = np.where(actions == SHIFT, fronts, sizes.sum() + actions - CLOSE - 1)
+        table[closes] = sizes.sum() + num_labels + np.arange(len(closes))
+        node = np.full(len(steps), -1)
+        node[closes] = np.arange(len(closes))
+        parents = np.where(self.parents[steps] >= 0, node[first + self.parents[steps]], -1)
+
+        pushes = np.flatnonzero(~is_last)
+        pushes = pushes[np.argsort(depths[pushes], kind="stable")]
+        row = np.zeros(len(steps), np.int64)
+        row[pushes] = np.arange(1, len(pushes) + 1)
+        below = np.where(self.below[steps] >= 0, row[first + self.below[steps]], 0)
+        return DerivationBatch(
+            lengths=lengths,
+            targets=actions,
+            fronts=fronts,
+            tops=np.where(here > first, row[here - 1], 0),
+            pushed=table[pushes],
+            below=np.concatenate([[0], below[pushes]]),
+            levels=[0, *(1 + np.searchsorted(depths[pushes], np.arange(1, depths.max() + 2))).tolist()],
+            nodes=_nodes(table, parents, heights[closes]),
+        )
+
+
+def _nodes(table: np.ndarray, parents: np.ndarray, heights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int]]:
+    """By height: rows of the children, which node of the height each belongs to, and how many nodes there are.
+
+    `parents` is the node that takes a step's push as a child (-1: none), `heights` those of the nodes, in rising order.
+    """
+    children = np.flatnonzero(parents >= 0)
+    children = children[np.argsort(parents[children], kind="stable")]
+    parents = parents[children]
+    node_edges = np.searchsorted(heights, np.arange(1, heights.max(initial=0) + 2))
+    child_edges = np.searchsorted(parents, node_edges)
+    return [
+        (table[children[a:b]], parents[a:b] - start, int(end - start))
+        for (a, b), (start, end) in zip(pairwise(child_edges), pairwise(node_edges), strict=True)
+    ]
+
+
+def _trace(actions: Sequence[int]) -> tuple[np.ndarray, ...]:
+    """Of every transition: itself, words shifted before, step below its push (-1: none), depth of its push,
+    the close that takes its push as a child (-1: none), height of its push (0: no node)."""
+    count = len(actions)
+    positions, below, depths, parents, heights = [0] * count, [-1] * count, [0] * count, [-1] * count, [0] * count
+    stack: list[int] = []
+    opens: list[int] = []
+    position = 0
+    for step, action in enumerate(actions):
+        positions[step] = position
+        if action == SHIFT:
+            position += 1
+        elif action == CLOSE:
+            at = opens.pop()
+            children = [stack[at - 1], *stack[at + 1 :]]
+            del stack[at - 1 :]
+            heights[step] = 1 + max(heights[child] for child in children)
+            for child in children:
+                parents[child] = step
+        else:
+            opens.append(len(stack))
+        if stack:
+            below[step] = stack[-1]
+        stack.append(step)
+        depths[step] = len(stack)
+    return tuple(np.array(column, np.int32) for column in (actions, positions, below, depths, parents, heights))

@@ -1,0 +1,220 @@
+"""One training loop for all models of a parser: AdamW, averaged weights, the best on dev; continues where it was stopped.
+
+There is no random state to keep: every step seeds its own, so a run that was killed ends with the weights of one that was not.
+"""
+
+import json
+import math
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from treeproc.common.errors import UserError
+from treeproc.common.files import atomic_output, atomic_write
+from treeproc.common.progress import Progress
+from treeproc.common.settings import Settings, differences
+from treeproc.common.torch_files import load_archive
+
+CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
+_SECONDS_BETWEEN_CHECKPOINTS = 60.0
+_MEND = "remove its folder and run the same command again: this model is then trained from its start"
+_NUMBERS = {"step": int, "epoch": int, "batch": int, "evaluated": int, "seconds": float, "best": dict}
+Weights = dict[str, Tensor]
+
+
+class FitSettings(Settings):
+    """How long and how fast a model is trained."""
+
+    epochs: int = Field(10, ge=1, description="passes over the training data")
+    learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls to 0 on a line")
+    weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay of matrices and embeddings")
+    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's decay of squared gradients")
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of the training in which the learning rate rises")
+    grad_norm: float = Field(1.0, gt=0, description="gradients longer than this are scaled down to it")
+    average: float = Field(0.999, ge=0, lt=1, description="decay of the running average of the weights; 0 takes the last ones")
+    evaluations: int = Field(10, ge=1, description="how often dev is scored, evenly over the training; the best weights are kept")
+
+
+class Learner(Protocol):
+    """A model, its data and its loss."""
+
+    model: nn.Module
+
+    def batches(self, epoch: int) -> Sequence[Any]:
+        """The batches of an epoch: the same whenever they are asked for."""
+
+    def loss(self, batch: Any) -> Tensor:
+        """A scalar; the model is in training mode, and torch, numpy and random are seeded."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Scores on dev of the model as it is; the highest "score" is the best."""
+
+
+def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dict[str, float]:
+    """Train, or go on training, in `folder`; leave the best weights in `learner.model` and return their dev scores.
+
+    The folder holds checkpoint.pt, at most a minute old, and metrics.jsonl: {step, epoch, loss, learning_rate, seconds} and
+    at evaluations the dev scores. PyTorch writes a checksum of every tensor into the checkpoint, which is compared. Raises
+    UserError when it is damaged or belongs to other settings.
+    """
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _Run(learner, folder, settings, seed)
+    run.resume()
+    run.train()
+    learner.model.load_state_dict(run.best_weights)
+    learner.model.eval()
+    return run.best
+
+
+def read_metrics(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl up to the first one that was cut off or damaged; none without such a file."""
+    path = folder / METRICS
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict) or not all(isinstance(record.get(name), int | float) for name in ("step", "epoch")):
+            break
+        records.append(record)
+    return records
+
+
+class _Run:
+    def __init__(self, learner: Learner, folder: Path, settings: FitSettings, seed: int):
+        self.learner, self.folder, self.settings, self.seed = learner, folder, settings, seed
+        self.parameters = [p for p in learner.model.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, settings.beta2), fused=True)
+        self.averaged = [p.detach().clone() for p in self.parameters]
+        self.step = self.epoch = self.batch = self.evaluated = 0
+        self.seconds = 0.0
+        self.best: dict[str, float] = {}
+        self.best_weights: Weights = {}
+
+    def resume(self) -> None:
+        """Take up the checkpoint, if there is one, and drop the metrics that are later."""
+        path = self.folder / CHECKPOINT
+        if not path.exists():
+            (self.folder / METRICS).unlink(missing_ok=True)
+            return
+        state = load_archive(path, _MEND)
+        try:
+            self._refuse_others(state["settings"])
+            self._take_up(state, path)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_MEND}") from None
+        kept = [json.dumps(record) + "\n" for record in read_metrics(self.folder) if record["step"] <= self.step]
+        atomic_write(self.folder / METRICS, "".join(kept).encode())
+
+    def _take_up(self, state: dict, path: Path) -> None:
+        try:
+            self.learner.model.load_state_dict(state["model"])
+        except RuntimeError:
+            raise UserError(f"{path} was trained on other data or a model of other sizes; use another --out") from None
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.averaged, self.best_weights = list(state["averaged"]), dict(state["best_weights"])
+        shapes = [p.shape for p in self.parameters]
+        if [average.shape for average in self.averaged] != shapes:
+            raise ValueError("the averaged weights have other sizes")
+        for name, kind in _NUMBERS.items():
+            setattr(self, name, kind(state[name]))
+
+    def _settings(self) -> dict:
+        return self.settings.model_dump() | {"seed": self.seed}
+
+    def _refuse_others(self, theirs: dict) -> None:
+        changed = differences(theirs, self._settings())
+        if changed:
+            raise UserError(f"{self.folder} was trained with other settings ({'; '.join(changed)}); use another --out")
+
+    def train(self) -> None:
+        epochs = self.settings.epochs
+        if self.epoch == epochs:
+            return
+        saved, losses = time.monotonic(), []
+        with Progress(self.folder.name, None, unit="batches", initial=self.step) as progress:
+            while self.epoch < epochs:
+                batches = self.learner.batches(self.epoch)
+                # Epochs may differ in length, so the end is an estimate until the last one.
+                progress.total = self.step - self.batch + len(batches) * (epochs - self.epoch)
+                for batch in range(self.batch, len(batches)):
+                    rate = self._rate((self.epoch + (batch + 0.5) / len(batches)) / epochs)
+                    losses.append(self._update(batches[batch], rate))
+                    self.step += 1
+                    self.batch = batch + 1
+                    if self.batch == len(batches):
+                        self.epoch, self.batch = self.epoch + 1, 0
+                    done = (self.epoch + self.batch / len(batches)) / epochs
+                    record = {"step": self.step, "epoch": round(done * epochs, 3), "learning_rate": rate}
+                    due = math.floor(done * self.settings.evaluations + 1e-9)
+                    if due > self.evaluated:
+                        self.evaluated = due
+                        record |= self._evaluate()
+                    passed = time.monotonic() - saved
+                    if "score" in record or passed >= _SECONDS_BETWEEN_CHECKPOINTS:
+                        self.seconds += passed
+                        saved = time.monotonic()
+                        self._save(record | {"loss": sum(losses) / len(losses), "seconds": round(self.seconds, 1)})
+                        losses = []
+                    progress.update(1, f"loss {record['loss']:.4f}" if "loss" in record else None)
+
+    def _rate(self, done: float) -> float:
+        """Learning rate after a share `done` of the training: up on a line, then down on a line."""
+        warmup = self.settings.warmup
+        return self.settings.learning_rate * (done / warmup if done < warmup else (1 - done) / (1 - warmup))
+
+    def _update(self, batch: Any, rate: float) -> float:
+        np.random.seed((self.seed * 1_000_003 + self.step) % 2**32)
+        random.seed(self.seed * 1_000_003 + self.step)
+        torch.manual_seed(self.seed * 1_000_003 + self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.learner.model.train()
+        self.optimizer.zero_grad()
+        loss = self.learner.loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_norm, error_if_nonfinite=True)
+        self.optimizer.step()
+        # The first steps count less, as the average would remember the start for long.
+        decay = min(self.settings.average, (1 + self.step) / (10 + self.step)) if self.settings.average else 0.0
+        with torch.no_grad():
+            torch._foreach_lerp_(self.averaged, self.parameters, 1 - decay)
+        return loss.item()
+
+    def _evaluate(self) -> dict[str, float]:
+        """Scores of the averaged weights, which are kept where they are the best so far."""
+        model = self.learner.model
+        with torch.no_grad():
+            own = [p.clone() for p in self.parameters]
+            torch._foreach_copy_(self.parameters, self.averaged)
+            scores = self.learner.evaluate()
+            if not self.best or scores["score"] > self.best["score"]:
+                self.best = scores
+                self.best_weights = {name: value.clone() for name, value in model.state_dict().items()}
+            torch._foreach_copy_(self.parameters, own)
+        return scores
+
+    def _save(self, record: dict[str, float]) -> None:
+        with open(self.folder / METRICS, "a") as file:
+            file.write(json.dumps(record) + "\n")
+        state = {name: getattr(self, name) for name in (*_NUMBERS, "best_weights", "averaged")} | {
+            "settings": self._settings(),
+            "model": self.learner.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        with atomic_output(self.folder / CHECKPOINT) as file:
+            torch.save(state, file)

@@ -1,0 +1,165 @@
+"""Treebanks in one normal form, ready to train and score parsers.
+
+Trees: function tags, co-indices, traces and the phrases that they leave empty are gone; one ROOT is on
+top; of two nodes with one label over the same leaves (what a trace leaves of adjunction) one is kept.
+Where treebanks write one thing in two ways, a `Notation` brings them together.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import Field
+
+from treeproc.common.settings import Settings
+from treeproc.readers.brackets import parse_tree, tree_texts
+from treeproc.readers.conllu import Leaves, read_leaves
+from treeproc.readers.files import read_texts
+from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, SpanTree, keep_leaves, plain_label, write_brackets
+
+ROOT = "ROOT"
+
+Texts = Iterable[tuple[str, Iterator[str]]]  # names and lines of files
+
+
+class Retag(Settings):
+    """One rule that gives some words another tag."""
+
+    tag: str = Field(description="tag of the treebank")
+    words: str = Field(default=".*", description="regular expression of the whole word")
+    below: str = Field(default="", description="label of the phrase right above the word; empty: any. CoNLL-U has no phrases")
+    to: str = Field(description="the tag instead; an empty one takes the word out of a tree")
+
+    @cached_property
+    def pattern(self) -> re.Pattern:
+        return re.compile(self.words)
+
+
+class Notation(Settings):
+    """What a treebank writes otherwise than the ones that it is trained with."""
+
+    labels: dict[str, str] = Field(
+        default={}, description="other names of labels, without function tags; an empty name takes the node out"
+    )
+    tags: list[Retag] = Field(default=[], description="tags by tag, word and phrase; the first rule that fits counts")
+
+    def tag(self, tag: str, word: str, phrase: str = "") -> str:
+        """The tag in the common notation; `phrase` is the label of the phrase right above the word."""
+        fits = (r.to for r in self.tags if r.tag == tag and r.below in ("", phrase) and r.pattern.fullmatch(word))
+        return next(fits, tag)
+
+
+PLAIN = Notation()
+
+
+def lowered(text: str) -> str:
+    """The text in lower case, character by character, so that all of them stay where they are."""
+    return "".join(low if len(low := character.lower()) == 1 else character for character in text)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A sentence with its constituents; the first nonterminal is ROOT, over all words."""
+
+    words: list[str]
+    tags: list[str]
+    spans: SpanTree
+    where: str
+
+    def __str__(self) -> str:
+        """Penn Treebank brackets on one line; brackets in words are escaped."""
+        words = [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in self.words]
+        return write_brackets(self.spans, words, self.tags)
+
+
+Sentence = Leaves
+
+
+def read_trees(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Tree]:
+    """The trees of files, folders or archives, in order; a sentence without words is left out.
+
+    Raises UserError with file and line where brackets do not form a tree.
+    """
+    return trees_in(read_texts(paths), notation)
+
+
+def trees_in(texts: Texts, notation: Notation = PLAIN) -> list[Tree]:
+    """The trees of texts; see `read_trees`."""
+    return [tree for name, lines in texts for tree in _trees(lines, name, notation)]
+
+
+def _trees(lines: Iterator[str], name: str, notation: Notation) -> Iterator[Tree]:
+    for text, line in tree_texts(lines, name):
+        words, tags, spans = parse_tree(text, name, line)
+        words = [word.strip() or word for word in words]
+        phrases = _phrases(spans, len(words))
+        tags = [
+            tag if tag == EMPTY_TAG else notation.tag(plain_label(tag), word, phrase)
+            for tag, word, phrase in zip(tags, words, phrases, strict=True)
+        ]
+        kept = [tag not in (EMPTY_TAG, "") for tag in tags]
+        if any(kept):
+            words, tags = ([item for item, keep in zip(items, kept, strict=True) if keep] for items in (words, tags))
+            yield Tree(words, tags, plain_tree(keep_leaves(spans, kept), len(words), notation.labels), f"{name}, line {line}")
+
+
+def _phrases(spans: SpanTree, num_words: int) -> list[str]:
+    """The plain label of the phrase right above every word, empty where there is none."""
+    out = [""] * num_words
+    for label, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True):  # outer phrases come first
+        out[start:end] = [plain_label(label)] * (end - start)
+    return out
+
+
+def plain_tree(spans: SpanTree, num_words: int, labels: Mapping[str, str] = PLAIN.labels) -> SpanTree:
+    """Plain labels under one ROOT, renamed by `labels`, and never a node right above one of its own label and span."""
+    nodes = [(ROOT, 0, num_words)]
+    above: list[tuple[str, int, int]] = nodes[:]  # the nodes that are open, outermost first
+    for label, start, end in zip(map(plain_label, spans.labels), spans.starts, spans.ends, strict=True):
+        label = labels.get(label, label)
+        node = (label, start, end)
+        while above[-1][2] <= start:
+            above.pop()
+        if label in ROOT_LABELS or above[-1] == node:
+            continue
+        above.append(node)
+        nodes.append(node)
+    return SpanTree([n[0] for n in nodes], [n[1] for n in nodes], [n[2] for n in nodes])
+
+
+def read_conllu(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Sentence]:
+    """The sentences of CoNLL-U files, folders or archives, in order.
+
+    One word per syntactic word where the words of a multiword token spell it, else one per token.
+    Raises UserError with file and line for a missing column, a governor that is not there, and a circle.
+    """
+    return sentences_in(read_texts(paths), notation)
+
+
+def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
+    """The sentences of texts; see `read_conllu`."""
+    sentences = [leaves for name, lines in texts for leaves in read_leaves(lines, name)]
+    for sentence in sentences:
+        sentence.xpos[:] = [notation.tag(tag, word) for tag, word in zip(sentence.xpos, sentence.words, strict=True)]
+    return sentences
+
+
+def trees_of(trees: Sequence[Tree]) -> str:
+    """The content of a file of brackets: one tree a line."""
+    return "".join(f"{tree}\n" for tree in trees)
+
+
+def conllu_of(sentences: Sequence[Sentence]) -> str:
+    """The content of a CoNLL-U file, of the columns that are read; words that `read_conllu` made of a token stay words."""
+    return "".join(map(_conllu, sentences))
+
+
+def _conllu(sentence: Sentence) -> str:
+    columns = (sentence.words, sentence.upos, sentence.xpos, sentence.governors, sentence.deprels, sentence.space_after)
+    lines = [f"# text = {sentence.text}"]
+    for i, (word, upos, xpos, governor, deprel, space) in enumerate(zip(*columns, strict=True), start=1):
+        misc = "_" if space else "SpaceAfter=No"
+        lines.append("\t".join((str(i), word, "_", upos or "_", xpos or "_", "_", str(governor + 1), deprel, "_", misc)))
+    return "\n".join(lines) + "\n\n"

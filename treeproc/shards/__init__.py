@@ -1,0 +1,1 @@
+"""The shard format: schema, Arrow files, writer, index and memory-mapped reader."""

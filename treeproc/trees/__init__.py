@@ -1,0 +1,1 @@
+"""Trees and arcs: spans, brackets, normal forms, control trees, and their scores."""

@@ -1,0 +1,269 @@
+"""All trees of many examples as flat arrays: what `trees.py` does to one tree, without a Python step per node.
+
+The leaves of all trees stand in one row, so that a span says which tree it is in. Nodes are in pre-order, tree after
+tree; because subtrees are nested, starts never fall, and a node's subtree ends where a start reaches its end.
+
+Shapes: T trees, W leaves, N nodes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.shards.ragged import cut_strings, edges_of, string_bytes
+from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
+from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
+
+DOCUMENT_LABEL = "DOC"
+BINARY_PREFIX = "@"
+
+_TOKEN, _BLANK, _OPEN, _CLOSE, _END = range(5)
+_KINDS = np.full(256, _TOKEN, dtype=np.uint8)
+_KINDS[[ord(c) for c in " \t\n\r\f\v"]] = _BLANK
+_KINDS[ord("(")], _KINDS[ord(")")] = _OPEN, _CLOSE
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Nonterminals in pre-order. `names[labels[i]]` is the label of node i, which spans leaves [starts[i], ends[i])."""
+
+    labels: np.ndarray  # [N]
+    starts: np.ndarray  # [N]
+    ends: np.ndarray  # [N]
+    names: list[str]
+    classes: np.ndarray | None = None  # [N] classification label of a node, -1 where it has none
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def node_edges(self, leaf_edges: np.ndarray) -> np.ndarray:
+        """[n + 1]: nodes below the leaves [leaf_edges[r], leaf_edges[r + 1]) are nodes [edges[r], edges[r + 1])."""
+        return np.searchsorted(self.starts, leaf_edges)
+
+    def subtree_ends(self) -> np.ndarray:
+        """[N], one past the last node of every subtree."""
+        return np.searchsorted(self.starts, self.ends)
+
+    def parents(self) -> np.ndarray:
+        """[N], -1 for a root."""
+        count = len(self)
+        node = np.arange(count)
+        closed = np.cumsum(np.bincount(self.subtree_ends(), minlength=count + 1)[:count])
+        depth = node - closed
+        # The parent of a node is the last node before it that is one level higher.
+        key = depth * (count + 1) + node
+        ordered = np.sort(key)
+        above = ordered[np.searchsorted(ordered, key - (count + 1)) - 1] % (count + 1) if count else key
+        return np.where(depth > 0, above, -1)
+
+    def keep(self, kept: np.ndarray) -> "Forest":
+        """Without the nodes that are not kept; what they spanned belongs to their parents."""
+        classes = None if self.classes is None else self.classes[kept]
+        return Forest(self.labels[kept], self.starts[kept], self.ends[kept], self.names, classes)
+
+    def add(self, labels: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: list[str], *, above: bool) -> "Forest":
+        """With further nodes, above or below the nodes that span the same leaves. They have no class."""
+        parts = [Forest(labels + len(self.names), starts, ends, names), self]
+        first, second = parts if above else parts[::-1]
+        all_starts, all_ends = np.concatenate([first.starts, second.starts]), np.concatenate([first.ends, second.ends])
+        longest = int((all_ends - all_starts).max(initial=0)) + 1
+        # Pre-order is the order by start, longest first; the sort is stable, so unary chains keep theirs.
+        order = np.argsort(all_starts * longest + (longest - (all_ends - all_starts)), kind="stable")
+        classes = None
+        if self.classes is not None:
+            none = np.full(len(labels), -1, dtype=self.classes.dtype)
+            classes = np.concatenate([none, self.classes] if above else [self.classes, none])[order]
+        return Forest(
+            np.concatenate([first.labels, second.labels])[order], all_starts[order], all_ends[order], self.names + names, classes
+        )
+
+
+@dataclass(frozen=True)
+class Brackets:
+    """Trees as they were read. `tag_names[tags[w]]` is the tag of leaf w."""
+
+    forest: Forest
+    tags: np.ndarray  # [W]
+    tag_names: list[str]
+    leaf_edges: np.ndarray  # [T + 1]
+    node_edges: np.ndarray  # [T + 1]
+
+
+def read_forest(texts: pa.Array) -> Brackets:
+    """Penn Treebank brackets, one tree a string. Words tagged -NONE- are no leaves, and nodes without leaves go.
+
+    Raises ValueError, with the number of the string and the character position, when a string is not one tree.
+    """
+    data, edges = string_bytes(texts)
+    kinds = _KINDS[data]
+    in_token = kinds == _TOKEN
+    token_starts = np.flatnonzero(in_token & ~np.concatenate([[False], in_token[:-1]]))
+    token_ends = np.flatnonzero(in_token & ~np.concatenate([in_token[1:], [False]])) + 1
+    is_event = kinds >= _OPEN
+    is_event[token_starts] = True
+    at = np.flatnonzero(is_event)
+    kind = np.concatenate([kinds[at], [_END, _END, _END]])
+    opens = np.flatnonzero(kind == _OPEN)
+    named = kind[opens + 1] == _TOKEN
+    is_word = named & (kind[opens + 2] == _TOKEN)
+    change = np.zeros(len(at), dtype=np.int32)
+    change[opens] = 1
+    change[kind[:-3] == _CLOSE] = -1
+    depth = np.cumsum(change)
+    last = np.searchsorted(at, edges[1:]) - 1
+    valid = (
+        np.all(kind[opens[is_word] + 3] == _CLOSE)
+        and np.all(kind[opens[~is_word] + 1 + named[~is_word]] == _OPEN)
+        and np.count_nonzero(kind == _TOKEN) == np.count_nonzero(named) + np.count_nonzero(is_word)
+        and np.all(np.diff(last, prepend=-1) > 0)
+        and np.all(depth[last] == 0)
+        and np.count_nonzero(depth == 0) == len(texts)
+        and depth.min(initial=0) >= 0
+    )
+    if not valid:
+        _raise_error(texts)
+
+    # Names of all brackets: the token after the bracket, or nothing.
+    token = np.minimum(np.cumsum(kind[:-3] == _TOKEN)[opens], max(0, len(token_starts) - 1))
+    lengths = np.where(named, token_ends[token] - token_starts[token], 0) if len(opens) else opens
+    coded = cut_strings(data, token_starts[token] if len(opens) else opens, lengths).dictionary_encode()
+    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    is_leaf = is_word & (codes != names.index(EMPTY_TAG)) if EMPTY_TAG in names else is_word
+
+    leaf_opens = np.zeros(len(at), dtype=np.int64)
+    leaf_opens[opens[is_leaf]] = 1
+    leaves_before = np.cumsum(leaf_opens)
+    # The n-th bracket to open at a depth is the n-th to close there.
+    nodes = opens[~is_word]
+    is_node_end = kind[:-3] == _CLOSE
+    is_node_end[opens[is_word] + 3] = False
+    node_ends = np.flatnonzero(is_node_end)
+    levels = np.int16 if depth.max(initial=0) < 2**15 else np.int32
+    close = np.empty_like(nodes)
+    close[np.argsort(depth[nodes].astype(levels), kind="stable")] = node_ends[
+        np.argsort((depth[node_ends] + 1).astype(levels), kind="stable")
+    ]
+    forest = Forest(codes[~is_word].astype(np.int64), leaves_before[nodes], leaves_before[close], names)
+    leaf_edges = np.concatenate([[0], leaves_before[last]]).astype(np.int64)
+    return Brackets(forest, codes[is_leaf].astype(np.int64), names, leaf_edges, np.searchsorted(at[nodes], edges))
+
+
+def _raise_error(texts: pa.Array) -> None:
+    for number, text in enumerate(texts.to_pylist()):
+        try:
+            read_brackets(text)
+        except ValueError as error:
+            raise ValueError(f"tree {number}: {error}") from None
+    raise ValueError("brackets that do not form trees")
+
+
+def normal_form(
+    brackets: Brackets, *, collapse_unary: bool, classes: np.ndarray | None = None, leaf_classes: np.ndarray | None = None
+) -> Forest:
+    """The normal form of `trees.normalise`, on all trees. `classes` [N] belong to the nodes as they were read.
+
+    Of the nodes that a unary chain or a ROOT collapses into one, it has the lowest label, but the class of the topmost
+    that has one: a label says what a phrase is, a class what the whole stands for. The node of a bare word has the
+    word's class.
+    """
+    forest = replace(brackets.forest, classes=classes)
+    forest = forest.keep(forest.starts < forest.ends)
+    same = np.zeros(len(forest), dtype=bool)
+    same[:-1] = (forest.starts[1:] == forest.starts[:-1]) & (forest.ends[1:] == forest.ends[:-1])
+    names = [plain_label(name) for name in forest.names]
+    if not collapse_unary:
+        roots = np.array([name in ROOT_LABELS for name in names], dtype=bool)
+        same &= roots[forest.labels] if len(names) else same
+    if forest.classes is not None and len(forest):
+        forest = replace(forest, classes=_first_classes(forest.classes, same))
+    forest = replace(forest, names=[name or UNANALYSED for name in names]).keep(~same)
+    tree_nodes = np.diff(forest.node_edges(brackets.leaf_edges))
+    bare = np.flatnonzero((tree_nodes == 0) & (np.diff(brackets.leaf_edges) > 0))
+    if len(bare):
+        starts = brackets.leaf_edges[bare]
+        is_bare = np.zeros(brackets.leaf_edges[-1] + 1, dtype=bool)
+        is_bare[starts] = True
+        forest = forest.add(np.zeros_like(starts), starts, brackets.leaf_edges[bare + 1], [UNANALYSED], above=True)
+        if forest.classes is not None and leaf_classes is not None:
+            mine = is_bare[forest.starts]
+            forest.classes[mine] = leaf_classes[forest.starts[mine]]
+    return forest
+
+
+def with_classes(forest: Forest, given: Forest) -> Forest:
+    """A forest over the leaves of `given`: its nodes take the classes of the given ones over the same leaves, else -1."""
+    width = int(max(forest.ends.max(initial=0), given.ends.max(initial=0))) + 1
+    labelled = np.flatnonzero(given.classes >= 0)
+    keys = given.starts[labelled] * width + given.ends[labelled]
+    order = np.argsort(keys, kind="stable")  # of a chain the topmost comes first
+    wanted = forest.starts * width + forest.ends
+    at = np.searchsorted(keys[order], wanted)
+    classes = np.full(len(forest), -1, dtype=given.classes.dtype)
+    there = np.flatnonzero(at < len(keys))
+    there = there[keys[order[at[there]]] == wanted[there]]
+    classes[there] = given.classes[labelled[order[at[there]]]]
+    return replace(forest, classes=classes)
+
+
+def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
+    """For every node the first class of its run of nodes, all of which but the last are `merged` into the next one."""
+    run = np.concatenate([[0], np.cumsum(~merged)[:-1]])
+    first = np.full(run[-1] + 1, -1, dtype=classes.dtype)
+    found = np.flatnonzero(classes >= 0)[::-1]
+    first[run[found]] = classes[found]
+    return first[run]
+
+
+def join_documents(forest: Forest, leaf_edges: np.ndarray, trees_per_row: np.ndarray) -> Forest:
+    """A node DOC over every row of several trees."""
+    rows = np.flatnonzero(trees_per_row > 1)
+    return forest.add(np.zeros_like(rows), leaf_edges[rows], leaf_edges[rows + 1], [DOCUMENT_LABEL], above=True)
+
+
+def split_words(forest: Forest, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray) -> Forest:
+    """The trees over subword pieces instead of words (paper, section 7.4 and figure 7).
+
+    A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
+    """
+    edges = edges_of(pieces_per_word)
+    over_pieces = replace(forest, starts=edges[forest.starts], ends=edges[forest.ends])
+    split = np.flatnonzero(pieces_per_word > 1)
+    names = [SPLIT_WORD_PREFIX + name for name in tag_names]
+    return over_pieces.add(tags[split], edges[split], edges[split + 1], names, above=False)
+
+
+def binarise(forest: Forest, num_leaves: int, side: str) -> Forest:
+    """At most two children everywhere. New nodes are called @ and the label of the node they divide.
+
+    right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c).
+    """
+    parents = forest.parents()
+    # Children are nodes and the leaves that no lower node covers.
+    lowest = _lowest_nodes(forest, num_leaves)
+    bare = np.flatnonzero(lowest >= 0)
+    below = np.flatnonzero(parents >= 0)
+    parent = np.concatenate([parents[below], lowest[bare]])
+    start = np.concatenate([forest.starts[below], bare])
+    end = np.concatenate([forest.ends[below], bare + 1])
+    order = np.lexsort((start, parent))
+    parent, start, end = parent[order], start[order], end[order]
+    count = np.bincount(parent, minlength=len(forest))
+    rank = np.arange(len(parent)) - edges_of(count)[parent]
+    new = (rank >= 1) & (rank <= count[parent] - 2)
+    of = parent[new]
+    starts, ends = (start[new], forest.ends[of]) if side == "right" else (forest.starts[of], end[new])
+    return forest.add(forest.labels[of], starts, ends, [BINARY_PREFIX + name for name in forest.names], above=False)
+
+
+def _lowest_nodes(forest: Forest, num_leaves: int) -> np.ndarray:
+    """[W], the lowest node over every leaf; -1 where there is none."""
+    # From the last node that starts at or before a leaf, climb to the first that reaches beyond it.
+    parents = forest.parents()
+    leaf = np.arange(num_leaves)
+    node = np.searchsorted(forest.starts, leaf, side="right") - 1
+    while True:
+        short = (node >= 0) & (forest.ends[node] <= leaf) if len(forest) else np.zeros(num_leaves, dtype=bool)
+        if not short.any():
+            return node
+        node[short] = parents[node[short]]

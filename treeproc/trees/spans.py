@@ -1,0 +1,211 @@
+"""Constituency trees as spans: pure functions, none of them recursive.
+
+A tree (or a document of several trees) is its nonterminals in pre-order, each with a label and a
+half-open span of leaves. Parents and subtrees follow from order and spans alone (the paper's
+Proposition 1): in pre-order a node's parent is the last earlier node whose span is still open, so
+unary chains need no extra mark.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treeproc.shards.schema import UNANALYSED
+
+# Blanks are those of ASCII: words of treebanks hold no-break spaces.
+_TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
+_ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
+_UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
+
+# Tag of traces and other empty elements, which are no words.
+EMPTY_TAG = "-NONE-"
+
+# Labels of a root that says nothing; treebank files leave it empty.
+ROOT_LABELS = ("ROOT", "TOP", "")
+
+
+@dataclass(frozen=True)
+class SpanTree:
+    """Nonterminals in pre-order: `labels[i]` spans leaves [starts[i], ends[i])."""
+
+    labels: list[str]
+    starts: list[int]
+    ends: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
+    """Parent index of every node (-1 for a root) and the end of its subtree in pre-order."""
+    parents, subtree_ends, open_nodes = [], [len(tree)] * len(tree), []
+    for node, start in enumerate(tree.starts):
+        while open_nodes and tree.ends[open_nodes[-1]] <= start:
+            subtree_ends[open_nodes.pop()] = node
+        parents.append(open_nodes[-1] if open_nodes else -1)
+        open_nodes.append(node)
+    return parents, subtree_ends
+
+
+def check_tree(tree: SpanTree, num_leaves: int) -> None:
+    """Raises ValueError unless the spans are non-empty, nested, in pre-order and cover every leaf."""
+    for node, parent in enumerate(parents_and_subtree_ends(tree)[0]):
+        start, end = tree.starts[node], tree.ends[node]
+        if not 0 <= start < end <= num_leaves:
+            raise ValueError(f"node {node} spans [{start}, {end}) of {num_leaves} leaves")
+        if parent >= 0 and not (tree.starts[parent] <= start and end <= tree.ends[parent]):
+            raise ValueError(f"node {node} crosses node {parent}")
+        if node and start < tree.starts[node - 1]:
+            raise ValueError(f"node {node} is not in pre-order")
+    roots = [i for i, parent in enumerate(parents_and_subtree_ends(tree)[0]) if parent < 0]
+    edges = [0] + [tree.ends[root] for root in roots]
+    if [tree.starts[root] for root in roots] != edges[:-1] or edges[-1] != num_leaves:
+        raise ValueError(f"the roots do not cover all {num_leaves} leaves")
+
+
+def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
+    """Words, tags and nonterminals of one tree in Penn Treebank brackets.
+
+    A pre-terminal `(TAG word)` gives a word and its tag, everything above it a nonterminal.
+    Raises ValueError with the character position when the brackets do not form one tree.
+    """
+    words: list[str] = []
+    tags: list[str] = []
+    labels: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    # An open bracket is [label, node]; node is -1 while nothing is in it, -2 for a pre-terminal.
+    open_brackets: list[list] = []
+    previous = ""
+    for match in _TOKEN.finditer(text):
+        token, at = match.group(), match.start()
+        if token == "(":
+            if words and not open_brackets:
+                raise ValueError(f"a second tree starts at character {at + 1}")
+            if open_brackets and open_brackets[-1][1] < 0:
+                if open_brackets[-1][1] == -2:
+                    raise ValueError(f"a word and a bracket share a parent at character {at + 1}")
+                open_brackets[-1][1] = len(labels)
+                labels.append(open_brackets[-1][0])
+                starts.append(len(words))
+                ends.append(-1)
+            open_brackets.append(["", -1])
+        elif token == ")":
+            if not open_brackets:
+                raise ValueError(f"unbalanced ')' at character {at + 1}")
+            node = open_brackets.pop()[1]
+            if node == -1:
+                raise ValueError(f"empty bracket at character {at + 1}")
+            if node >= 0:
+                ends[node] = len(words)
+        elif not open_brackets:
+            raise ValueError(f"text outside of brackets at character {at + 1}")
+        elif previous == "(":
+            open_brackets[-1][0] = token
+        elif open_brackets[-1][1] == -1:
+            open_brackets[-1][1] = -2
+            words.append(_UNESCAPES.get(token, token))
+            tags.append(open_brackets[-1][0])
+        else:
+            raise ValueError(f"a word beside brackets or a second word at character {at + 1}")
+        previous = token
+    if open_brackets:
+        raise ValueError(f"{len(open_brackets)} bracket(s) are not closed")
+    if not words:
+        raise ValueError("no tree found")
+    return words, tags, SpanTree(labels, starts, ends)
+
+
+def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) -> str:
+    """Penn Treebank brackets of a tree with one root; the inverse of `read_brackets`."""
+    out: list[str] = []
+    open_ends: list[int] = []
+    node = 0
+    for i, (word, tag) in enumerate(zip(words, tags, strict=True)):
+        while node < len(tree) and tree.starts[node] == i:
+            out.append(f" ({tree.labels[node]}")
+            open_ends.append(tree.ends[node])
+            node += 1
+        out.append(f" ({_escape(tag)} {_escape(word)})")
+        while open_ends and open_ends[-1] == i + 1:
+            open_ends.pop()
+            out.append(")")
+    return "".join(out).lstrip()
+
+
+def _escape(word: str) -> str:
+    word = _ESCAPES.get(word, word)
+    # Brackets or blanks inside a word would break the notation; the words table keeps the original.
+    return re.sub(r"[\s()]", "_", word) or "_"
+
+
+def flat_tree(num_leaves: int) -> SpanTree:
+    """One node over all leaves: the fallback for what no parser could analyse."""
+    return SpanTree([UNANALYSED], [0], [num_leaves])
+
+
+def plain_label(label: str) -> str:
+    """A label without function tags and indices: NP-SBJ-1 -> NP."""
+    return label if label.startswith("-") else re.split(r"(?<=.)[-=|]", label, maxsplit=1)[0]
+
+
+def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
+    """The normal form that models read.
+
+    Function tags and indices go (NP-SBJ-1 -> NP). ROOT, TOP and the empty label of treebank files
+    go where another node spans the same leaves. With `collapse_unary` a chain of nodes over the same
+    leaves keeps its lowest label, as in the released code.
+    """
+    labels: list[str] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True):
+        label = plain_label(label)
+        chained = bool(labels) and (starts[-1], ends[-1]) == (start, end)
+        if chained and (collapse_unary or labels[-1] in ROOT_LABELS):
+            labels[-1] = label
+            continue
+        labels.append(label)
+        starts.append(start)
+        ends.append(end)
+    # A bare pre-terminal has no nonterminal: every tree has at least one.
+    return SpanTree([label or UNANALYSED for label in labels], starts, ends) if labels else flat_tree(1)
+
+
+def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
+    """The tree over the leaves that are kept; nodes without a leaf go."""
+    before = [0]
+    for keep in kept:
+        before.append(before[-1] + keep)
+    nodes = [
+        (label, before[start], before[end])
+        for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True)
+        if before[start] < before[end]
+    ]
+    return SpanTree([n[0] for n in nodes], [n[1] for n in nodes], [n[2] for n in nodes])
+
+
+def draw(tree: SpanTree, words: Sequence[str], tags: Sequence[str] | None = None) -> str:
+    """The tree as indented text, one node or word a line."""
+    parents, _ = parents_and_subtree_ends(tree)
+    lowest = [-1] * len(words)
+    for node in range(len(tree)):
+        lowest[tree.starts[node] : tree.ends[node]] = [node] * (tree.ends[node] - tree.starts[node])
+    # Rows in reading order: (parent node, text); a node comes before the words and nodes below it.
+    rows: list[tuple[int, int, str]] = []
+    node = 0
+    for i, word in enumerate(words):
+        while node < len(tree) and tree.starts[node] == i:
+            rows.append((parents[node], node, tree.labels[node]))
+            node += 1
+        rows.append((lowest[i], -1, f"{tags[i]} {word}" if tags else word))
+    last_child = {parent: row for row, (parent, _, _) in enumerate(rows)}
+    lines: list[str] = []
+    indent: dict[int, str] = {-1: ""}
+    for row, (parent, node, text) in enumerate(rows):
+        is_last = last_child[parent] == row
+        branch = "" if parent == -1 else ("└─ " if is_last else "├─ ")
+        lines.append(indent[parent] + branch + text)
+        if node >= 0:
+            indent[node] = indent[parent] + ("" if parent == -1 else ("   " if is_last else "│  "))
+    return "\n".join(lines)
