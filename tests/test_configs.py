@@ -110,3 +110,12 @@ def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name
     assert all(getattr(comparison, field) == getattr(single, field) for field in TrainConfig.model_fields)
     names = {system["model"]["name"] for system in comparison.grid.systems.values()}
     assert names >= {"tree_transformer", "transformer", "bilstm"}
+
+
+def test_the_translation_study_follows_its_protocol():
+    """docs/results/translation.md, "Settings" and "Scores"."""
+    config = load_settings(ScalingConfig, CONFIGS[0].with_name("scaling_iwslt14.yaml"), ["data=somewhere"])
+    assert (config.average, config.average_checkpoints, config.patience, config.validate_every) == ("best", 5, 8, 250)
+    assert config.batch.subset == "by_seed" and config.grid.metric == "bleu_tokenized"
+    assert list(config.grid.models) == ["tree_transformer", config.grid.baseline] and len(config.grid.seeds) >= 3
+    assert (config.decoding.beam_size, config.decoding.length_penalty, config.precision) == (5, 1.0, "bf16")

@@ -1,7 +1,4 @@
-"""Translation data whose trees are made of arcs: the configurations on made-up lines in the place and form of their files.
-
-The shipped English models stand in for those of other languages. What a configuration asks for is tested here, not the trees.
-"""
+"""Translation data whose trees are made of arcs: the configurations on made-up lines in the place and form of their files."""
 
 import gzip
 from pathlib import Path
@@ -28,13 +25,9 @@ SMALL = ("subwords.vocab_size=320", "workers=0")
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch) -> Path:
-    """The folder that relative paths of a configuration lead to; its models are found there, and nowhere else."""
+    """The folder that relative paths of a configuration lead to; no model is found but the shipped ones."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path / "none"))
-    monkeypatch.setattr("treeproc.parsers.models.SHIPPED_MODELS", tmp_path / "shipped")
-    for folder in ("shipped/en", "shipped/de", "runs/parser_fr/models"):
-        Path(folder).parent.mkdir(parents=True, exist_ok=True)
-        Path(folder).symlink_to(SHIPPED_MODELS / "en")
     return tmp_path
 
 
@@ -107,8 +100,11 @@ def test_trees_of_arcs_stand_beside_constituents_of_the_same_pieces():
     assert any(own["spans"]["end"].tolist() != other["spans"]["end"].tolist() for own, other in zip(first, second, strict=True))
 
 
-def test_constituents_of_german_are_one_line_away():
-    """The line that iwslt14_de_en_data.yaml names."""
+def test_constituents_of_german_are_one_line_away(place, monkeypatch):
+    """The line that iwslt14_de_en_data.yaml names. The shipped English models stand in for Stanza's German ones."""
+    monkeypatch.setattr("treeproc.parsers.models.SHIPPED_MODELS", place / "shipped")
+    (place / "shipped").mkdir()
+    (place / "shipped" / "de").symlink_to(SHIPPED_MODELS / "en")
     overrides = "parser.constituency=true tree.tree_source=parsed"
     assert f" {overrides}." in " ".join((CONFIGS / "iwslt14_de_en_data.yaml").read_text().replace("#", "").split())
     config, index = make("iwslt14_de_en", *overrides.split())
