@@ -313,7 +313,7 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
         ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
         ({"language": "hu"}, "a treebank to train on .* trees of its arcs .* or name: words with a control tree"),
         ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
-        ({"language": "fr", **ARCS_ALONE}, "no dependency parser for 'fr'; shipped .*; name: stanza: install Stanza's own"),
+        ({"language": "nl", **ARCS_ALONE}, "no dependency parser for 'nl'; shipped .*; name: stanza: install Stanza's own"),
         ({"language": "xx", **ARCS_ALONE}, "no dependency parser for 'xx'; .* Stanza publishes none; models of your own"),
         ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
         ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
