@@ -32,7 +32,7 @@ _CLASSES = ("node_labels", "leaf_labels")
 class TreeConfig(Settings):
     """How the parsed trees become the trees that models read."""
 
-    tree_source: Literal["parsed", "dependencies", "shuffled"] | ControlTree = Field(
+    tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
         "parsed",
         description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); "
         "'shuffled': the constituents of another line of the split with as many words; the others are control trees over the "
