@@ -263,7 +263,7 @@ def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp
     assert all((tmp_path / "cells" / name / "log.txt").read_text() == f"training {name}\n" for name in "abcdef")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.cluster), signal.SIGKILL])
 def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
     slow = Slow(tmp_path, 0)
     for name in "abc":

@@ -238,6 +238,7 @@ def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
     assert (undisturbed / "scaling.png").stat().st_size > 5000 and "transformer" in (undisturbed / "scaling.svg").read_text()
 
 
+@pytest.mark.cluster
 def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
     out = tmp_path / "study"
     for cell, steps, number in (("transformer-0.3-seed1", 15, signal.SIGKILL), ("transformer-1-seed2", 12, signal.SIGTERM)):
