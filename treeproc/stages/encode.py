@@ -15,7 +15,7 @@ from treeproc.shards.ragged import edges_of
 from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.shards.store import Shard, ShardRecord, write_shard
-from treeproc.stages.shuffle import Donated, Donors, count_alone, cut, read_donated
+from treeproc.stages.shuffle import Donated, Donors, cut, read_donated
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.control_trees import ControlTree, control_spans
@@ -264,8 +264,9 @@ class EncodeShard:
         counts, longest = Counter(), {}
         donated = None
         if donors is not None:
-            donated = read_donated(self._base / "parsed", donors, self._tree.parsed_columns[1])
-            counts["lines_without_partner"] = count_alone(self._base / "parsed", donors, parsed)
+            donated, counts["lines_without_partner"] = read_donated(
+                self._base / "parsed", parsed, donors, self._tree.parsed_columns[1]
+            )
         first, batches = 0, []
         try:
             for views in zip(lines.columns, trees.columns, strict=True):

@@ -12,7 +12,7 @@ import pyarrow as pa
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.store import Shard, ShardRecord, read_index
-from treeproc.trees.control_trees import mixed
+from treeproc.trees.control_trees import hash_examples
 
 # The donors of the lines of one shard: numbers of shards in the index of the parsed stage, and rows in them.
 Donors = tuple[list[int], list[int]]
@@ -31,8 +31,7 @@ def find_donors(folder: AnyPath, parsed: Sequence[ShardRecord], words: str, seed
     splits = {split: number for number, split in enumerate(dict.fromkeys(record.split for record in parsed))}
     rows = np.array([record.rows for record in parsed])
     split = np.repeat([splits[record.split] for record in parsed], rows)
-    drawn = mixed(mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
-    order = np.lexsort((ids, drawn, lengths, split))
+    order = np.lexsort((ids, hash_examples(ids, seed), lengths, split))
     is_first = (np.diff(lengths[order], prepend=-1) != 0) | (np.diff(split[order], prepend=-1) != 0)
     first = np.flatnonzero(is_first)
     following = np.arange(1, len(order) + 1)
@@ -45,23 +44,18 @@ def find_donors(folder: AnyPath, parsed: Sequence[ShardRecord], words: str, seed
     return [(shard[a:b].tolist(), row[a:b].tolist()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def count_alone(folder: AnyPath, donors: Donors, parsed: ShardRecord) -> int:
-    """Lines of a parsed shard that keep their own tree."""
-    number = [record["name"] for record in read_index(folder)["shards"]].index(parsed.name)
-    shard, row = map(np.array, donors)
-    return int(np.count_nonzero((shard == number) & (row == np.arange(len(row)))))
-
-
-def read_donated(folder: AnyPath, donors: Donors, trees: str) -> Donated:
-    """The donors' trees, column `trees` of the parsed stage, for the lines that get them."""
-    shards, (shard, row) = read_index(folder)["shards"], map(np.array, donors)
+def read_donated(folder: AnyPath, parsed: ShardRecord, donors: Donors, trees: str) -> tuple[Donated, int]:
+    """The donors' trees, column `trees` of the parsed stage, for the lines of shard `parsed`; how many keep their own."""
+    shards, (shard, row) = [ShardRecord(**record) for record in read_index(folder)["shards"]], map(np.array, donors)
+    own = [record.name for record in shards].index(parsed.name)
     found: list[list[str]] = [[]] * len(row)
     for number in np.unique(shard).tolist():
-        donor = Shard(folder, ShardRecord(**shards[number]))
+        donor = Shard(folder, shards[number])
         for line in np.flatnonzero(shard == number).tolist():
             found[line] = donor.row(int(row[line]))[trees]
     lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
-    return edges_of(lengths), pa.array([tree for own in found for tree in own], pa.string())
+    donated = edges_of(lengths), pa.array([tree for own_trees in found for tree in own_trees], pa.string())
+    return donated, int(np.count_nonzero((shard == own) & (row == np.arange(len(row)))))
 
 
 def cut(donated: Donated, first: int, count: int) -> Donated:

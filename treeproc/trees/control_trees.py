@@ -20,7 +20,7 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
     tree draws every split point uniformly; the draw depends on `seed`, the row's id in `ids` [rows] and the span alone.
     """
     edges = edges_of(lengths)
-    first, keys = edges[:-1], mixed(mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
+    first, keys = edges[:-1], hash_examples(ids, seed)
     row = np.flatnonzero(lengths)
     start, end = np.zeros(len(row), dtype=np.int64), lengths[row].astype(np.int64)
     levels: list[np.ndarray] = [np.zeros((2, 0), dtype=np.int64)]
@@ -37,6 +37,11 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
     return starts[order], ends[order]
 
 
+def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
+    """A number of 64 bits for every example id, which looks drawn with the seed."""
+    return _mixed(_mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
+
+
 def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Where spans of two words or more are cut; for a single word whatever comes out of it is no node."""
     if kind == "balanced":
@@ -45,12 +50,12 @@ def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.nda
         return end - 1
     if kind == "right":
         return start + 1
-    draw = mixed(keys + (start.astype(np.uint64) << np.uint64(32)) + end.astype(np.uint64)) >> np.uint64(32)
+    draw = _mixed(keys + (start.astype(np.uint64) << np.uint64(32)) + end.astype(np.uint64)) >> np.uint64(32)
     choices = np.maximum(end - start - 1, 0).astype(np.uint64)
     return start + 1 + (draw * choices >> np.uint64(32)).astype(np.int64)
 
 
-def mixed(numbers: np.ndarray) -> np.ndarray:
+def _mixed(numbers: np.ndarray) -> np.ndarray:
     """A hash of every number: the output function of SplitMix64: 64 bits that look drawn, from any 64 bits."""
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
