@@ -79,7 +79,7 @@ class BatchConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """What runs record of a setting that came later is nothing where it is not used, as in runs of before."""
+        """The settings without `subset: fixed`, which runs made before that setting do not record either."""
         values = dump(self)
         return {name: value for name, value in values.items() if (name, value) != ("subset", "fixed")}
 

@@ -30,7 +30,7 @@ def _no_record(folder: Path, entry: Entry) -> None:
 
 @dataclass(frozen=True)
 class Work:
-    """What is done in a cell. Both functions can be repeated on the same folder, and be sent to other processes and nodes.
+    """The steps of a cell. Training and scoring can be repeated on the same folder, and be sent to other processes and nodes.
 
     `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
     wants to see of it. `stale` says why the scores of a finished run are not of its model as it is, nothing where they are.

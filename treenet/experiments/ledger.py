@@ -1,4 +1,4 @@
-"""What became of every cell of a grid of runs, on disk: FOLDER/ledger.json.
+"""The ledger of a grid of runs: the state of every cell, on disk in FOLDER/ledger.json.
 
 A cell is a name with settings; its run lies in FOLDER/cells/NAME and continues from its own checkpoints. So the ledger is
 never needed to resume a run: it says what is left, in which order, and what happened.
@@ -66,7 +66,7 @@ class Entry:
 
 
 class _EntryForm(TypedDict, total=False):
-    """What `Entry` has, as JSON."""
+    """The fields of `Entry`, as JSON."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -88,7 +88,7 @@ def _run_logged(cell: Cell, work: Work) -> CellResult:
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """What this process prints, libraries in C too, goes to the end of the file."""
+    """A block whose output, that of libraries in C too, goes to the end of the file."""
     sys.stdout.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     try:

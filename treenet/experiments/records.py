@@ -31,7 +31,7 @@ _MOST = 1_000_000  # words of a sentence, so that no sum over sentences is too l
 
 
 class Training(TypedDict, total=False):
-    """How a cell was trained."""
+    """The training of a cell: updates, time, speed, machines."""
 
     updates: Required[int]
     averaged_steps: Required[list[int]]
@@ -122,7 +122,7 @@ class Recording:
         return kept.keys() & {cell.name for cell in cells}
 
     def read_all(self, ledger: Ledger, out: Path) -> list[Record]:
-        """What is known of the cells that are done, by name, those of earlier grids too: records that are kept, else the runs."""
+        """Records of the cells that are done, by name, those of earlier grids too: records that are kept, else the runs."""
         for name, entry in ledger.entries.items():
             check_labels(entry.labels, f"{out}: {name}", self.labels)
         kept = self.kept()
