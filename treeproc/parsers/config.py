@@ -20,6 +20,15 @@ PARSED = "parsed"
 # The status of lines for which no parser was asked.
 NO_PARSER = "flat_no_parser"
 PARTLY = "partly_"  # before the fallback that only some of the sentences of a line got
+# The languages of CoreNLP, by their codes, as its server calls them.
+CORENLP_LANGUAGES = {
+    "ar": "arabic",
+    "zh": "chinese",
+    "en": "english",
+    "fr": "french",
+    "de": "german",
+    "es": "spanish",
+}
 
 
 def is_fallback(status: str) -> bool:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.parsers.config import PARSED, ParserConfig, public_endpoint
+from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.documents import batches
 from treeproc.parsers.lines import Line, LineParser, Sentence
-from treeproc.parsers.models import CORENLP_LANGUAGES
 from treeproc.parsers.tokens import Token
 from treeproc.trees.spans import read_brackets
 

@@ -10,19 +10,10 @@ from typing import Literal
 from treeproc.common.files import file_sha256, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
-from treeproc.parsers.config import ParserConfig
+from treeproc.parsers.config import CORENLP_LANGUAGES, ParserConfig
 from treeproc.shards.schema import SCHEMA_VERSION
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
-CORENLP_LANGUAGES = {
-    "ar": "arabic",
-    "zh": "chinese",
-    "en": "english",
-    "fr": "french",
-    "de": "german",
-    "es": "spanish",
-}
-
 
 # Names of files in a folder of models, by Stanza's names of what they do.
 _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constituency.pt", "depparse": "depparse.pt"}
