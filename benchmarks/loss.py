@@ -1,4 +1,4 @@
-"""The loss from decoder states (treenet/training/losses.py) beside the loss of logits by PyTorch: time and memory.
+"""The loss from decoder states (treenet/tasks/losses.py) beside the loss of logits by PyTorch: time and memory.
 
     python benchmarks/loss.py --quick
     PYTHONPATH=. python benchmarks/loss.py                              # as in docs/results/training.md, a minute
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from measure import Step, emit, peak_bytes, time_interleaved
 
-from treenet.training.losses import projected_nll
+from treenet.tasks.losses import projected_nll
 
 TOKENS, SMOOTHING = 2048, 0.1
 CASES = {"small": (128, 10_000), "base": (512, 32_000)}  # width, pieces

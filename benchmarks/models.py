@@ -33,6 +33,7 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import Reads, TreeBatch, collate
 from treenet.inference.search import beam_search
 from treenet.models import MODELS, EncoderDecoder, VocabSizes, build_model
+from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treenet.training.step import Stepper
@@ -118,7 +119,7 @@ def random_example(index: int, num_pieces: int, binary: bool) -> dict:
 
 def trainer(model: EncoderDecoder, config: TrainConfig, captions: Captions, device: torch.device) -> Callable[[], None]:
     """One update on all examples."""
-    stepper, micro_batches = Stepper(model, config, Ranks(0, 1, device)), MicroBatches(captions, config.batch, 0, 1)
+    stepper, micro_batches = Stepper(model, build_task(config), Ranks(0, 1, device)), MicroBatches(captions, config.batch, 0, 1)
     rows, steps = np.arange(len(captions.examples)), itertools.count()
 
     def update() -> None:

@@ -36,11 +36,12 @@ from training_data import write_captions
 
 from treenet.config import TrainConfig
 from treenet.data.examples import Prefetcher
+from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.loop import Trainer, train
+from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
-from treenet.training.run import run_training
+from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import load_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -68,7 +69,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure_data_wait(case: str, config: TrainConfig, steps: int) -> None:
     """The loop's own way through the batches, after two steps that warm up."""
-    trainer = Trainer(config, Ranks(0, 1, torch.device("cpu")))
+    trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     with Prefetcher(trainer.shares()) as stream:
         for index, share in enumerate(stream):
             if index == 2:
@@ -83,7 +84,7 @@ def measure_data_wait(case: str, config: TrainConfig, steps: int) -> None:
 def resumed_folder(config: TrainConfig, folder: Path) -> Path:
     """A run whose last checkpoint is of step RESUME_AT."""
     run_training(config.model_copy(update={"max_steps": 1, "checkpoint_every": 1}), folder)
-    trainer = Trainer(config, Ranks(0, 1, torch.device("cpu")))
+    trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     trainer.resume(folder)
     trainer.state.step = RESUME_AT
     snapshot = take_snapshot(RESUME_AT, trainer.stepper.model, trainer.stepper.optimizer, asdict(trainer.state), trainer.meta)
@@ -142,7 +143,7 @@ def measure_trees(case: str, data: Path, flat: Path, options: argparse.Namespace
         "plain": base_config(data, *settings, "model.name=transformer"),
         "positions": base_config(flat, *settings, "model.name=transformer", f"batch.max_tokens={2 * tokens}"),
     }
-    trainers = {name: Trainer(config, Ranks(0, 1, device)) for name, config in configs.items()}
+    trainers = {name: Trainer(build_task(config), Ranks(0, 1, device)) for name, config in configs.items()}
     clock = time.monotonic if device.type == "cuda" else time.process_time
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     names = list(trainers)
@@ -167,8 +168,8 @@ def measure_trees(case: str, data: Path, flat: Path, options: argparse.Namespace
 def _workers(rank: int, config: TrainConfig, steps: int, rounds: int, rendezvous: str, out: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    both = Trainer(config, Ranks(rank, 2, torch.device("cpu")))
-    alone = Trainer(config, Ranks(0, 1, torch.device("cpu"))) if rank == 0 else None
+    both = Trainer(build_task(config), Ranks(rank, 2, torch.device("cpu")))
+    alone = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu"))) if rank == 0 else None
     lines = []
     for index in range(rounds + 1):
         first = index * steps
@@ -209,7 +210,8 @@ def measure_checkpoints(case: str, data: Path, scratch: Path, steps: int, rounds
             folder = scratch / "checkpoints"
             folder.mkdir()
             # One step more: the checkpoint at the end of a run is waited for, and belongs to no step.
-            train(demo_config(data, f"max_steps={steps + 1}", f"checkpoint_every={count}"), folder, show_progress=False)
+            config = demo_config(data, f"max_steps={steps + 1}", f"checkpoint_every={count}")
+            train(build_task(config), folder, show_progress=False)
             lines = [line["elapsed"] for line in read_metrics(folder) if line["event"] == "train"]
             seconds.append(lines[-1] - lines[0])
             shutil.rmtree(folder)

@@ -31,7 +31,7 @@ from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
-from treenet.training.losses import label_smoothed_nll
+from treenet.tasks.losses import label_smoothed_nll
 from treenet.training.optimizer import build_optimizer
 
 WIDTH, PIECES, LABELS, CLASSES, NO_CLASS = 64, 8000, 100, 5, -1

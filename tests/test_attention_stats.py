@@ -26,12 +26,12 @@ from treenet.inference.attention_stats import (
     run_attention,
     translated,
 )
-from treenet.inference.run import load_run
 from treenet.inference.translate import read_split
+from treenet.jobs.train_run import run_training
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes, build_model
-from treenet.training.run import run_training
+from treenet.runs.loading import load_run
 
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "dropout": 0.0}
 ABLATIONS = [

@@ -14,8 +14,8 @@ from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
-from treenet.training.classification import above_neutral, count_right, summarize_counts
-from treenet.training.losses import label_smoothed_nll, r_drop_loss
+from treenet.tasks.classification import above_neutral, count_right, summarize_counts
+from treenet.tasks.losses import label_smoothed_nll, r_drop_loss
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID, UNK_ID
 

@@ -16,7 +16,7 @@ from treenet.inference.metrics import compare_systems, sentence_chrf
 from treenet.inference.results import System, read_system
 from treenet.inference.significance import ABOUT_WEIGHTS
 from treenet.inference.translate import read_references
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 
 ROOT = Path(__file__).parents[1]

@@ -10,10 +10,10 @@ from toydata import write_toy_data
 from treenet.config import TrainConfig
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.results import read_scores
-from treenet.inference.run import load_run
+from treenet.jobs.train_run import run_training
 from treenet.runs.facts import read_facts
+from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.run import run_training
 from treeproc.common.settings import UserError, load_settings, read_yaml, run_cli
 from treeproc.shards.store import read_index
 

@@ -9,9 +9,9 @@ from toyruns import make_config
 
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treenet.training.run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.job.preprocess import PreprocessConfig, preprocess

@@ -11,9 +11,9 @@ from toydata import write_toy_data
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
-from treenet.training import dry_run as dry_run_module
-from treenet.training.dry_run import dry_run
-from treenet.training.run import run_training
+from treenet.jobs import dry_run as dry_run_module
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.store import read_index
 

@@ -18,13 +18,13 @@ from toydata import write_toy_data
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
-from treenet.inference.run import load_run
 from treenet.inference.search import Hypothesis, beam_search
 from treenet.inference.shuffle import random_spans, shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
+from treenet.runs.loading import load_run
 from treenet.structure import TreeStructure
-from treenet.training.run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.trees.forest import Forest
 

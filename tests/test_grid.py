@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from treenet.config import TrainConfig
-from treenet.experiments.grid import Work, run_cells
+from treenet.experiments.dispatch import run_cells
+from treenet.experiments.grid import Work
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
-from treenet.training.run import stop_on_sigterm
+from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
 from treeproc.common.settings import UserError
 

@@ -6,7 +6,7 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.labelled import LabelledSource
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.job.preprocess import PreprocessConfig, preprocess

@@ -1,9 +1,11 @@
 """The import order that keeps the house in order: who may import whom, read from the source files."""
 
 import ast
+import graphlib
 import runpy
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -41,15 +43,17 @@ TREENET_ROOMS = (
     "data",
     "layers",
     "models",
+    "tasks",
     "runs",
     "training",
+    "jobs",
     "inference",
     "probing",
     "experiments",
     "report",
 )
 # The files of `treenet` that run on Ray.
-ON_RAY = {("training", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
+ON_RAY = {("jobs", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
 
 
 def imports(path: Path, module_level_only: bool = False) -> set[str]:
@@ -114,6 +118,31 @@ def test_treeproc_uses_lower_rooms_alone(path):
         head, *rest = name.split(".")
         if head == "treeproc" and rest:
             assert TREEPROC_ROOMS.index(rest[0]) <= TREEPROC_ROOMS.index(room), f"{path} imports treeproc.{rest[0]}"
+
+
+def test_the_engine_of_training_knows_no_concrete_task():
+    used = {name for path in files("treenet/training") for name in imports(path) if name.startswith("treenet.tasks.")}
+    assert {name.split(".")[2] for name in used} == {"base", "losses"}
+
+
+def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
+    """Those of `modules` that a file imports; a package only where more of it is meant than a module inside."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inside = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else node.module for name in inside}
+    return found & set(modules)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_imports_go_in_a_circle(package):
+    names = {path: path.relative_to(REPOSITORY).with_suffix("").parts for path in files(package)}
+    modules = {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+    graph = {name: modules_imported(path, modules) for name, path in modules.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_no_model_imports_another_model():

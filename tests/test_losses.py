@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from treenet.training import losses
-from treenet.training.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
+from treenet.tasks import losses
+from treenet.tasks.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
 from treeproc.shards.schema import PAD_ID
 
 

@@ -14,14 +14,15 @@ from toyruns import TINY, final_weights, losses, same
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import RowLists, collate_rows
-from treenet.inference.run import load_processor
 from treenet.inference.translate import read_split
 from treenet.inference.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
+from treenet.jobs.train_run import run_training
 from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
+from treenet.runs.loading import load_processor, load_trained
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.loop import train
-from treenet.training.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
-from treenet.training.run import load_trained, run_training
+from treenet.tasks.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
+from treenet.tasks.registry import build_task
+from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
@@ -127,11 +128,11 @@ def test_stopped_and_resumed_equals_uninterrupted(labelled, tmp_path):
     config = make_config(labelled, "max_steps=8", "validate_every=4")
     for run in ("whole", "halves"):
         (tmp_path / run).mkdir()
-    train(config, tmp_path / "whole")
+    train(build_task(config), tmp_path / "whole")
     asked = iter(range(1, 100))
-    outcome = train(config, tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
+    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
     assert (outcome.step, outcome.finished) == (5, False)
-    assert train(config, tmp_path / "halves").finished
+    assert train(build_task(config), tmp_path / "halves").finished
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
     assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
 
@@ -141,7 +142,7 @@ def test_micro_batches_mask_the_same(labelled, tmp_path):
     found = []
     for cut in ("null", "12"):
         (tmp_path / cut).mkdir()
-        train(make_config(labelled, "max_steps=4", f"batch.tokens_per_device={cut}"), tmp_path / cut)
+        train(build_task(make_config(labelled, "max_steps=4", f"batch.tokens_per_device={cut}")), tmp_path / cut)
         found.append([loss for _, loss in losses(tmp_path / cut)])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 

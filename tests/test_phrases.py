@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model_cases import batch_of, tiny_model
 from strategies import Tree, right_branching, trees
 from toydata import write_toy_data
-from toyruns import make_config, train_ranks
+from toyruns import make_config, make_task, train_ranks
 
 from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
 from treenet.layers.composition import COMPOSITIONS
@@ -19,8 +19,8 @@ from treenet.layers.phrase_attention import PhraseAttention
 from treenet.models import VocabSizes, build_model
 from treenet.runs.metrics_log import read_metrics
 from treenet.structure import NO_TAG, Partition, PhraseLevels, SpanTable
-from treenet.training.loop import Trainer, train
 from treenet.training.ranks import Ranks
+from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, load_settings
 
 Phrase = tuple[int, int, int]  # first leaf, one past the last, tag
@@ -221,7 +221,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     phrases += ["model.phrases.chunk_size=2", "model.dropout=0", "log_every=1"]
     sums = {}
     for weight in (0.0, 0.5, 1.0):  # one set of weights
-        trainer = Trainer(make_config(data, *phrases, f"model.phrases.tag_loss={weight}"), Ranks(0, 1, torch.device("cpu")))
+        trainer = Trainer(make_task(data, *phrases, f"model.phrases.tag_loss={weight}"), Ranks(0, 1, torch.device("cpu")))
         trainer.stepper.model.load_state_dict(sums.get("weights", trainer.stepper.model.state_dict()), strict=False)
         share = trainer.micro_batches.share(trainer.plan.batch(0))
         sums[weight] = trainer.stepper.compute_gradient(share, trainer.micro_batches, 0).tolist()
@@ -230,7 +230,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     assert none == 0 < tags and half_tags == pytest.approx(tags / 2)
     assert whole_nll == pytest.approx(nll) and half == pytest.approx(plain + tags / 2) and whole == pytest.approx(plain + tags)
     (tmp_path / "run").mkdir()
-    train(make_config(data, *phrases, "max_steps=40"), tmp_path / "run")
+    train(make_task(data, *phrases, "max_steps=40"), tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
     of = {event: [line["tag_loss"] for line in lines if line["event"] == event] for event in ("train", "valid")}
     assert np.mean(of["train"][-5:]) < np.mean(of["train"][:5]) and min(of["valid"]) > 0
@@ -253,7 +253,7 @@ def test_micro_batches_and_ranks_change_no_loss_of_tags(tmp_path, options):
         if ranks > 1:
             assert train_ranks(ranks, make_config(data, *options), tmp_path / name) == [None] * ranks
         else:
-            train(make_config(data, *options, *more), tmp_path / name)
+            train(make_task(data, *options, *more), tmp_path / name)
         return [line["tag_loss"] for line in read_metrics(tmp_path / name)]
 
     whole = tag_losses("whole")

@@ -16,7 +16,7 @@ import pytest
 
 from treenet.config import TrainConfig
 from treenet.inference.translate import read_references
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.files import locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError

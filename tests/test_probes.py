@@ -22,7 +22,7 @@ from toyruns import make_config
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.inference.results import warn_of_stale_results
-from treenet.inference.run import load_model
+from treenet.jobs.train_run import run_training
 from treenet.probing import run as probing
 from treenet.probing.classifier import Examples, fit, scores, train_probe
 from treenet.probing.inputs import ProbeInputs, exchange, exchangeable_pairs
@@ -34,7 +34,7 @@ from treenet.probing.states import collect_states, encode_layers, leaf_states, n
 from treenet.probing.tasks import OTHER, UNSEEN, bin_values, build_task, frequent_classes
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treenet.training.run import run_training
+from treenet.runs.loading import load_model
 from treeproc.common.settings import UserError, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ import pytest
 from toydata import write_toy_data
 from training_jobs import tiny_config
 
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.provenance import PROVENANCE, Meter, Session, describe_sessions, packages, read_sessions, recorded, software
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe

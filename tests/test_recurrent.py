@@ -13,11 +13,11 @@ from toyruns import make_config
 
 from treenet.data.batch import collate
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
-from treenet.inference.run import load_run
+from treenet.jobs.train_run import run_training
 from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
 from treenet.layers.dropout import Dropout
-from treenet.training.run import run_training
-from treenet.training.tasks import build_task
+from treenet.runs.loading import load_run
+from treenet.tasks.registry import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 

@@ -13,13 +13,12 @@ from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.pairs import PairSource
 from treenet.inference.classify import format_scores, score_run
-from treenet.inference.relatedness import correlations
+from treenet.jobs.train_run import run_training
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, classifier_class
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.relatedness import RelatednessStepper, moments, summarize_moments
-from treenet.training.run import run_training
-from treenet.training.tasks import build_task
+from treenet.tasks.registry import build_task
+from treenet.tasks.relatedness import Relatedness, correlations, moments, summarize_moments
 from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
@@ -113,7 +112,7 @@ def test_the_loss_is_the_divergence_and_its_gradient():
     torch.manual_seed(0)
     logits, scores = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), [1.0, 2.3, 4.5, 5.0]
     batch = type("Batch", (), {"scores": torch.tensor(scores, dtype=torch.float64)})
-    found = RelatednessStepper.sum_losses(None, batch, ClassLogits(logits, None))
+    found = Relatedness.sum_losses(None, None, batch, ClassLogits(logits, None))
     loss = nll = 0.0
     for row, y in zip(logits, scores, strict=True):
         q = row.exp() / row.exp().sum()
@@ -207,7 +206,7 @@ def test_a_pair_does_not_see_its_batch_and_pairs_can_be_learned(data, name):
     model, batch = model.float(), source.batch(range(8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(80):
-        loss = RelatednessStepper.sum_losses(None, batch, model(batch)).loss / 8
+        loss = Relatedness.sum_losses(None, None, batch, model(batch)).loss / 8
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -228,7 +227,7 @@ def test_a_run_trains_resumes_and_is_scored(data, tmp_path, name):
         assert scores["test"][metric] == pytest.approx(value, abs=1e-3)
     valid = {line["step"]: line for line in read_metrics(tmp_path) if line["event"] == "valid"}
     best = max(valid.values(), key=lambda line: line["pearson"])["pearson"]
-    assert scores["valid"]["pearson"] == pytest.approx(best, abs=1e-6) and "spearman" in format_scores(scores)
+    assert scores["valid"]["pearson"] == pytest.approx(best, abs=1e-6) and "spearman" in format_scores(scores, Relatedness)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.line_translator import LineTranslator, TranslateSettings
-from treenet.inference.run import load_run
+from treenet.jobs.train_run import run_training
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
     Related,
@@ -35,10 +35,10 @@ from treenet.layers.relations import (
     attend_related,
 )
 from treenet.models import VocabSizes, build_classifier, build_model
+from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
-from treenet.training.run import run_training
-from treenet.training.tasks import build_task, check_structure, vocab_sizes
+from treenet.tasks.registry import build_task, check_structure, vocab_sizes
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import build_parser

@@ -17,11 +17,12 @@ from training_jobs import tiny_config
 
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.results import read_system, warn_of_stale_results
+from treenet.jobs.train_run import run_training
+from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
 from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
-from treenet.training.averaging import average_checkpoints
-from treenet.training.loop import train
-from treenet.training.run import run_training
+from treenet.tasks.registry import build_task
+from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
@@ -51,7 +52,7 @@ def another_machine(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
     run_dir = tmp_path_factory.mktemp("undisturbed")
-    train(tiny_config(data), run_dir)
+    train(build_task(tiny_config(data)), run_dir)
     return losses(run_dir)
 
 

@@ -27,9 +27,9 @@ from treenet.experiments.scaling_report import write_report as write_study_repor
 from treenet.inference.attention_stats import node_heights, run_attention
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.metrics import compare_systems, sentence_chrf
-from treenet.inference.run import load_run
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.inference.translate import read_references
+from treenet.jobs.train_run import run_training
 from treenet.report import build, examples
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, settings_of, warnings
@@ -38,7 +38,7 @@ from treenet.report.figures import shade, share_text
 from treenet.report.runs import read_inputs, short_names
 from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
-from treenet.training.run import run_training
+from treenet.runs.loading import load_run
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_lengths
 

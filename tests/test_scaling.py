@@ -30,8 +30,8 @@ from treenet.experiments.scaling_report import LABELS, build_report, draw, forma
 from treenet.experiments.study import run_study, show_study
 from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.report.runs import read_inputs
+from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.averaging import average_checkpoints
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, load_settings
 

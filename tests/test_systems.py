@@ -7,11 +7,12 @@ from toyruns import final_weights, make_config, same
 
 from treenet.config import ModelConfig
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.run import load_run
 from treenet.inference.translate import read_split, translate_examples
+from treenet.jobs.train_run import run_training
 from treenet.models import MODELS
-from treenet.training.loop import train
-from treenet.training.run import run_training
+from treenet.runs.loading import load_run
+from treenet.tasks.registry import build_task
+from treenet.training.trainer import train
 from treeproc.common.settings import UserError
 
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
@@ -43,8 +44,8 @@ def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
     summary = run_training(config, tmp_path / "whole")
     stop = iter([False] * 7 + [True])
     (tmp_path / "parts").mkdir()
-    train(config, tmp_path / "parts", should_stop=lambda: next(stop))
-    train(config, tmp_path / "parts")
+    train(build_task(config), tmp_path / "parts", should_stop=lambda: next(stop))
+    train(build_task(config), tmp_path / "parts")
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
     assert summary.averaged is not None
     run = load_run(tmp_path / "whole")

@@ -28,15 +28,15 @@ from treenet.experiments.seeds_report import LABELS, build_report, draw, format_
 from treenet.experiments.study import read_fresh_scores, run_study
 from treenet.inference.classify import ClassifySettings, classify_run, score_run
 from treenet.inference.results import warn_of_stale_results
-from treenet.inference.run import load_run
 from treenet.inference.significance import ABOUT_SEEDS, compare_examples
+from treenet.jobs.train_run import run_training
+from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
+from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.averaging import average_checkpoints, choose_checkpoints
-from treenet.training.loop import Trainer, train
+from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
-from treenet.training.run import load_trained, run_training
-from treenet.training.tasks import build_task
+from treenet.training.trainer import Trainer, train
 from treeproc.common.files import file_sha256, read_json
 from treeproc.common.settings import UserError, load_settings
 
@@ -156,11 +156,11 @@ def test_stopped_and_resumed_equals_uninterrupted(data, tmp_path, name):
     config = make_config(data, f"model.name={name}", "max_steps=10", "model.dropout=0.3")
     for run in ("whole", "halves"):
         (tmp_path / run).mkdir()
-    train(config, tmp_path / "whole")
+    train(build_task(config), tmp_path / "whole")
     asked = iter(range(1, 100))
-    outcome = train(config, tmp_path / "halves", should_stop=lambda: next(asked) >= 6)
+    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 6)
     assert (outcome.step, outcome.finished) == (6, False)
-    assert train(config, tmp_path / "halves").finished
+    assert train(build_task(config), tmp_path / "halves").finished
     assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
     assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
     accuracies = [[line["accuracy"] for line in valid_lines(tmp_path / run)] for run in ("whole", "halves")]
@@ -170,7 +170,7 @@ def test_stopped_and_resumed_equals_uninterrupted(data, tmp_path, name):
 def test_two_ranks_learn_and_count_as_one(data, tmp_path):
     config = make_config(data, "model.dropout=0.3", "max_steps=8")
     (tmp_path / "one").mkdir()
-    train(config, tmp_path / "one")
+    train(build_task(config), tmp_path / "one")
     assert train_ranks(2, config, tmp_path / "two") == [None, None]
     one, two = (valid_lines(tmp_path / run) for run in ("one", "two"))
     assert [line["loss"] for line in one] == pytest.approx([line["loss"] for line in two], rel=1e-4)
@@ -189,14 +189,14 @@ def test_sequence_models_learn_phrases_and_are_validated_on_examples(data):
 
 def test_r_drop_and_smoothing_are_taken(data, tmp_path):
     config = make_config(data, "optimizer.r_drop=1", "optimizer.label_smoothing=0.1", "max_steps=4", "model.dropout=0.3")
-    train(config, tmp_path)
+    train(build_task(config), tmp_path)
     lines = [line for line in read_metrics(tmp_path) if line["event"] == "train"]
     assert all(line["loss"] > line["nll"] for line in lines)
 
 
 @pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
 def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options):
-    trainer = Trainer(make_config(data, "model.name=tree_transformer", *options), Ranks(0, 1, torch.device("cpu")))
+    trainer = Trainer(build_task(make_config(data, "model.name=tree_transformer", *options)), Ranks(0, 1, torch.device("cpu")))
     model, share = trainer.stepper.model, trainer.micro_batches.share(trainer.plan.hardest_batch())
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     assert len(tables) == 2 and all(table.sparse for table in tables)

@@ -15,17 +15,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from toydata import write_toy_data
-from toyruns import final_weights, losses, make_config, same
+from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.config import ModelConfig, OptimizerConfig
 from treenet.data.examples import ExampleSource, Prefetcher
+from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
+from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import MetricLog, read_metrics
-from treenet.training import step
-from treenet.training.loop import train
+from treenet.tasks import losses as task_losses
+from treenet.tasks.registry import build_task
 from treenet.training.optimizer import build_optimizer, learning_rate
-from treenet.training.run import load_trained, run_training
+from treenet.training.trainer import train
 from treeproc.common.files import locked
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError, dump_settings
@@ -42,7 +44,7 @@ def data(tmp_path_factory) -> Path:
 def uninterrupted(data, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("uninterrupted")
     torch.set_num_threads(1)
-    train(make_config(data), run_dir)
+    train(make_task(data), run_dir)
     return run_dir
 
 
@@ -141,9 +143,9 @@ def test_progress_writes_a_line_while_nothing_advances(capsys):
 @pytest.mark.parametrize("stop_at", [7, 10])
 def test_stopped_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path, stop_at):
     asked = iter(range(1, 100))
-    outcome = train(make_config(data), tmp_path, should_stop=lambda: next(asked) >= stop_at)
+    outcome = train(make_task(data), tmp_path, should_stop=lambda: next(asked) >= stop_at)
     assert (outcome.step, outcome.finished) == (stop_at, False)
-    assert train(make_config(data), tmp_path).finished
+    assert train(make_task(data), tmp_path).finished
     assert losses(tmp_path) == losses(uninterrupted)
     assert [line["step"] for line in read_metrics(tmp_path) if line["event"] == "valid"] == [10, 20]
     assert same(final_weights(tmp_path), final_weights(uninterrupted))
@@ -155,8 +157,10 @@ def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     script = (
         "import sys, torch, time; from pathlib import Path; torch.set_num_threads(1)\n"
         "from treeproc.common.settings import load_settings; from treenet.config import TrainConfig\n"
-        "from treenet.training.loop import train\n"
-        "train(load_settings(TrainConfig, Path(sys.argv[1])), Path(sys.argv[2]), should_stop=lambda: time.sleep(0.05) or False)"
+        "from treenet.tasks.registry import build_task\n"
+        "from treenet.training.trainer import train\n"
+        "task = build_task(load_settings(TrainConfig, Path(sys.argv[1])))\n"
+        "train(task, Path(sys.argv[2]), should_stop=lambda: time.sleep(0.05) or False)"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "config.yaml"), str(tmp_path / "run")]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
@@ -166,7 +170,7 @@ def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     assert 5 <= int(checkpoint_folders(tmp_path / "run")[-1].name.removeprefix("step_")) < 20
-    assert train(make_config(data), tmp_path / "run").finished
+    assert train(make_task(data), tmp_path / "run").finished
     assert losses(tmp_path / "run") == losses(uninterrupted)
     assert same(final_weights(tmp_path / "run"), final_weights(uninterrupted))
 
@@ -197,7 +201,7 @@ def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
 
 def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_path):
     config = make_config(data, "max_steps=150", "log_every=50", "checkpoint_every=150", "model.dropout=0")
-    train(config, tmp_path)
+    train(build_task(config), tmp_path)
     first, *_, last = losses(tmp_path)
     assert last[1] < first[1] - 0.7
 
@@ -210,7 +214,7 @@ def test_a_finished_run_returns_at_once_with_its_average(data, tmp_path, monkeyp
     summary = run_training(config, tmp_path / "run")
     assert summary.finished and summary.averaged == tmp_path / "run" / "averaged"
     before = (summary.averaged / "model.safetensors").stat().st_mtime_ns
-    monkeypatch.setattr("treenet.training.run.train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("treenet.jobs.train_job.train", lambda *a, **k: pytest.fail("trained again"))
     again = run_training(config, tmp_path / "run")
     assert again == summary and (summary.averaged / "model.safetensors").stat().st_mtime_ns == before
     loaded, model = load_trained(tmp_path / "run")
@@ -239,16 +243,16 @@ def test_two_runs_in_one_folder_and_relative_paths_in_a_job_are_refused(data, tm
 
 
 def test_updates_that_are_not_finite_are_skipped_and_twenty_in_a_row_stop(data, tmp_path, monkeypatch):
-    true_loss, calls = step.projected_nll, iter(range(1000))
+    true_loss, calls = task_losses.projected_nll, iter(range(1000))
 
     def poisoned(*arguments):
         sums = true_loss(*arguments)
         call = next(calls)  # call 0 is the rehearsal
         return sums._replace(loss=sums.loss * float("nan")) if call == 3 or call > 5 else sums
 
-    monkeypatch.setattr(step, "projected_nll", poisoned)
+    monkeypatch.setattr(task_losses, "projected_nll", poisoned)
     with pytest.raises(UserError, match="not finite in 20 updates in a row, up to step 25"):
-        train(make_config(data, "max_steps=40", "validate_every=100", "checkpoint_every=4"), tmp_path)
+        train(make_task(data, "max_steps=40", "validate_every=100", "checkpoint_every=4"), tmp_path)
     lines = read_metrics(tmp_path)
     assert [line["skipped"] for line in lines[:6]] == [0, 0, 1, 1, 1, 2]
     assert lines[2]["loss"] is None and lines[4]["loss"] is not None
@@ -299,5 +303,5 @@ def test_average_checkpoints_prints_what_it_averaged(uninterrupted, monkeypatch,
 
 
 def test_training_without_ray_does_not_import_it():
-    code = "import sys, treenet.training.run; sys.exit('ray' in sys.modules)"
+    code = "import sys, treenet.jobs.train_run; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0

@@ -22,9 +22,9 @@ from toydata import write_toy_data
 from toyruns import losses, save_for_ever, train_ranks
 from training_jobs import tiny_config, wait_for_checkpoint
 
+from treenet.jobs import ray_train
+from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
-from treenet.training import ray_train
-from treenet.training.run import run_training
 from treeproc.common.files import locked, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings

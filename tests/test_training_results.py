@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.inference.run import load_run
+from treenet.jobs.train_run import RunSummary, describe_run, run_training
 from treenet.runs.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
+from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.run import RunSummary, describe_run, load_trained, run_training
 from treeproc.common.files import read_json
 from treeproc.common.settings import UserError
 

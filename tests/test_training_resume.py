@@ -10,16 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from toydata import write_toy_data
-from toyruns import final_weights, losses, make_config, same, train_ranks
+from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
+from treenet.jobs.train_run import run_training
 from treenet.runs import checkpoint_writer
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, take_snapshot
 from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.loop import Trainer, finished_outcome, train
+from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
-from treenet.training.run import run_training
 from treenet.training.state import TrainState
+from treenet.training.trainer import Trainer, finished_outcome, train
 from treeproc.common.settings import UserError
 
 EVERYTHING = [
@@ -74,7 +75,7 @@ def data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("undisturbed")
-    train(make_config(data, *EVERYTHING), run_dir)
+    train(make_task(data, *EVERYTHING), run_dir)
     return run_dir
 
 
@@ -86,7 +87,7 @@ def test_cut_off_again_and_again_a_run_equals_an_undisturbed_one(data, undisturb
     while not finished_outcome(config, tmp_path):
         starts.append(latest_checkpoint(tmp_path))
         try:
-            train(config, tmp_path, should_stop=cut_after(steps))
+            train(build_task(config), tmp_path, should_stop=cut_after(steps))
         except Cut:
             continue
     assert len(starts) >= 4 and len(set(starts)) == len(starts)
@@ -102,7 +103,7 @@ def test_any_number_of_workers_has_the_losses_of_one(data, tmp_path, world_size,
     """Batches of one to ten examples: some workers have nothing to do. With dropout too, since masks go by example."""
     config = make_config(data, "max_steps=100", f"model.dropout={dropout}", "batch.max_tokens=20", "checkpoint_every=100")
     (tmp_path / "one").mkdir()
-    train(config, tmp_path / "one")
+    train(build_task(config), tmp_path / "one")
     assert train_ranks(world_size, config, tmp_path / "more") == [None] * world_size
     one, more = losses(tmp_path / "one"), losses(tmp_path / "more")
     assert [step for step, _ in more] == list(range(1, 101))
@@ -112,17 +113,17 @@ def test_any_number_of_workers_has_the_losses_of_one(data, tmp_path, world_size,
 
 
 def test_a_run_continues_on_another_number_of_workers(data, tmp_path):
-    train(make_config(data), tmp_path, should_stop=stop_after(7))
+    train(make_task(data), tmp_path, should_stop=stop_after(7))
     assert train_ranks(2, make_config(data, "max_steps=14"), tmp_path) == [None, None]
-    train(make_config(data), tmp_path)
+    train(make_task(data), tmp_path)
     (tmp_path / "one").mkdir()
-    train(make_config(data), tmp_path / "one")
+    train(make_task(data), tmp_path / "one")
     np.testing.assert_allclose([loss for _, loss in losses(tmp_path)], [loss for _, loss in losses(tmp_path / "one")], rtol=1e-5)
 
 
 def test_a_resumed_run_prepares_no_batch_that_it_has_done(data, tmp_path):
-    train(make_config(data), tmp_path)
-    trainer, asked = Trainer(make_config(data, "max_steps=30"), Ranks(0, 1, torch.device("cpu"))), []
+    train(make_task(data), tmp_path)
+    trainer, asked = Trainer(make_task(data, "max_steps=30"), Ranks(0, 1, torch.device("cpu"))), []
     object.__setattr__(trainer.plan, "batch", lambda step: asked.append(step) or np.arange(3))
     trainer.resume(tmp_path)
     next(iter(trainer.shares()))
@@ -141,7 +142,7 @@ def test_patience_ends_a_run_that_improves_no_more(data, tmp_path, monkeypatch):
     assert (summary.step, summary.finished) == (10, True)
     state = trainer_state(tmp_path)
     assert (state["best_nll"], state["best_step"], state["validations_since_best"]) == (2.0, 4, 3)
-    monkeypatch.setattr("treenet.training.run.train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("treenet.jobs.train_job.train", lambda *a, **k: pytest.fail("trained again"))
     assert run_training(config, tmp_path).step == 10
     monkeypatch.undo()
     assert run_training(make_config(data, "validate_every=2", "max_steps=12", "average_checkpoints=1"), tmp_path).step == 12

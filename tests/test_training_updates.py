@@ -11,19 +11,20 @@ import pytest
 import torch
 from torch import nn
 from toydata import write_toy_data
-from toyruns import losses, make_config, train_ranks
+from toyruns import losses, make_config, make_task, train_ranks
 
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import example_costs
 from treenet.runs import checkpoint
 from treenet.runs.checkpoint import checkpoint_folders, is_whole
 from treenet.runs.metrics_log import read_metrics
-from treenet.training import step
+from treenet.tasks import losses as task_losses
+from treenet.tasks.losses import projected_nll
+from treenet.tasks.registry import build_task
 from treenet.training.ema import MovingAverage
-from treenet.training.loop import Trainer, train
-from treenet.training.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
+from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
@@ -37,7 +38,7 @@ def data(tmp_path_factory) -> Path:
 
 def run(config, run_dir: Path) -> list[float]:
     run_dir.mkdir()
-    train(config, run_dir)
+    train(build_task(config), run_dir)
     return [loss for _, loss in losses(run_dir)]
 
 
@@ -48,7 +49,7 @@ def run(config, run_dir: Path) -> list[float]:
 def test_micro_batches_cut_a_share_and_lose_no_example(data, limit):
     source = ExampleSource(data / "encoded", "train")
     config = make_config(data, f"batch.tokens_per_device={limit}").batch
-    trainer = Trainer(make_config(data, "batch.max_tokens=200"), RANK_0)
+    trainer = Trainer(make_task(data, "batch.max_tokens=200"), RANK_0)
     for number in range(trainer.plan.num_batches):
         rows = trainer.plan.batch(number)
         for rank in range(3):
@@ -70,14 +71,14 @@ def test_micro_batches_change_no_loss(data, tmp_path, options):
 
 def test_padding_is_counted_as_it_is(data, tmp_path):
     config = make_config(data, "max_steps=5", "log_every=5")
-    trainer = Trainer(config, RANK_0)
+    trainer = Trainer(build_task(config), RANK_0)
     positions = padding = 0
     for number in range(5):
         batch = trainer.micro_batches.source.batch(trainer.plan.batch(number))
         for sizes in ((~batch.leaf_pad_mask).sum(1), (~batch.node_pad_mask).sum(1), (batch.tgt_out != PAD_ID).sum(1)):
             positions += len(sizes) * int(sizes.max())
             padding += len(sizes) * int(sizes.max()) - int(sizes.sum())
-    train(config, tmp_path)
+    train(build_task(config), tmp_path)
     line = next(line for line in read_metrics(tmp_path) if line["event"] == "train")
     assert line["padding"] == padding / positions > 0
     assert line["tokens_per_s_per_device"] == line["tokens_per_s"] > 0
@@ -108,7 +109,7 @@ print(before - held())
 
 def out_of_memory_above(examples: int) -> None:
     """From now on, this process has memory for so many examples at once; the error comes amid the backward pass."""
-    true_loss = step.projected_nll
+    true_loss = task_losses.projected_nll
 
     def loss(states, table, targets, smoothing):
         if len(targets) > examples and not torch.is_grad_enabled():
@@ -116,7 +117,7 @@ def out_of_memory_above(examples: int) -> None:
         sums = true_loss(states, table, targets, smoothing)
         return sums._replace(loss=_Exhausting.apply(sums.loss)) if len(targets) > examples else sums
 
-    step.projected_nll = loss
+    task_losses.projected_nll = loss
 
 
 class _Exhausting(torch.autograd.Function):
@@ -133,7 +134,7 @@ class _Exhausting(torch.autograd.Function):
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path, monkeypatch, capsys):
     expected = run(make_config(data), tmp_path / "whole")
-    monkeypatch.setattr(step, "projected_nll", step.projected_nll)
+    monkeypatch.setattr(task_losses, "projected_nll", task_losses.projected_nll)
     out_of_memory_above(3)
     np.testing.assert_allclose(run(make_config(data), tmp_path / "short"), expected, rtol=1e-5)
     assert "batch.tokens_per_device=" in capsys.readouterr().err
@@ -143,7 +144,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path,
 
 def test_what_was_added_before_memory_ran_out_does_not_count(data):
     """The second micro-batch fails after the first has left its gradient: the share starts anew."""
-    trainer = Trainer(make_config(data, "batch.tokens_per_device=32"), RANK_0)
+    trainer = Trainer(make_task(data, "batch.tokens_per_device=32"), RANK_0)
     micro_batches, rows = trainer.micro_batches, trainer.plan.hardest_batch()
     share = micro_batches.share(rows)
     assert len(share.batches) >= 2
@@ -209,16 +210,16 @@ def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp
         sums = projected_nll(*arguments)
         return sums._replace(loss=sums.loss * float("inf"))
 
-    monkeypatch.setattr(step, "projected_nll", poisoned)
+    monkeypatch.setattr(task_losses, "projected_nll", poisoned)
     with pytest.raises(UserError, match="not finite in 3 updates in a row, up to step 3"):
-        train(make_config(data, "max_skipped_updates=3"), tmp_path)
+        train(make_task(data, "max_skipped_updates=3"), tmp_path)
 
 
 # R-Drop.
 
 
 def test_the_two_passes_drop_other_units(data):
-    trainer = Trainer(make_config(data, "optimizer.r_drop=1", "model.dropout=0.3"), RANK_0)
+    trainer = Trainer(make_task(data, "optimizer.r_drop=1", "model.dropout=0.3"), RANK_0)
     batch, seen = trainer.micro_batches.source.batch([0, 1]), []
     true_output = trainer.stepper._output
     trainer.stepper._output = lambda *arguments: seen.append(true_output(*arguments)) or seen[-1]
@@ -248,7 +249,7 @@ def test_moving_average_follows_its_definition():
 
 
 def test_the_average_is_what_is_validated(data):
-    trainer = Trainer(make_config(data, "ema_decay=0.9", "optimizer.learning_rate=0.05"), RANK_0)
+    trainer = Trainer(make_task(data, "ema_decay=0.9", "optimizer.learning_rate=0.05"), RANK_0)
     for share in itertools.islice(trainer.shares(), 12):
         trainer.step(share)
     measured, own = trainer.validate()["nll"], trainer.stepper.average

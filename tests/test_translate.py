@@ -18,7 +18,7 @@ from toyruns import without_phases
 
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.line_translator import LineTranslator
-from treenet.inference.run import load_run
+from treenet.runs.loading import load_run
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees

@@ -9,7 +9,7 @@ import pytest
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess

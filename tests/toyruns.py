@@ -13,11 +13,13 @@ from safetensors.torch import load_file
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import latest_checkpoint, take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.loop import train
+from treenet.tasks.base import Task
+from treenet.tasks.registry import build_task
+from treenet.training.trainer import train
 from treeproc.common.settings import UserError, load_settings
 
 # Processes start from one that has imported these: in a tenth of a second instead of seconds.
-multiprocessing.set_forkserver_preload(["treenet.training.loop"])
+multiprocessing.set_forkserver_preload(["treenet.training.trainer"])
 
 TINY = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
@@ -33,6 +35,10 @@ TINY = {
 
 def make_config(data: Path, *overrides: str) -> TrainConfig:
     return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
+
+
+def make_task(data: Path, *overrides: str) -> Task:
+    return build_task(make_config(data, *overrides))
 
 
 def losses(run_dir: Path) -> list[tuple[int, float]]:
@@ -55,7 +61,7 @@ def _rank(
         prepare(rank)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     try:
-        train(config, run_dir, rank=rank, world_size=world_size)
+        train(build_task(config), run_dir, rank=rank, world_size=world_size)
     except UserError as error:
         (run_dir / f"error-{rank}").write_text(str(error))
     dist.destroy_process_group()

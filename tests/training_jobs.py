@@ -25,8 +25,8 @@ from cluster_jobs import CLONE_NEWNS, MS_PRIVATE, MS_REC
 from toyruns import make_config
 
 from treenet.config import TrainConfig
+from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, is_whole
-from treenet.training.run import run_training
 from treeproc.common.settings import UserError, dump_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent

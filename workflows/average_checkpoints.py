@@ -15,9 +15,9 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig
 from treenet.inference.results import warn_of_stale_results
+from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import read_run
-from treenet.training.averaging import Choice, average_checkpoints, describe_gaps
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 

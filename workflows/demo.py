@@ -18,9 +18,9 @@ from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.inference.origin import describe_origin
 from treenet.inference.results import SCORES
 from treenet.inference.translate import read_split
+from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
+from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.curves import plot_curves
-from treenet.training.run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits

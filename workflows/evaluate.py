@@ -36,7 +36,7 @@ from treenet.inference.evaluate import (
     score_file,
 )
 from treenet.inference.results import System, read_scores, read_system, result_in_run, translations_path
-from treenet.inference.run import checkpoint_names
+from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from treenet.config import TrainConfig
 from treenet.inference.classify import format_scores, score_run
 from treenet.inference.results import warn_of_stale_results
-from treenet.inference.run import AVERAGED
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_to_end
+from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
-from treenet.training.dry_run import dry_run
-from treenet.training.run import run_to_end
-from treenet.training.tasks import check_task
+from treenet.tasks.registry import build_task, check_task
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
 
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
         return
     run_to_end(config, args.out)
     with read_run(args.out, AVERAGED, "checkpoints/*") as run:
-        print(format_scores(score_run(run, use_gpu=config.use_gpu)))
+        print(format_scores(score_run(run, use_gpu=config.use_gpu), build_task(config)))
         warn_of_stale_results(run, args.out)
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.inference.results import warn_of_stale_results
-from treenet.training.dry_run import dry_run
-from treenet.training.run import run_to_end
-from treenet.training.tasks import check_task
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_to_end
+from treenet.tasks.registry import check_task
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
 
 SAMPLE = Path(__file__).resolve().parent / "configs" / "sample.yaml"

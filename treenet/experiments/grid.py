@@ -1,4 +1,4 @@
-"""A grid of runs: each cell is trained and scored, one after another in this process or side by side, in Ray or in processes."""
+"""A grid of runs: each cell is trained and scored, here one after another in this process."""
 
 import signal
 import threading
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResult, Entry, Ledger
+from treenet.jobs.train_run import RunSummary
 from treenet.runs.metrics_log import read_metrics
-from treenet.training.run import RunSummary
 from treeproc.common.files import atomic_write
 from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
@@ -65,31 +65,6 @@ def describe_error(error: Exception, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "error.txt", "".join(traceback.format_exception(error)).encode())
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; see {folder / 'error.txt'}"
-
-
-def need_ray(cells: Iterable[Cell]) -> bool:
-    """Whether cells have Ray Train workers. Their driver has the grid to itself; other processes share it."""
-    return any(cell.config.workers for cell in cells)
-
-
-def run_cells(cells: Iterable[Cell], work: Work, ledger: Ledger, parallel: int | None = None) -> None:
-    """Run what the ledger does not have as done, and leave in it how each cell ended.
-
-    `parallel` cells run at a time, with `workers` in Ray (None: as many as the cluster has room for), else in processes of
-    their own, or one after another in this one (None). SIGTERM saves a checkpoint and stops: cells that are waiting or
-    interrupted are left for the next time.
-    """
-    cells = ledger.in_order(cells)
-    if need_ray(cells):
-        from treenet.experiments.ray_cells import run_cells_with_ray  # a grid without Ray must not import it
-
-        run_cells_with_ray(cells, work, ledger, parallel)
-    elif cells and (parallel or 1) > 1:
-        from treenet.experiments.process_cells import run_cells_in_processes
-
-        run_cells_in_processes(cells, work, ledger, parallel)
-    else:
-        run_cells_here(cells, work, ledger)
 
 
 def run_cells_here(

@@ -15,8 +15,8 @@ import ray
 from treenet.config import TrainConfig
 from treenet.experiments.grid import Follow, Work, describe_error, end_cell, on_sigterm, run_cell
 from treenet.experiments.ledger import FAILED, Cell, CellResult, Ledger
+from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
-from treenet.training.run import make_run_folder
 from treeproc.common.files import locked
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError

@@ -15,7 +15,7 @@ from treenet.experiments.grid import Work
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.training.run import run_training
+from treenet.jobs.train_run import run_training
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index
 

@@ -16,8 +16,8 @@ from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.inference.classify import score_run
-from treenet.training.run import run_training
-from treenet.training.tasks import build_task
+from treenet.jobs.train_run import run_training
+from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index
 

@@ -29,7 +29,7 @@ from treenet.inference.significance import (
     half_interval,
     summarize,
 )
-from treenet.training.curves import write_png
+from treenet.runs.learning_curves import write_png
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 

@@ -1,9 +1,6 @@
-"""Classify a split of an encoded data set, or score its pairs, with a trained model, and score what it says.
+"""A split of an encoded data set with the predictions of a trained model for it, and their scores."""
 
-Shapes: B batch, C classes.
-"""
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,15 +11,14 @@ from treenet.data.labelled import LabelledBatch, LabelledSource
 from treenet.data.pairs import PairBatch, PairSource
 from treenet.data.plan import plan_in_order
 from treenet.inference.origin import LAST, asked_for, fingerprints
-from treenet.inference.relatedness import score_pairs
 from treenet.inference.results import SCORES, read_scores
-from treenet.inference.run import AVERAGED, checkpoint_folder, recorded_sha256
 from treenet.models import ClassLogits
-from treenet.runs.checkpoint import META, checkpoint_folders
+from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders
+from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
-from treenet.training.classification import count_right, summarize_counts
-from treenet.training.run import load_trained
-from treenet.training.tasks import build_task
+from treenet.runs.loading import load_trained
+from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings, UserError
@@ -30,8 +26,6 @@ from treeproc.common.storage import DataPath
 from treeproc.shards.store import check_hashes, read_index
 
 _BATCH_TOKENS = 8192
-_PERCENTAGES = ("accuracy", "binary_accuracy", "phrase_accuracy")
-_NAMES = (*_PERCENTAGES, "pearson", "spearman", "mse")
 
 
 class ClassifySettings(Settings):
@@ -56,11 +50,10 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
-    if config.task not in ("classification", "relatedness"):
-        scorer = "unsupervised_parse.py" if config.task == "masked_lm" else "evaluate.py"
-        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{scorer}")
     data = settings.data or config.data
     task = build_task(config.model_copy(update={"data": data}))
+    if not isinstance(task, PredictionTask):
+        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
@@ -71,10 +64,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     check_hashes(data / "encoded", settings.split)
     source = task.open(settings.split)
     model.to("cuda" if settings.use_gpu else "cpu")
-    predictions = predict(model, source)
-    lines, found = (
-        score_pairs(predictions) if config.task == "relatedness" else _classify(predictions, config.classifier.neutral_class)
-    )
+    lines, found = task.score_predictions(predict(model, source))
     name = ".".join([settings.split, *([] if settings.checkpoint == AVERAGED else [settings.checkpoint.split("/")[-1]])])
     name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""
     meta = read_json(checkpoint / META)
@@ -131,28 +121,13 @@ def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[t
         yield batch, model(batch)
 
 
-def _classify(
-    predictions: Iterable[tuple[LabelledBatch, ClassLogits]], neutral: int | None
-) -> tuple[list[str], dict[str, float]]:
-    """The lines of predictions.tsv in example order, after a header, and the accuracies."""
-    rows, counts = {}, 0
-    for batch, output in predictions:
-        counts = counts + torch.stack(count_right(batch, output, neutral)).double()
-        probabilities = output.examples.softmax(-1)
-        columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
-        for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
-            rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
-    head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
-    return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], summarize_counts(counts.cpu())
-
-
-def format_scores(everything: dict[str, dict]) -> str:
+def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:
     """A small table, one line per result."""
-    names = [name for name in _NAMES if any(name in s for s in everything.values())]
+    names = [name for name in (*task.percentages, *task.figures) if any(name in s for s in everything.values())]
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]
     for name, s in everything.items():
-        shown = [(f"{100 * s[key]:.2f}" if key in _PERCENTAGES else f"{s[key]:.4f}") if key in s else "" for key in names]
+        shown = [(f"{100 * s[key]:.2f}" if key in task.percentages else f"{s[key]:.4f}") if key in s else "" for key in names]
         values = "  ".join(f"{value:>15}" for value in shown)
         rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  {values}")
     return "\n".join(rows)

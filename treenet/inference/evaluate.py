@@ -12,11 +12,12 @@ from treenet.inference.comparison import CompareConfig, compare
 from treenet.inference.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
 from treenet.inference.origin import asked_for, fingerprints, origin
 from treenet.inference.results import System, read_scores, write_result
-from treenet.inference.run import AVERAGED, LoadedRun, load_run
 from treenet.inference.search import Hypothesis
 from treenet.inference.shuffle import shuffle_tree
 from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
-from treenet.training.tasks import check_no_control
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.loading import LoadedRun, load_run
+from treenet.tasks.data_checks import check_no_control
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings, UserError, load_settings, read_yaml

@@ -15,9 +15,10 @@ from treenet.data.batch import READS_ARCS
 from treenet.inference.ensemble import load_ensemble
 from treenet.inference.evaluate import decoding_of
 from treenet.inference.forced import ScoredTarget
-from treenet.inference.run import AVERAGED, checkpoint_names
 from treenet.inference.search import Hypothesis
 from treenet.inference.translate import detokenize, score_examples, translate_examples
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from treenet.config import flatten
-from treenet.inference.run import AVERAGED, LoadedModel, checkpoint_path, recorded_sha256
-from treenet.runs.checkpoint import checkpoint_folders
+from treenet.runs.checkpoint import AVERAGED, checkpoint_folders
+from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
+from treenet.runs.loading import LoadedModel
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
 from treeproc.common.settings import Settings, UserError, read_yaml

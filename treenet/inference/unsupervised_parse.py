@@ -27,8 +27,9 @@ from treenet.inference.brackets import (
 )
 from treenet.inference.origin import origin
 from treenet.inference.results import PARSE, SCORES, read_scores
-from treenet.inference.run import AVERAGED, load_model, load_processor
 from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.loading import load_model, load_processor
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath

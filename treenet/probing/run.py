@@ -9,7 +9,6 @@ import torch
 
 from treenet.inference.origin import origin
 from treenet.inference.results import PROBES
-from treenet.inference.run import UNTRAINED, LoadedModel, load_model
 from treenet.probing.classifier import Examples, ProbeScore, train_probe
 from treenet.probing.inputs import ProbeInputs
 from treenet.probing.results import draw_layers, figure_name, read_probes
@@ -17,7 +16,8 @@ from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
 from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
 from treenet.probing.tasks import Task, build_task
-from treenet.training.curves import write_png
+from treenet.runs.learning_curves import write_png
+from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import software

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from treenet.inference.run import AVERAGED
+from treenet.runs.checkpoint import AVERAGED
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
 

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.inference.attention_stats import run_attention
 from treenet.inference.origin import recorded_origin
-from treenet.inference.run import load_run
 from treenet.models.seq2seq import Seq2Seq
 from treenet.probing.results import draw_layers
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
@@ -26,7 +25,8 @@ from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
 from treenet.report.sections import scaling_name
 from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import lay_out
-from treenet.training.curves import draw_curves
+from treenet.runs.learning_curves import draw_curves
+from treenet.runs.loading import load_run
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError

@@ -8,9 +8,9 @@ import numpy as np
 
 from treenet.inference.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
 from treenet.inference.metrics import sentence_chrf
-from treenet.inference.run import LoadedRun, load_processor
 from treenet.inference.translate import read_split
 from treenet.report.runs import ReportRun
+from treenet.runs.loading import LoadedRun, load_processor
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_lengths
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.inference.origin import RunState, Standing
 from treenet.inference.results import PARSE, read_scores, read_system
-from treenet.inference.run import AVERAGED, recorded_sha256
 from treenet.probing.results import read_probes
-from treenet.runs.checkpoint import is_whole
+from treenet.runs.checkpoint import AVERAGED, is_whole
+from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror

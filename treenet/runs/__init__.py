@@ -1,1 +1,1 @@
-"""The folder of a run: checkpoints, recorded facts, metrics, and its mirror of an object store."""
+"""The folder of a run: checkpoints, their average, the trained model, facts, metrics, and its mirror of an object store."""

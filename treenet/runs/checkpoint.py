@@ -27,7 +27,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
-
+AVERAGED = "averaged"  # the folder in a run of the model that it trained, the mean of checkpoints
 
 _PREFIX = "step_"
 # Of every meta.json with a hash of its own: where the hash itself was damaged, the file is not taken for an older one without.

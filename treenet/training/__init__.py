@@ -1,1 +1,1 @@
-"""Training: losses, the loop, checkpoints, Ray Train."""
+"""The engine of training: batches, updates, validations and checkpoints of any task, on one rank or several."""

@@ -6,7 +6,6 @@ flat gradient follows: a rank may compute its share in its own way, twice, or ha
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.plan import hash_ids
 from treenet.layers.dropout import share_dropout_keys
+from treenet.tasks.base import Task
+from treenet.tasks.losses import LossSums
 from treenet.training.ema import MovingAverage
-from treenet.training.losses import LossSums, projected_nll, r_drop_loss
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
@@ -43,22 +42,17 @@ class StepResult:
 
 
 class Stepper:
-    """Model, optimiser and moving average of one rank, and what changes them.
+    """Model, optimiser and moving average of one rank, and what changes them; the losses are those of the task."""
 
-    What losses are computed from is what `output` of the model returns: here states, or states and a loss of the model's own.
-    """
-
-    output = "decode_to_train"
-    ties_embeddings = True  # whether the output reads the table of pieces too
-
-    def __init__(self, model: nn.Module, config: TrainConfig, ranks: Ranks):
-        self.model, self.config, self.ranks = model, config, ranks
+    def __init__(self, model: nn.Module, task: Task, ranks: Ranks):
+        config = task.config
+        self.model, self.task, self.config, self.ranks = model, task, config, ranks
         self.optimizer = build_optimizer(model, config.optimizer)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
-        forward = getattr(model, self.output)
+        forward = getattr(model, task.output)
         self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
         self._gradient = _flat_gradient(model)
-        if ranks.device.type == "cpu" and not config.compile and not self.ties_embeddings:
+        if ranks.device.type == "cpu" and not config.compile and not task.ties_embeddings:
             _add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
 
@@ -124,39 +118,22 @@ class Stepper:
 
     def validate(self, batch: TreeBatch) -> Tensor:
         """What a validation adds up over batches, float64: loss and nll, what else the task counts, and the model's own loss."""
-        batch = batch.to(self.ranks.device)
+        batch = self.task.choose_targets(self.model, batch, None).to(self.ranks.device)
         with self._autocast():
             output = self._output(batch)
-            losses = self.sum_losses(batch, output)
-            sums = [losses.loss, losses.nll, *self.count_right(batch, output)]
+            losses = self.task.sum_losses(self.model, batch, output)
+            sums = [losses.loss, losses.nll, *self.task.count_right(batch, output)]
         if losses.auxiliary is not None:
             sums.append(losses.auxiliary)
         return torch.stack([value.double() for value in sums])
 
-    def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
-        """What else a validation counts; nothing in translation."""
-        return ()
-
-    def sum_losses(self, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
-        """The losses of a batch, from the model's output in one pass, or with R-Drop in two."""
-        options, targets = self.config.optimizer, batch.tgt_out
-        passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
-        states, auxiliary = zip(*passes, strict=True)
-        if second is None:
-            sums = projected_nll(*states, self.model.piece_embedding.weight, targets, options.label_smoothing)
-        else:
-            sums = r_drop_loss(*map(self.model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
-        if auxiliary[0] is None:
-            return sums
-        return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach() / len(auxiliary))
-
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""
         keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
-        batch = batch.to(self.ranks.device)
+        batch = self.task.choose_targets(self.model, batch, seeds[0]).to(self.ranks.device)
         passes = keys if self.config.optimizer.r_drop else keys[:1]
         with self._autocast():
-            return self.sum_losses(batch, *(self._output(batch, key) for key in passes))
+            return self.task.sum_losses(self.model, batch, *(self._output(batch, key) for key in passes))
 
     def _output(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Any:
         if dropout_keys is not None:

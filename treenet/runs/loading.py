@@ -1,7 +1,5 @@
-"""Open a training run: its settings, its model and, for translation, its vocabulary."""
+"""The trained model of a run, with its settings and, for translation, its vocabulary."""
 
-import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,16 +9,16 @@ from torch import nn
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
-from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treenet.runs.checkpoint import AVERAGED, META, find_fault, load_weights
+from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
-from treenet.training.run import load_trained
-from treenet.training.tasks import build_task, workflow_of
+from treenet.tasks.registry import build_task, workflow_of
 from treeproc.common.files import read_json
+from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
-AVERAGED = "averaged"
 UNTRAINED = "untrained"
 
 
@@ -41,38 +39,6 @@ class LoadedRun(LoadedModel):
     """A translation model with its vocabulary."""
 
     processor: SentencePieceProcessor
-
-
-def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
-    """The folder inside a run that holds `averaged` or a step number; nothing for a path, which is somewhere else."""
-    if re.fullmatch("[0-9]{1,18}", checkpoint):
-        return (f"checkpoints/step_{int(checkpoint):08d}",)
-    return (AVERAGED,) if checkpoint == AVERAGED else ()
-
-
-def checkpoint_path(run: Path, checkpoint: str) -> Path:
-    """Folder of `averaged`, of a step number, or of a path to a checkpoint, whether it is there or not."""
-    names = checkpoint_names(checkpoint)
-    return run / names[0] if names else Path(checkpoint)
-
-
-def checkpoint_folder(run: Path, checkpoint: str) -> Path:
-    """The folder `checkpoint_path`. Raises UserError when no whole checkpoint is there."""
-    folder = checkpoint_path(run, checkpoint)
-    if is_whole(folder):
-        return folder
-    if (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
-    steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
-    raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
-
-
-def recorded_sha256(folder: AnyPath) -> str | None:
-    """sha256 of the weights in a checkpoint folder, as its meta.json has it; None where there are none."""
-    try:
-        return json.loads((folder / META).read_bytes())["files"][WEIGHTS]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def load_run(
@@ -139,6 +105,22 @@ def load_model(
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,
     )
+
+
+def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
+    """Configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
+    config = load_settings(TrainConfig, run_dir / "config.yaml")
+    folder = checkpoint or run_dir / AVERAGED
+    if not folder.is_dir():
+        raise UserError(
+            f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
+        )
+    if checkpoint is None and (fault := find_fault(folder)):
+        raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")
+    with phase("loading the model"):
+        model = build_task(config).build_model_that_fits(read_json(folder / META))
+        load_weights(model, folder)
+    return config, model.eval()
 
 
 def _check_vocabulary(folder: Path, index: dict) -> None:

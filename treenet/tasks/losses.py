@@ -1,10 +1,11 @@
 """Label-smoothed negative log-likelihood and R-Drop. Shapes: B batch, T target, V vocabulary."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from treenet.config import OptimizerConfig
 from treeproc.shards.schema import PAD_ID
 
 # Tokens whose logits are computed at once: on CPUs the fastest of 64 to 1,024 at 10,000 to 32,000 pieces, on GPUs what
@@ -112,3 +113,19 @@ def r_drop_loss(
     one, other = (label_smoothed_nll(logits, targets, smoothing, ignored) for logits in (first, second))
     loss = one.loss + other.loss + alpha * symmetric_divergence(first, second, targets, ignored)
     return LossSums(loss, (one.nll + other.nll) / 2)
+
+
+def sum_tied_losses(model: nn.Module, targets: Tensor, options: OptimizerConfig, first: Any, second: Any = None) -> LossSums:
+    """The losses of pieces, through the table that the model reads them from: of one pass, or with R-Drop of two.
+
+    A pass is states [..., D], or states and a loss of the model's own.
+    """
+    passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
+    states, auxiliary = zip(*passes, strict=True)
+    if second is None:
+        sums = projected_nll(*states, model.piece_embedding.weight, targets, options.label_smoothing)
+    else:
+        sums = r_drop_loss(*map(model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
+    if auxiliary[0] is None:
+        return sums
+    return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach() / len(auxiliary))

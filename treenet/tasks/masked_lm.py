@@ -1,23 +1,25 @@
-"""Masked language models: what is hidden from them, and their updates.
+"""Masked language models: encoders that predict pieces which are hidden from them.
 
 A text of n pieces has max(1, round(rate * n)) of them predicted: a function of its length, so that the targets of a batch
 are counted without reading it. Which, and what the model sees in their place, follows from (seed, step, example, position)
 alone, not from batch-mates, workers or resume. Shapes: B batch, L leaves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import Reads, SourceBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import hash_ids
-from treenet.training.losses import LossSums
-from treenet.training.step import Stepper
+from treenet.models import build_masked_lm, masked_lm_class
+from treenet.tasks.base import Task, vocab_sizes
+from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import EOS_ID, PAD_ID
 
@@ -77,16 +79,30 @@ def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: 
     )
 
 
-class MaskedLMStepper(Stepper):
-    """Updates of a masked language model: the loss is that of the pieces that are asked for, through the tied table."""
+class MaskedLanguageModel(Task):
+    """Encoders that predict masked pieces of the leaves, of data sets with targets or without."""
 
-    output = "forward"
+    targets = "masked pieces"
+    workflow = "train_lm.py"
+    scorer = "unsupervised_parse.py"
 
-    def validate(self, batch: MaskedBatch) -> Tensor:
-        return super().validate(self._mask(batch, _VALIDATION_SEED))
+    @property
+    def reads(self) -> Reads:
+        return masked_lm_class(self.config.model).reads
 
-    def _objective(self, batch: MaskedBatch, seeds: list[int]) -> LossSums:
-        return super()._objective(self._mask(batch, seeds[0]), seeds)
+    def check(self, index: Mapping) -> None:
+        """Any data set has leaves; what may be wrong is the name of the model."""
+        masked_lm_class(self.config.model)
 
-    def _mask(self, batch: MaskedBatch, seed: int) -> MaskedBatch:
-        return mask_pieces(batch, self.config.masked_lm, self.model.mask_id, seed)
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        return MaskedSource(self.config.data / "encoded", split, self.reads, self.config.masked_lm.rate)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_masked_lm(self.config.model, vocab_sizes(sizes))
+
+    def choose_targets(self, model: nn.Module, batch: MaskedBatch, seed: int | None) -> MaskedBatch:
+        return mask_pieces(batch, self.config.masked_lm, model.mask_id, _VALIDATION_SEED if seed is None else seed)
+
+    def sum_losses(self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None) -> LossSums:
+        """The losses of the pieces that are asked for, through the tied table."""
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second)

@@ -1,45 +1,29 @@
 """A training run from configuration to averaged model, in one folder that the same command continues."""
 
-import signal
 import statistics
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from treenet.config import OPERATIONAL, TrainConfig
-from treenet.data.plan import BatchPlan
-from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders, checkpoint_step, find_fault, load_weights
+from treenet.jobs.train_job import COMMAND, check_job, train_job
+from treenet.runs.averaging import average_checkpoints, describe_gaps
+from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.facts import read_facts
+from treenet.runs.learning_curves import CURVES, plot_curves
 from treenet.runs.metrics_log import best_validation, read_metrics
-from treenet.runs.mirror import STOP_FILE, RunMirror, open_run
-from treenet.training.averaging import average_checkpoints, describe_gaps
-from treenet.training.curves import CURVES, plot_curves
-from treenet.training.loop import Outcome, finished_outcome, train
-from treenet.training.tasks import build_task, workflow_of
+from treenet.runs.mirror import open_run
+from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.progress import format_seconds, phase
-from treeproc.common.provenance import STOPPED, Recorder, recorded
+from treeproc.common.progress import format_seconds
+from treeproc.common.provenance import recorded
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import check_hashes, read_index
 
 OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
-COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143
-
-
-@dataclass(frozen=True)
-class Job:
-    """A training that can begin: settings with absolute paths, and what RUN/run.json records of data, plan and model."""
-
-    config: TrainConfig
-    facts: dict
 
 
 @dataclass(frozen=True)
@@ -126,86 +110,6 @@ def describe_run(summary: RunSummary) -> str:
     return "\n".join(out)
 
 
-def check_job(config: TrainConfig) -> Job:
-    """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
-    config = config.model_copy(update={"data": config.data.resolve()})
-    index, task = read_index(config.data / "encoded"), build_task(config)
-    task.check(index)
-    with phase("hashing the shards"):
-        check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
-    with phase("reading the index, building the plan"):
-        source = task.open("train", training=True)
-        plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
-    sizes = task.sizes(index)
-    # A driver of Ray or of a GPU has the weights alone, and not for long.
-    copies = 1 if config.workers or config.use_gpu else 4
-    facts = {
-        "data_fingerprint": index["fingerprint"],
-        "vocab_fingerprint": index["vocab_fingerprint"],
-        **sizes,
-        "parameters": task.count_parameters(sizes, copies),
-        "examples": len(plan.rows),
-        "leaves": int(source.lengths["leaves"][plan.rows].sum()),
-        "nodes": int(source.lengths["nodes"][plan.rows].sum()),
-        "target_tokens": source.target_tokens(plan.rows),
-        "left_out": plan.left_out,
-        "batches_per_epoch": plan.num_batches,
-    }
-    return Job(config, facts)
-
-
-def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None) -> Outcome:
-    """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
-    mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
-    if outcome := finished_outcome(config, run_dir):
-        return outcome
-    stop_file = run_dir / STOP_FILE
-    stop_file.unlink(missing_ok=True)
-    with stop_on_sigterm(stop_file), _updates_noted(record, run_dir):
-        if config.workers:
-            from treenet.training.ray_train import train_with_ray  # training without Ray must not import it
-
-            outcome = train_with_ray(config, mirror, stop_file, record.session.add_worker)
-        elif config.use_gpu and not torch.cuda.is_available():
-            raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false or install a CUDA build of PyTorch")
-        else:
-            with mirror.watch(stop_file):
-                outcome = train(config, run_dir, device="cuda" if config.use_gpu else "cpu", should_stop=stop_file.exists)
-        if not outcome.finished:
-            record.session.outcome = STOPPED
-        return outcome
-
-
-@contextmanager
-def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
-    """The last checkpoints before and after, whichever way the training ends."""
-
-    def last_step() -> int:
-        return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)
-
-    record.note(**{"from update": last_step()})
-    try:
-        yield
-    finally:
-        record.session.did["to update"] = last_step()
-
-
-def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, torch.nn.Module]:
-    """Configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
-    config = load_settings(TrainConfig, run_dir / "config.yaml")
-    folder = checkpoint or run_dir / "averaged"
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
-        )
-    if checkpoint is None and (fault := find_fault(folder)):
-        raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")
-    with phase("loading the model"):
-        model = build_task(config).build_model_that_fits(read_json(folder / "meta.json"))
-        load_weights(model, folder)
-    return config, model.eval()
-
-
 def make_run_folder(run_dir: AnyPath) -> None:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -227,17 +131,3 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
         raise UserError(
             f"{name} holds a run of other settings ({'; '.join(changed)}); use another --out, or the settings of that run"
         )
-
-
-@contextmanager
-def stop_on_sigterm(stop_file: Path) -> Iterator[None]:
-    """SIGTERM makes `stop_file`, which rank 0 looks for at every step. Touching the file by hand does the same."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop_file.touch())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        stop_file.unlink(missing_ok=True)

@@ -26,12 +26,12 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
+from treenet.tasks.base import Task
 from treenet.training.memory import keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, Share
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
-from treenet.training.step import StepResult
-from treenet.training.tasks import build_task
+from treenet.training.step import Stepper, StepResult
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -57,7 +57,7 @@ def finished_outcome(config: TrainConfig, run_dir: Path) -> Outcome | None:
 
 
 def train(
-    config: TrainConfig,
+    task: Task,
     run_dir: Path,
     *,
     rank: int = 0,
@@ -67,7 +67,7 @@ def train(
     report: Callable[[dict], None] = lambda metrics: None,
     show_progress: bool = True,
 ) -> Outcome:
-    """Train from the latest whole checkpoint in `run_dir` to `config.max_steps`, or until validation stops to improve.
+    """Train from the latest whole checkpoint in `run_dir` to `max_steps`, or until validation stops to improve.
 
     With world_size > 1 a process group must be there. `should_stop` is asked at every step, on every rank; one yes saves a
     checkpoint and returns. `report` gets the metrics of every log step, on every rank. Raises TrainingFailed on all ranks.
@@ -78,7 +78,7 @@ def train(
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where NCCL and compiled kernels work
     with phase("building the plan and the model"):
-        trainer = Trainer(config, Ranks(rank, world_size, device))
+        trainer = Trainer(task, Ranks(rank, world_size, device))
     with phase("looking for a checkpoint"):
         trainer.resume(run_dir)
     return trainer.train(run_dir, should_stop, report, show_progress)
@@ -87,10 +87,10 @@ def train(
 class Trainer:
     """One rank of a run: data, model and state."""
 
-    def __init__(self, config: TrainConfig, ranks: Ranks):
-        self.config, self.ranks = config, ranks
-        index, task = read_index(config.data / "encoded"), build_task(config)
-        self.task, source = task, task.open("train", training=True)
+    def __init__(self, task: Task, ranks: Ranks):
+        self.task, self.config, self.ranks = task, task.config, ranks
+        config, source = task.config, task.open("train", training=True)
+        index = read_index(config.data / "encoded")
         self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
         self.micro_batches = self._micro_batches(source)
         self.valid = self._micro_batches(task.open("valid")) if "valid" in index["totals"] else None
@@ -102,7 +102,7 @@ class Trainer:
             "settings": config.lasting(),
         }
         torch.manual_seed(config.seed)
-        self.stepper = task.build_stepper(task.build_model(self.meta).to(ranks.device), ranks)
+        self.stepper = Stepper(task.build_model(self.meta).to(ranks.device), task, ranks)
         self.state = TrainState()
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:

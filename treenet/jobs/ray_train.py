@@ -25,8 +25,9 @@ from ray.train.torch import TorchConfig, TorchTrainer
 from treenet.config import TrainConfig
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
-from treenet.training.loop import Outcome, train
+from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.trainer import Outcome, train
 from treeproc.common.files import locked
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Meter
@@ -229,7 +230,7 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
     rank = context.get_world_rank()
     try:
         outcome = train(
-            config,
+            build_task(config),
             run_dir,
             rank=rank,
             world_size=context.get_world_size(),

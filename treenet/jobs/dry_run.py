@@ -4,11 +4,11 @@ import tempfile
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.jobs.train_job import Job, check_job, train_job
 from treenet.runs.checkpoint import META, checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
-from treenet.training.run import Job, check_job, train_job
-from treenet.training.tasks import build_task
+from treenet.tasks.registry import build_task
 from treeproc.common.files import read_json
 from treeproc.common.progress import format_seconds
 from treeproc.common.settings import refuse_relative_in_job

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from treenet.runs.checkpoint import (
     AVERAGE,
+    AVERAGED,
     META,
     WEIGHTS,
     checkpoint_folders,
@@ -23,11 +24,10 @@ from treenet.runs.checkpoint import (
     read_meta,
     validation_criterion,
 )
-from treenet.training.tasks import workflow_of
+from treenet.tasks.registry import workflow_of
 from treeproc.common.files import TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
-AVERAGED = "averaged"
 Choice = Literal["last", "best", "ema"]
 # What checkpoints of one run have in common: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
 _IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings")

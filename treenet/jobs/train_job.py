@@ -1,0 +1,110 @@
+"""A training job: a configuration that was checked against its data, and its training in this process or on Ray."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from treenet.config import TrainConfig
+from treenet.data.plan import BatchPlan
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
+from treenet.runs.mirror import STOP_FILE, RunMirror
+from treenet.tasks.registry import build_task
+from treenet.training.trainer import Outcome, finished_outcome, train
+from treeproc.common.progress import phase
+from treeproc.common.provenance import STOPPED, Recorder
+from treeproc.common.settings import UserError
+from treeproc.shards.store import check_hashes, read_index
+
+COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training that can begin: settings with absolute paths, and what RUN/run.json records of data, plan and model."""
+
+    config: TrainConfig
+    facts: dict
+
+
+def check_job(config: TrainConfig) -> Job:
+    """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
+    config = config.model_copy(update={"data": config.data.resolve()})
+    index, task = read_index(config.data / "encoded"), build_task(config)
+    task.check(index)
+    with phase("hashing the shards"):
+        check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
+    with phase("reading the index, building the plan"):
+        source = task.open("train", training=True)
+        plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
+    sizes = task.sizes(index)
+    # A driver of Ray or of a GPU has the weights alone, and not for long.
+    copies = 1 if config.workers or config.use_gpu else 4
+    facts = {
+        "data_fingerprint": index["fingerprint"],
+        "vocab_fingerprint": index["vocab_fingerprint"],
+        **sizes,
+        "parameters": task.count_parameters(sizes, copies),
+        "examples": len(plan.rows),
+        "leaves": int(source.lengths["leaves"][plan.rows].sum()),
+        "nodes": int(source.lengths["nodes"][plan.rows].sum()),
+        "target_tokens": source.target_tokens(plan.rows),
+        "left_out": plan.left_out,
+        "batches_per_epoch": plan.num_batches,
+    }
+    return Job(config, facts)
+
+
+def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None) -> Outcome:
+    """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
+    mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
+    if outcome := finished_outcome(config, run_dir):
+        return outcome
+    stop_file = run_dir / STOP_FILE
+    stop_file.unlink(missing_ok=True)
+    with stop_on_sigterm(stop_file), _updates_noted(record, run_dir):
+        if config.workers:
+            from treenet.jobs.ray_train import train_with_ray  # training without Ray must not import it
+
+            outcome = train_with_ray(config, mirror, stop_file, record.session.add_worker)
+        elif config.use_gpu and not torch.cuda.is_available():
+            raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false or install a CUDA build of PyTorch")
+        else:
+            with mirror.watch(stop_file):
+                device = "cuda" if config.use_gpu else "cpu"
+                outcome = train(build_task(config), run_dir, device=device, should_stop=stop_file.exists)
+        if not outcome.finished:
+            record.session.outcome = STOPPED
+        return outcome
+
+
+@contextmanager
+def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
+    """The last checkpoints before and after, whichever way the training ends."""
+
+    def last_step() -> int:
+        return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)
+
+    record.note(**{"from update": last_step()})
+    try:
+        yield
+    finally:
+        record.session.did["to update"] = last_step()
+
+
+@contextmanager
+def stop_on_sigterm(stop_file: Path) -> Iterator[None]:
+    """SIGTERM makes `stop_file`, which rank 0 looks for at every step. Touching the file by hand does the same."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop_file.touch())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        stop_file.unlink(missing_ok=True)

@@ -1,0 +1,41 @@
+"""The checkpoint of a run that a command is asked for: `averaged`, the number of a step, or the path of a folder."""
+
+import json
+import re
+from pathlib import Path
+
+from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+
+
+def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
+    """The folder inside a run that holds `averaged` or a step number; nothing for a path, which is somewhere else."""
+    if re.fullmatch("[0-9]{1,18}", checkpoint):
+        return (f"checkpoints/step_{int(checkpoint):08d}",)
+    return (AVERAGED,) if checkpoint == AVERAGED else ()
+
+
+def checkpoint_path(run: Path, checkpoint: str) -> Path:
+    """Folder of `averaged`, of a step number, or of a path to a checkpoint, whether it is there or not."""
+    names = checkpoint_names(checkpoint)
+    return run / names[0] if names else Path(checkpoint)
+
+
+def checkpoint_folder(run: Path, checkpoint: str) -> Path:
+    """The folder `checkpoint_path`. Raises UserError when no whole checkpoint is there."""
+    folder = checkpoint_path(run, checkpoint)
+    if is_whole(folder):
+        return folder
+    if (folder / WEIGHTS).is_file():
+        raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
+    steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
+    raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
+
+
+def recorded_sha256(folder: AnyPath) -> str | None:
+    """sha256 of the weights in a checkpoint folder, as its meta.json has it; None where there are none."""
+    try:
+        return json.loads((folder / META).read_bytes())["files"][WEIGHTS]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

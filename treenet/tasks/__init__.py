@@ -1,0 +1,1 @@
+"""The kinds of training: their data, models, losses, metrics and scores."""

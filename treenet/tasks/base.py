@@ -1,0 +1,115 @@
+"""The interface of a task: its data, its model, its losses, and how a validation is judged."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treenet.config import TrainConfig
+from treenet.data.batch import Reads, TreeBatch
+from treenet.data.examples import ExampleSource
+from treenet.models import VocabSizes
+from treenet.tasks.losses import LossSums
+from treenet.tasks.model_memory import check_fits
+from treeproc.common.files import read_text
+from treeproc.common.settings import UserError
+
+
+class Task(ABC):
+    """One kind of training. `num_sums` is the length of the sums of a validation, loss and nll first.
+
+    Losses and counts are computed from what `output` of the model returns.
+    """
+
+    num_sums = 2
+    score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
+    auxiliary_loss = ""  # what metrics call a loss of the model's own; empty for none
+    examples, targets = "examples", "targets"  # what reports call them
+    workflow = "train_wmt.py"  # the script that trains its models
+    scorer = "evaluate.py"  # the script that scores them
+    output = "forward"  # a method of the model
+    ties_embeddings = True  # whether the output reads the table of pieces too
+
+    def __init__(self, config: TrainConfig):
+        self.config = config
+
+    @property
+    @abstractmethod
+    def reads(self) -> Reads:
+        """What the model reads. Raises UserError for an unknown name."""
+
+    @abstractmethod
+    def check(self, index: Mapping) -> None:
+        """Raises UserError when the settings do not fit the data set with this index."""
+
+    @abstractmethod
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        """Examples of a split; `training` ones may be others than those that are scored."""
+
+    @abstractmethod
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        """A freshly initialised model; `sizes` as `sizes` gives them, or as in meta.json of a checkpoint."""
+
+    def count_parameters(self, sizes: Mapping, copies: int = 1) -> int:
+        """Parameters of the model, without making it. Raises UserError when `copies` of them are more than memory holds."""
+        try:
+            with torch.device("meta"):
+                parameters = sum(parameter.numel() for parameter in self.build_model(sizes).parameters())
+        except (RuntimeError, OverflowError) as error:  # more than 2^63 bytes
+            raise UserError(f"model: no machine has memory for these sizes ({error}); choose smaller ones") from None
+        check_fits(parameters, copies)
+        return parameters
+
+    def build_model_that_fits(self, sizes: Mapping) -> nn.Module:
+        """`build_model`. Raises UserError when this machine has no memory for it."""
+        self.count_parameters(sizes)
+        return self.build_model(sizes)
+
+    def choose_targets(self, model: nn.Module, batch: TreeBatch, seed: int | None) -> TreeBatch:
+        """A batch, still on the CPU, with its targets: those of the data set, unless they are drawn. Without a seed, those of
+        all validations."""
+        return batch
+
+    @abstractmethod
+    def sum_losses(self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
+        """The losses of a batch, from the model's output in one pass, or with R-Drop in two."""
+
+    def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
+        """The sums of a validation beside loss and nll."""
+        return ()
+
+    def sizes(self, index: Mapping) -> dict[str, int]:
+        """What the model's shape follows from, as run.json and meta.json keep it."""
+        sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
+        vocab, again = self.config.data / "encoded" / "vocab", "run workflows/preprocess.py again"
+        files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
+        return sizes | {name: len(read_text(path, again).splitlines()) for name, path in files.items() if path.exists()}
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        """The metrics of a validation over so many targets."""
+        loss, nll = (sums[:2] / targets).tolist()
+        return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+
+    def criterion(self, line: Mapping[str, float]) -> float:
+        """What a validation is judged by, the lower the better."""
+        return 1.0 - line[self.score] if self.score else line["nll"]
+
+    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
+        """What meta.json has of the validation beside valid_nll."""
+        return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
+
+    def describe(self, line: Mapping[str, float]) -> str:
+        """A validation as a person reads it."""
+        return f"nll {line['nll']:.3f}, perplexity {line['perplexity']:.2f}"
+
+    def describe_best(self, line: Mapping[str, float]) -> str:
+        """What the best validation reached."""
+        return f"{line['nll']:.3f}"
+
+
+def vocab_sizes(sizes: Mapping) -> VocabSizes:
+    """Sizes as meta.json keeps them; checkpoints of earlier times know of pieces and labels alone."""
+    return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))

@@ -1,0 +1,123 @@
+"""Classification of sentences, and of the phrases in them.
+
+Shapes: B batch, P positions, C classes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from treenet.data.examples import ExampleSource
+from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PhraseSource
+from treenet.models import ClassLogits, build_classifier
+from treenet.tasks.base import vocab_sizes
+from treenet.tasks.data_checks import check_structure
+from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss
+from treenet.tasks.prediction import PredictionTask
+from treeproc.common.settings import UserError
+
+
+class Classification(PredictionTask):
+    """Classifiers of examples, which may learn the classes of phrases too."""
+
+    num_sums = 8
+    score = "accuracy"
+    percentages = ("accuracy", "binary_accuracy", "phrase_accuracy")
+    targets = "classes"
+
+    @property
+    def neutral_class(self) -> int | None:
+        return self.config.classifier.neutral_class
+
+    def check(self, index: Mapping) -> None:
+        data, reads = self.config.data, self.reads  # an unknown model is refused before what it would read is looked for
+        if "label" not in index["columns"]:
+            raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
+        if "num_classes" not in index:
+            raise UserError(f"{data} does not say how many classes it has; run its workflows/preprocess.py command again")
+        if self.neutral_class is not None and self.neutral_class >= index["num_classes"]:
+            raise UserError(
+                f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
+                f"{self.neutral_class}"
+            )
+        check_structure(self.config, index, reads)
+
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        encoded, reads = self.config.data / "encoded", self.reads
+        phrases = self.config.classifier.supervision == "all_phrases"
+        if training and phrases and reads == "leaves":
+            return PhraseSource(encoded, split)
+        return LabelledSource(encoded, split, reads, phrases=phrases, split_words=self.config.classifier.split_words)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        vocab = vocab_sizes(sizes)
+        return build_classifier(self.config.model, vocab, self.config.classifier, sizes["num_classes"])
+
+    def sum_losses(
+        self, model: nn.Module, batch: LabelledBatch, first: ClassLogits, second: ClassLogits | None = None
+    ) -> LossSums:
+        options = self.config.optimizer
+        if first.positions is None:
+            targets, passes = batch.labels, [logits.examples for logits in (first, second) if logits]
+        else:
+            targets, passes = batch.position_labels, [logits.positions for logits in (first, second) if logits]
+        if second is None:
+            return label_smoothed_nll(*passes, targets, options.label_smoothing, NO_CLASS)
+        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop, NO_CLASS)
+
+    def count_right(self, batch: LabelledBatch, output: ClassLogits) -> Sequence[Tensor]:
+        return count_right(batch, output, self.neutral_class)
+
+    def score_predictions(self, predictions: Iterable[tuple[LabelledBatch, ClassLogits]]) -> tuple[list[str], dict[str, float]]:
+        rows, counts = {}, 0
+        for batch, output in predictions:
+            counts = counts + torch.stack(self.count_right(batch, output)).double()
+            probabilities = output.examples.softmax(-1)
+            columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
+            for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
+                rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
+        head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
+        return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], summarize_counts(counts.cpu())
+
+    def sizes(self, index: Mapping) -> dict[str, int]:
+        return super().sizes(index) | {"num_classes": index["num_classes"]}
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        loss, nll = (sums[:2] / targets).tolist()
+        return {"loss": loss, "nll": nll, **summarize_counts(sums[2:])}
+
+    def describe(self, line: Mapping[str, float]) -> str:
+        return f"accuracy {line['accuracy']:.2%}, nll {line['nll']:.3f}"
+
+    def describe_best(self, line: Mapping[str, float]) -> str:
+        return f"{line['accuracy']:.2%}"
+
+
+def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:
+    """Examples and how many of them are right; the same of examples read as two classes, and of labelled positions."""
+    labels = batch.labels
+    right = output.examples.argmax(-1) == labels
+    counts = [torch.tensor(len(labels), device=labels.device), right.sum()]
+    if neutral is None:
+        counts += [torch.zeros_like(counts[0])] * 2
+    else:
+        is_above = above_neutral(output.examples.softmax(-1), neutral)
+        counted = labels != neutral
+        counts += [counted.sum(), (counted & (is_above == (labels > neutral))).sum()]
+    if output.positions is None:
+        return counts + [torch.zeros_like(counts[0])] * 2
+    counted = batch.position_labels != NO_CLASS
+    return [*counts, counted.sum(), (counted & (output.positions.argmax(-1) == batch.position_labels)).sum()]
+
+
+def above_neutral(probabilities: Tensor, neutral: int) -> Tensor:
+    """[B, C] -> [B] bool: whether the classes above the neutral one have more probability than those below."""
+    return probabilities[:, neutral + 1 :].sum(-1) > probabilities[:, :neutral].sum(-1)
+
+
+def summarize_counts(counts: Tensor) -> dict[str, float]:
+    """Accuracies, as fractions, from the sums of `count_right`; those of what was not counted are left out."""
+    pairs = counts.view(3, 2).tolist()
+    names = ("accuracy", "binary_accuracy", "phrase_accuracy")
+    return {name: right / count for name, (count, right) in zip(names, pairs, strict=True) if count}

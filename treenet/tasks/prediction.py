@@ -1,0 +1,29 @@
+"""The interface of tasks whose model, a classifier's encoder below a head, predicts the label of every example."""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from treenet.data.batch import Reads
+from treenet.data.labelled import LabelledBatch
+from treenet.data.pairs import PairBatch
+from treenet.models import ClassLogits, classifier_class
+from treenet.tasks.base import Task
+
+
+class PredictionTask(Task):
+    """A task that is scored by its predictions. The metrics of a split are `percentages` and `figures`, as tables show them."""
+
+    workflow = scorer = "train_classifier.py"
+    ties_embeddings = False
+    percentages: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> Reads:
+        return classifier_class(self.config.model).reads_with(self.config.model)
+
+    @abstractmethod
+    def score_predictions(
+        self, predictions: Iterable[tuple[LabelledBatch | PairBatch, ClassLogits]]
+    ) -> tuple[list[str], dict[str, float]]:
+        """The lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""

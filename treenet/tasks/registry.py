@@ -1,0 +1,38 @@
+"""The tasks by the name that a configuration has."""
+
+from treenet.config import TrainConfig
+from treenet.tasks.base import Task
+from treenet.tasks.classification import Classification
+from treenet.tasks.masked_lm import MaskedLanguageModel
+from treenet.tasks.relatedness import Relatedness
+from treenet.tasks.translation import Translation
+from treeproc.common.settings import UserError, load_settings
+from treeproc.common.storage import AnyPath
+
+TASKS: dict[str, type[Task]] = {
+    "translation": Translation,
+    "classification": Classification,
+    "relatedness": Relatedness,
+    "masked_lm": MaskedLanguageModel,
+}
+
+
+def build_task(config: TrainConfig) -> Task:
+    """The task of a configuration."""
+    return TASKS[config.task](config)
+
+
+def workflow_of(run_dir: AnyPath) -> str:
+    """The script that trains the run in this folder, as messages name it."""
+    try:
+        return f"workflows/{TASKS[load_settings(TrainConfig, run_dir / 'config.yaml').task].workflow}"
+    except UserError:
+        return "the workflow of the run"
+
+
+def check_task(config: TrainConfig, *names: str) -> None:
+    """Raises UserError when the configuration is one of other tasks than those of a workflow."""
+    if config.task not in names:
+        raise UserError(
+            f"task must be {' or '.join(names)}, but is {config.task}; workflows/{TASKS[config.task].workflow} trains that"
+        )

@@ -1,0 +1,58 @@
+"""Translation: encoder-decoder models on pairs of sentences."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from treenet.config import TrainConfig
+from treenet.data.batch import Reads, TreeBatch
+from treenet.data.examples import ExampleSource
+from treenet.models import build_model, model_class
+from treenet.tasks.base import Task, vocab_sizes
+from treenet.tasks.data_checks import check_structure
+from treenet.tasks.losses import LossSums, sum_tied_losses
+from treeproc.common.settings import UserError
+
+
+class Translation(Task):
+    """Encoder-decoder models on pairs."""
+
+    examples, targets = "pairs", "target tokens"
+    output = "decode_to_train"
+
+    def __init__(self, config: TrainConfig):
+        super().__init__(config)
+        self.auxiliary_loss = model_class(config.model).auxiliary_loss
+        self.num_sums = 3 if self.auxiliary_loss else 2
+
+    @property
+    def reads(self) -> Reads:
+        return model_class(self.config.model).reads_with(self.config.model)
+
+    def check(self, index: Mapping) -> None:
+        data = self.config.data
+        if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
+            raise UserError(
+                f"{data} has no target side (its columns: {', '.join(index['columns'])}), and a translation model needs "
+                "one; choose a data set of pairs"
+            )
+        if not index.get("subword_settings", {}).get("joint", True):
+            raise UserError(
+                f"{data} has a vocabulary for each side, but models share one table of pieces between the sides; "
+                "preprocess again with subwords.joint=true and parsed set to its folder"
+            )
+        check_structure(self.config, index, self.reads)
+
+    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+        return ExampleSource(self.config.data / "encoded", split, self.reads)
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_model(self.config.model, vocab_sizes(sizes))
+
+    def sum_losses(self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second)
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        metrics = super().metrics(sums, targets)
+        return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
