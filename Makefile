@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
+NEWEST := .venv-newest
 
-.PHONY: install demo test
+.PHONY: install demo test upgrade-check
 
 install: $(VENV)/.installed
 
@@ -18,3 +19,12 @@ demo: install
 
 test: install
 	$(RUN) -m pytest
+
+# The newest PyTorch, Ray and Stanza, beyond the bounds of pyproject.toml, in an environment of their own (docs/development.md).
+upgrade-check:
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --editable '.[test]'
+	$(NEWEST)/bin/python -m pip install --upgrade 'ray[data,default,train]' stanza torch
+	$(NEWEST)/bin/python -m pip freeze | grep -iE '^(ray|stanza|torch)=='
+	$(NEWEST)/bin/python -m pytest tests/test_library_internals.py tests/test_parsers.py tests/test_ray_session.py tests/test_training_faults.py

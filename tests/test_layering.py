@@ -53,7 +53,7 @@ TREENET_ROOMS = (
     "report",
 )
 # The files of `treenet` that run on Ray.
-ON_RAY = {("jobs", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
+ON_RAY = {("jobs", "ray_interrupt"), ("jobs", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
 
 
 def imports(path: Path, module_level_only: bool = False) -> set[str]:

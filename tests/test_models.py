@@ -109,7 +109,7 @@ def test_the_encoder_compiles_without_graph_breaks(path):
     batch.structure = TreeStructure.build(
         [t.num_leaves for t in trees], [t.span_array for t in trees], attention_path=path, sparse=path == "window"
     )
-    torch._dynamo.reset()
+    torch.compiler.reset()
     states = [encode(batch).states for encode in (model.encode, torch.compile(model.encode, fullgraph=True, backend="aot_eager"))]
     torch.testing.assert_close(*states)
     grads = [torch.autograd.grad(x.square().sum(), list(model.encoder_layers.parameters())) for x in states]

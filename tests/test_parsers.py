@@ -148,7 +148,7 @@ def test_lean_ways_give_what_stanzas_processors_give(parser, plain):
     tags, arcs = DocumentTagger([plain.processors["pos"]], dependencies=False).tag(words, 100)
     assert tags == parser._tagger.tag(words, 100)[0] and arcs is None
     tagged = [list(zip(w, (xpos for _, xpos in t), strict=True)) for w, t in zip(words, tags, strict=True)]
-    assert ObjectParser(plain.processors["constituency"]._model).parse(tagged, 500) == parser._parser.parse(tagged, 100)
+    assert ObjectParser(plain.processors["constituency"].trainer.model).parse(tagged, 500) == parser._parser.parse(tagged, 100)
 
 
 def test_transitions_without_end_are_a_named_fallback(parser, monkeypatch):

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import ray
@@ -17,12 +17,12 @@ import ray.train
 import ray.train.collective
 import ray.train.torch
 import torch
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.exceptions import RayActorError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+from ray.train.torch import TorchConfig
 
 from treenet.config import TrainConfig
+from treenet.jobs.ray_interrupt import InterruptibleTrainer
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
 from treenet.tasks.registry import build_task
@@ -85,7 +85,7 @@ def _fit_with_restarts(
                 return outcome
             sys.stderr.write(f"a node was called back; other workers continue from step {outcome['step']}\n")
         except (TrainingFailedError, RayActorError) as error:  # the latter: Ray Train's controller died
-            lost = list(vars(error).get("worker_failures", {}).items())
+            lost = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
             for _, failure in lost:
                 if isinstance(failure, UserError):
                     raise UserError(str(failure)) from None
@@ -97,26 +97,11 @@ def _fit_with_restarts(
             sys.stderr.write(f"warning: {what}; new workers continue from step {reached}\n")
 
 
-class _Trainer(TorchTrainer):
-    """Ctrl-C is a KeyboardInterrupt, as everywhere. Ray Train's own handler ends the driver with status 1 and says nothing."""
-
-    _controller: ActorHandle | None = None
-
-    def _register_sigint_handler(self, controller: ActorHandle) -> None:
-        self._controller = controller
-
-    def abort(self) -> None:
-        """End workers and controller."""
-        if self._controller is not None:
-            with suppress(RayError):  # the controller leaves without an answer
-                ray.get(self._controller.abort.remote(), timeout=ABORT_S)
-
-
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
     """One group of workers, from its start to its end."""
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
-    trainer = _Trainer(
+    trainer = InterruptibleTrainer(
         _work,
         train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
@@ -130,7 +115,7 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
     try:
         return trainer.fit().return_value
     except KeyboardInterrupt:
-        trainer.abort()
+        trainer.abort(ABORT_S)
         raise
 
 

@@ -15,10 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from treenet.layers.torch_internals import flash_attention, flash_attention_backward
 from treenet.structure.attention import TwoCalls, Windows
-
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 Range = tuple[slice, slice]  # of [B, S, ...]: trees, positions
 Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side by side
@@ -133,7 +131,7 @@ def _attend(
     log_sums = torch.empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
     for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
         q, k, v = (_heads(_read(*x), num_heads) for x in ((queries, call.queries), (keys, call.keys), (values, call.keys)))
-        attended, log_sum = _flash(q, k, v, 0.0, False, attn_mask=call.bias)
+        attended, log_sum = flash_attention(q, k, v, 0.0, False, attn_mask=call.bias)
         _write(out, call.queries, _merge(attended))
         _write(log_sums, call.queries, log_sum.transpose(1, 2))
     return out, log_sums
@@ -165,7 +163,7 @@ def _attend_backward(
         grad_part, q, out_part = (_heads(_read(x, call.queries), num_heads) for x in (grad, queries, out))
         k, v = (_heads(_read(x, call.keys), num_heads) for x in (keys, values))
         log_sum = _read(log_sums, call.queries).transpose(1, 2)
-        parts = _flash_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias)
+        parts = flash_attention_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias)
         query_part, key_part, value_part = map(_merge, parts)
         _write(query_grad, call.queries, query_part)
         if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys: take its memory

@@ -11,9 +11,8 @@ E entries; see `treenet.structure.branches`.
 import torch
 from torch import Tensor
 
+from treenet.layers.torch_internals import multiply_rows, sum_weighted_rows
 from treenet.structure.branches import Entries, EntryOrder
-
-_SUM = 0  # a mode of embedding bags
 
 
 def replace_nodes(vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
@@ -68,21 +67,14 @@ def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
     weights = weights.index_select(1, order.entry).flatten()
     first = _per_weight(order.first, num_weights, num_entries).flatten()
     index = _row_of_weight(order.source, num_weights).flatten()
-    # F.embedding_bag would first copy rows that are a part of fused projections.
-    sums = torch.ops.aten._embedding_bag_forward_only(
-        _rows(rows, num_weights), index, first, per_sample_weights=weights, mode=_SUM
-    )[0]
+    sums = sum_weighted_rows(_rows(rows, num_weights), index, first, weights)
     return sums if num_weights == 1 else sums.unflatten(0, (num_weights, -1)).transpose(0, 1).flatten(1)
 
 
 def _multiply_rows(left: Tensor, right: Tensor, entries: Entries, num_weights: int) -> Tensor:
     """Products of rows of [B, S, D], left the node's and right the position's of each entry: [W, E]."""
     node, position = (_row_of_weight(x, num_weights).flatten() for x in (entries.node, entries.position))
-    # The gradient of weights in a weighted sum of rows; it reads the sum of each item from `node`, not from offsets.
-    products = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        _rows(left, num_weights), _rows(right, num_weights), position, node[:0], node, _SUM
-    )
-    return products.view(num_weights, -1)
+    return multiply_rows(_rows(left, num_weights), _rows(right, num_weights), node, position).view(num_weights, -1)
 
 
 def _row_of_weight(position: Tensor, num_weights: int) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from treenet.layers.fused_attention import fused_attention, widen
+from treenet.layers.torch_internals import has_flash_attention
 from treenet.structure import TreeStructure
 from treenet.structure.attention import OneCall, TwoCalls
 
@@ -75,7 +76,7 @@ def attend_subtrees(
     """
     maps = structure.attention
     if fused is None:
-        fused = queries.device.type == "cpu" and not dropout_p
+        fused = queries.device.type == "cpu" and not dropout_p and has_flash_attention()
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))

@@ -6,13 +6,12 @@ import signal
 import socket
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from treeproc.common.errors import UserError
 from treeproc.common.progress import phase
+from treeproc.common.ray_internals import end_failed_start, noted_address
 
 
 def start_ray() -> None:
@@ -44,16 +43,12 @@ def start_ray() -> None:
 def _try_to_start(options: dict) -> None:
     """`ray.init`; where it fails, nothing of it goes on."""
     import ray
-    from ray._private.node import Node
 
     try:
         with _without_notice():
             ray.init(**options)
     except Exception as error:
-        # Ray knows a node that has started; one that has not is known to the frames of the call alone.
-        for frame, _ in traceback.walk_tb(error.__traceback__):
-            if isinstance(node := frame.f_locals.get("self"), Node):
-                node.kill_all_processes(check_alive=False, allow_graceful=False)
+        end_failed_start(error)
         ray.shutdown()
         raise
 
@@ -116,10 +111,11 @@ def _cluster_is_running() -> bool:
 
     Ray itself would wait for minutes for one that was killed or did not survive a reboot.
     """
-    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    address = noted_address()
+    if address is None:
+        return False
     try:
-        host, _, port = note.read_text().strip().rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=5):
+        with socket.create_connection(address, timeout=5):
             return True
-    except (OSError, ValueError):
+    except (OSError, OverflowError):  # the latter: no port has this number
         return False

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from treeproc.common.errors import UserError, one_line, shown
+from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
@@ -138,7 +139,7 @@ def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
 
     Raises UserError for the first of the named paths that is relative.
     """
-    if "RAY_JOB_CONFIG_JSON_ENV_VAR" not in os.environ:
+    if not in_submitted_job():
         return
     for name, path in paths.items():
         if not path.is_absolute():

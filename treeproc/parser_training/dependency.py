@@ -146,7 +146,8 @@ class DependencyLearner:
 
     def _start_words(self, sentences: Sequence[Sequence[str]]) -> None:
         """Word embeddings start as vectors that tell words by their neighbours."""
-        units = self.model.vocab["word"]._id2unit[VOCAB_PREFIX_SIZE:]
+        vocab = self.model.vocab["word"]
+        units = vocab.unmap(range(VOCAB_PREFIX_SIZE, len(vocab)))
         vectors = word_vectors(sentences, units, self._settings.word_dim, self._seed)
         with torch.no_grad():
             self.model.word_emb.weight.mul_(_WORD_SCALE)

@@ -192,7 +192,8 @@ class _Run:
         # The first steps count less, as the average would remember the start for long.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step)) if self.settings.average else 0.0
         with torch.no_grad():
-            torch._foreach_lerp_(self.averaged, self.parameters, 1 - decay)
+            for mean, parameter in zip(self.averaged, self.parameters, strict=True):
+                mean.lerp_(parameter, 1 - decay)
         return loss.item()
 
     def _evaluate(self) -> dict[str, float]:
@@ -200,12 +201,12 @@ class _Run:
         model = self.learner.model
         with torch.no_grad():
             own = [p.clone() for p in self.parameters]
-            torch._foreach_copy_(self.parameters, self.averaged)
+            _copy(self.averaged, self.parameters)
             scores = self.learner.evaluate()
             if not self.best or scores["score"] > self.best["score"]:
                 self.best = scores
                 self.best_weights = {name: value.clone() for name, value in model.state_dict().items()}
-            torch._foreach_copy_(self.parameters, own)
+            _copy(own, self.parameters)
         return scores
 
     def _save(self, record: dict[str, float]) -> None:
@@ -218,3 +219,8 @@ class _Run:
         }
         with atomic_output(self.folder / CHECKPOINT) as file:
             torch.save(state, file)
+
+
+def _copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)

@@ -131,7 +131,8 @@ class TaggerLearner:
 
     def _start_words(self, sentences: list[Sequence[str]]) -> None:
         """Word embeddings start as vectors that tell words by their neighbours."""
-        units = self.vocab["word"]._id2unit[len(VOCAB_PREFIX) :]
+        vocab = self.vocab["word"]
+        units = vocab.unmap(range(len(VOCAB_PREFIX), len(vocab)))
         vectors = word_vectors(sentences, units, self.settings.word_emb_dim, self._seed)
         with torch.no_grad():
             self.model.word_emb.weight.mul_(_WORD_SCALE)

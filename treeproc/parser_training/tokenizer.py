@@ -100,7 +100,7 @@ class TokenizerLearner:
             args, len(self.vocab), args["emb_dim"], args["hidden_dim"], dropout=args["dropout"], feat_dropout=args["feat_dropout"]
         )
         replace_dropout(self.model)
-        characters = self.vocab._id2unit
+        characters = self.vocab.unmap(range(len(self.vocab)))
         self._features = np.array([_features(c) if len(c) == 1 else [0] * 3 for c in characters], np.float32)
 
     def batches(self, epoch: int) -> list[list[Line]]:

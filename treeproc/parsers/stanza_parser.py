@@ -66,8 +66,8 @@ def _load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
         tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,
         tagger=_tagger(loaded, document_arcs=bool(depparse) and not lean_arcs) if "pos" in loaded else None,
         arcs=dependency.DependencyParser(depparse.trainer.model.eval()) if lean_arcs else None,
-        parser=_constituency_parser(constituency._model) if constituency else None,
-        uses_xpos=bool(constituency) and constituency._model.uses_xpos(),
+        parser=_constituency_parser(constituency.trainer.model) if constituency else None,
+        uses_xpos=bool(constituency) and constituency.trainer.model.uses_xpos(),
     )
 
 
