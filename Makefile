@@ -4,18 +4,23 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 NEWEST := .venv-newest
 
-.PHONY: install demo test upgrade-check
+.PHONY: install demo check test upgrade-check
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, but this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --constraint constraints.txt --editable '.[test]'
+	$(RUN) -m pip install --constraint constraints.txt --editable '.[check,test]'
 	touch $@
 
 demo: install
 	$(RUN) workflows/demo.py
+
+check: install
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
 
 test: install
 	$(RUN) -m pytest

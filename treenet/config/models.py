@@ -1,6 +1,6 @@
 """Settings of models. An ablation is a value here, never a class."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -60,7 +60,7 @@ class PhraseConfig(Settings):
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
 
     @model_validator(mode="after")
-    def _check_heads(self):
+    def _check_heads(self) -> Self:
         for name in ("ngrams", "levels"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must be different, but are {list(getattr(self, name))}")
@@ -165,7 +165,7 @@ class RelationsConfig(Settings):
         return self.positions in ("depth", "both") or bool(self.kinds.keys() - {"sequence"}) or self.label_head == "deprel"
 
     @model_validator(mode="after")
-    def _check_decoder(self):
+    def _check_decoder(self) -> Self:
         if self.decoder and not self.sequence.clip:
             raise ValueError("decoder needs sequence.clip, for example 16, but it is 0; set decoder=false")
         if self.positions == "none" and not self.kinds:
@@ -231,7 +231,7 @@ class ModelConfig(Settings):
     constituents: ConstituentConfig = ConstituentConfig()
 
     @model_validator(mode="after")
-    def _check_heads(self):
+    def _check_heads(self) -> Self:
         if self.d_model % (2 * self.num_heads):
             raise ValueError(f"d_model must be a multiple of 2 * num_heads = {2 * self.num_heads}, but is {self.d_model}")
         return self

@@ -1,7 +1,7 @@
 """Settings of training runs, of scoring and of search."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -46,7 +46,7 @@ class OptimizerConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _check_decay(self):
+    def _check_decay(self) -> Self:
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps must be more than warmup_steps = {self.warmup_steps}, but is {self.decay_steps}")
         return self
@@ -137,7 +137,7 @@ class MaskedLMConfig(Settings):
     random: float = Field(0.1, ge=0, le=1, description="share of them that it sees as any piece; the rest it sees as they are")
 
     @model_validator(mode="after")
-    def _check_shares(self):
+    def _check_shares(self) -> Self:
         if self.mask + self.random > 1:
             raise ValueError(f"mask + random must be at most 1, but is {self.mask + self.random:g}")
         return self
@@ -194,7 +194,7 @@ class TrainConfig(Settings):
     compile: bool = Field(False, description="compile the model with torch.compile; the first steps take minutes")
 
     @model_validator(mode="after")
-    def _check_checkpoints(self):
+    def _check_checkpoints(self) -> Self:
         if self.average_checkpoints > self.keep_checkpoints:
             raise ValueError(
                 f"average_checkpoints must be at most keep_checkpoints = {self.keep_checkpoints}, "
@@ -207,7 +207,7 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_decay(self):
+    def _check_decay(self) -> Self:
         last = self.optimizer.decay_steps
         if last is not None and self.max_steps > last:
             raise ValueError(

@@ -44,7 +44,8 @@ class TreeBatch:
         return int((self.tgt_out != PAD_ID).sum())
 
     def to(self, device: torch.device | str) -> "TreeBatch":
-        return type(self)(**{name: value if value is None else value.to(device) for name, value in vars(self).items()})
+        moved: dict[str, Any] = {name: value if value is None else value.to(device) for name, value in vars(self).items()}
+        return type(self)(**moved)
 
     def pad_masks(self) -> list[Tensor]:
         """Masks, True = padding, of all positions that a model computes."""
@@ -136,8 +137,8 @@ def build_structure(rows: RowLists, reads: Reads) -> Any:
         arcs = Dependencies.build(rows.governors, rows.relations) if reads == "dependencies" else None
         return Words.build(rows.words, rows.pos_tags, arcs)
     num_leaves, num_nodes = [len(pieces) for pieces in rows.pieces], [len(labels) for labels in rows.labels]
-    spans = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
-    spans = np.split(spans, np.cumsum(num_nodes)[:-1])
+    flat = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
+    spans = np.split(flat, np.cumsum(num_nodes)[:-1])
     if reads == "phrases":
         return PhraseLevels.build(SpanTable.build(num_leaves, spans), rows.labels, rows.words)
     if reads == "binary_trees":

@@ -104,7 +104,8 @@ class Prefetcher(Generic[Item]):
     _END = object()
 
     def __init__(self, items: Iterator[Item], depth: int = 4):
-        self._items, self._queue, self._stop = items, queue.Queue(maxsize=depth), threading.Event()
+        self._items, self._stop = items, threading.Event()
+        self._queue: queue.Queue = queue.Queue(maxsize=depth)
         self._thread = threading.Thread(target=self._fill, daemon=True)
         self.waited = 0.0
 

@@ -49,8 +49,11 @@ class LabelledSource(ExampleSource):
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """The rows as one padded batch."""
         batch = super().batch(rows)
-        labels, nodes, leaves, spans = [], [], [], []
-        words = []
+        labels: list[int] = []
+        nodes: list[np.ndarray] = []
+        leaves: list[np.ndarray] = []
+        spans: list[np.ndarray] = []
+        words: list[np.ndarray] = []
         for columns, row in self.places(rows):
             labels.append(columns["label"][row])
             if self.reads in ("trees", "binary_trees"):

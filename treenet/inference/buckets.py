@@ -54,11 +54,11 @@ def score_buckets(
     for name, values in sizes.items():
         if len(values) != len(references):
             raise UserError(f"the data set has {len(values)} examples, but there are {len(references)} references")
-        lasts = getattr(config, name)
+        lasts: tuple[int, ...] = getattr(config, name)
         places = np.searchsorted(lasts, values)  # values up to and including lasts[i] are in bucket i
         found[name] = []
-        for place in np.unique(places):
-            rows = np.flatnonzero(places == place)
+        for place in np.unique(places).tolist():
+            rows = np.flatnonzero(places == place).tolist()
             found[name].append(
                 {
                     "from": lasts[place - 1] + 1 if place else 0,

@@ -185,7 +185,7 @@ class LineTranslator:
     def _text(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
         """Columns are separated by tabs: the number with nbest, the score with scores, the text; empty where there is none."""
         out = []
-        for hypothesis in hypotheses or [None]:
+        for hypothesis in hypotheses or (None,):
             columns = [str(number)] if self._settings.nbest > 1 else []
             if self._settings.scores or self._settings.score is not None:
                 columns.append(f"{hypothesis.score:.6f}" if hypothesis and not math.isnan(hypothesis.score) else "")

@@ -22,7 +22,7 @@ PARSE = "unsupervised_parse."  # what the names of parses begin with, which are 
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
-def translations_path(folder: Path, name: str) -> Path:
+def translations_path(folder: AnyPath, name: str) -> AnyPath:
     """Raises UserError for a recorded name that leaves the folder."""
     return inside(folder, f"translations.{name}.txt")
 

@@ -158,7 +158,8 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     query_grad = _with_zero_nodes(queries, num_leaves)
-    key_grad = value_grad = None
+    key_grad: Tensor | None = None
+    value_grad: Tensor | None = None
     for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
         grad_part, q, out_part = (_heads(_read(x, call.queries), num_heads) for x in (grad, queries, out))
         k, v = (_heads(_read(x, call.keys), num_heads) for x in (keys, values))
@@ -169,13 +170,14 @@ def _attend_backward(
         if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys: take its memory
             key_grad, value_grad = key_part, value_part
             continue
-        if key_grad is None:
+        if key_grad is None or value_grad is None:
             key_grad, value_grad = _with_zero_nodes(keys, num_leaves), _with_zero_nodes(values, num_leaves)
             _write(key_grad, call.keys, key_part)
             _write(value_grad, call.keys, value_part)
         else:
             _add(key_grad, call.keys, key_part)
             _add(value_grad, call.keys, value_part)
+    assert key_grad is not None and value_grad is not None  # there is a call at least
     return query_grad, key_grad, value_grad
 
 

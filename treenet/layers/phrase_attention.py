@@ -79,7 +79,7 @@ class PhraseAttention(nn.Module):
         queries = split_heads(self.queries(x), self.num_heads)
         keys, values = (split_heads(part, self.num_leaf_heads) for part in self.keys_values(x).chunk(2, dim=2))
         attended = [attend(queries[:, : self.num_leaf_heads], keys, values, attend_mask, dropout_p)]
-        tag_loss = 0.0
+        tag_loss = x.new_zeros(())
         for head, (memory, partition) in enumerate(zip(self.memories, partitions, strict=True), start=self.num_leaf_heads):
             keys_values, loss = memory(x, partition)
             attend_phrases = padding_to_attend_mask(partition.pad_mask)

@@ -22,6 +22,7 @@ class SinusoidalPositions(nn.Module):
 
     def __init__(self, d_model: int, length: int = 512):
         super().__init__()
+        self.table: Tensor
         self.register_buffer("table", compute_sinusoids(length, d_model), persistent=False)
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:

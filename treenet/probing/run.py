@@ -111,10 +111,12 @@ def choose_layers(layer: int | str, count: int) -> list[int]:
     """Numbers of layers, from 1. Raises UserError for one that the encoder has not got."""
     if layer == "all":
         return list(range(1, count + 1))
-    if layer != "last" and layer > count:
+    if layer == "last":
+        return [count]
+    if int(layer) > count:
         has = f"{count} layers" if count > 1 else "one layer that can be probed, its last"
         raise UserError(f"layer must be last, all or at most {count}, but is {layer}: the encoder has {has}")
-    return [count if layer == "last" else layer]
+    return [int(layer)]
 
 
 def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskName]:

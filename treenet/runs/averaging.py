@@ -154,7 +154,9 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
 
 def _check_identity(metas: dict[Path, dict]) -> None:
     """Raises UserError for checkpoints of different runs. Facts that one of two does not have, of an earlier version, may be."""
-    (first, expected), *others = list(metas.items()) or [(None, {})]
+    if not metas:
+        return
+    (first, expected), *others = metas.items()
     for folder, meta in others:
         known = [name for name in _IDENTITY if name in expected and name in meta]
         if differ := [line for name in known for line in _differences(expected[name], meta[name], name)]:

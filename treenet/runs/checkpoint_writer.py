@@ -37,6 +37,8 @@ class CheckpointWriter:
     def failure(self) -> str | None:
         """Why the last checkpoint could not be written, once that is known."""
         error = self._writing.exception() if self._writing and self._writing.done() else None
-        if error is None or isinstance(error, UserError):
-            return error and str(error)
+        if error is None:
+            return None
+        if isinstance(error, UserError):
+            return str(error)
         raise error

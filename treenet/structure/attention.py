@@ -77,12 +77,12 @@ def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps
         return OneCall(torch.from_numpy(_bias(build_attend_mask(table)[:, None])))
     leaf_mask = None
     if table.leaf_pad_mask.any():
-        leaf_mask = ~table.leaf_pad_mask
-        leaf_mask[:, 0] = True  # a softmax over no key at all would be NaN
-        leaf_mask = torch.from_numpy(leaf_mask[:, None, None])
+        attended = ~table.leaf_pad_mask
+        attended[:, 0] = True  # a softmax over no key at all would be NaN
+        leaf_mask = torch.from_numpy(attended[:, None, None])
     if path == "two":
         return TwoCalls(table.num_leaves, leaf_mask, torch.from_numpy(_node_rows(table)[:, None]))
-    return Windows(table.num_leaves, leaf_mask, *map(torch.from_numpy, _build_windows(table)))
+    return Windows(table.num_leaves, leaf_mask, **{name: torch.from_numpy(x) for name, x in _build_windows(table).items()})
 
 
 def build_attend_mask(table: SpanTable) -> np.ndarray:
@@ -114,7 +114,7 @@ def _node_rows(table: SpanTable) -> np.ndarray:
     return np.concatenate([span, subtree], axis=2)
 
 
-def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
+def _build_windows(table: SpanTable) -> dict[str, np.ndarray]:
     """Fields of `Windows` from `query` on."""
     leaves, nodes, batch = table.num_leaves, table.num_nodes, len(table.start)
     positions = leaves + nodes
@@ -141,17 +141,19 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
     in_subtree = (node[..., None] <= node_key[:, None]) & (node_key[:, None] < subtree_end[..., None])
     mask = np.concatenate([in_span, in_subtree], axis=2) & used[..., None]
     mask[..., 0] |= ~used
-    cells = zip(mask, *(ranges[:, i + 1] - ranges[:, i] for i in (1, 3, 5)), strict=True)
-    cells = [np.concatenate([m[:q, :leaf], m[:q, WINDOW : WINDOW + node]], axis=1).ravel() for m, q, leaf, node in cells]
-    bias = _bias(np.concatenate(cells))
+    sizes = zip(*(ranges[:, i + 1] - ranges[:, i] for i in (1, 3, 5)), strict=True)
+    cells = [
+        np.concatenate([seen[:q, :leaf], seen[:q, WINDOW : WINDOW + last]], axis=1).ravel()
+        for seen, (q, leaf, last) in zip(mask, sizes, strict=True)
+    ]
 
     wide = [np.flatnonzero(row) for row in real & ~small]
     wide_query = np.zeros((batch, max(1, *map(len, wide))), dtype=np.int64)
     wide_mask = np.zeros((*wide_query.shape, positions), dtype=bool)
     wide_mask[..., 0] = True
     place = np.zeros((batch, nodes), dtype=np.int64)
-    row, column = np.nonzero(used)
-    place[tree[row, 0], node[row, column]] = row * CHUNK + column
+    chunk, column = np.nonzero(used)
+    place[tree[chunk, 0], node[chunk, column]] = chunk * CHUNK + column
     for b, members in enumerate(wide):
         wide_query[b, : len(members)] = leaves + members
         place[b, members] = used.size + b * wide_query.shape[1] + np.arange(len(members))
@@ -161,9 +163,17 @@ def _build_windows(table: SpanTable) -> tuple[np.ndarray, ...]:
             wide_mask[b, index, leaves + i : leaves + table.subtree_end[b, i]] = True
     query = tree * positions + leaves + node
     wide_query += np.arange(batch)[:, None] * positions
-    wide_count = np.array([len(members) for members in wide])
-    chunks = query, ranges, tree * positions + key, mask[:, None], bias
-    return *chunks, wide_query, wide_count, wide_mask[:, None], place
+    return {
+        "query": query,
+        "ranges": ranges,
+        "key": tree * positions + key,
+        "mask": mask[:, None],
+        "bias": _bias(np.concatenate(cells)),
+        "wide_query": wide_query,
+        "wide_count": np.array([len(members) for members in wide]),
+        "wide_mask": wide_mask[:, None],
+        "place": place,
+    }
 
 
 def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[int, np.ndarray]]:

@@ -122,15 +122,15 @@ class BranchMaps:
         first_branch = (first - start)[upper] + start[lower]
         pair_length = length[lower]
 
-        paths, ranks = None, (np.zeros(0, dtype=np.int64),) * 3
+        paths, rank_branch, rank_node, rank_of_t = None, *(np.zeros(0, dtype=np.int64),) * 3
         if height.sum() <= PATHS_FROM_HEIGHT * len(height):
             begin = np.cumsum(pair_length) - pair_length
             item = np.arange(pair_length.sum())
-            branch, rank_of_t = (item + np.repeat(offset, pair_length) for offset in (first_branch - begin, -begin))
-            ranks = branch, np.repeat(upper, pair_length), rank_of_t
+            rank_branch, rank_of_t = (item + np.repeat(offset, pair_length) for offset in (first_branch - begin, -begin))
+            rank_node = np.repeat(upper, pair_length)
         else:
             path_cell = flat_leaf * max_height + height - 1
-            paths = PathMaps(*map(torch.from_numpy, (path_cell, rank, first)), num_leaves=leaf_depth.size)
+            paths = PathMaps(torch.from_numpy(path_cell), torch.from_numpy(rank), torch.from_numpy(first), leaf_depth.size)
 
         counts = length.reshape(-1, num_nodes).sum(axis=1)  # branches of each example
         running_shape = len(counts), 1 + int(counts.max())
@@ -138,7 +138,21 @@ class BranchMaps:
         running, pair_first = np.arange(len(node)) + shift[tree[node]] + 1, first_branch + shift[tree[upper]]
 
         entries = Entries.build(table, np.concatenate([node, upper]), np.concatenate([leaf, lower_position]), sparse)
-        height_cell, depth_cell = node * max_height + height - 1, upper * max_height + depth[lower]
-        weighed, pairs = (leaf, height, length[node], running), (pair_first, pair_first + pair_length, height_cell, depth_cell)
-        weighed, pairs, ranks = (map(torch.from_numpy, arrays) for arrays in (weighed, pairs, ranks))
-        return cls(*weighed, running_shape, *pairs, max_height, *ranks, max_length, paths, entries)
+        return cls(
+            leaf=torch.from_numpy(leaf),
+            height=torch.from_numpy(height),
+            length=torch.from_numpy(length[node]),
+            running=torch.from_numpy(running),
+            running_shape=running_shape,
+            pair_first=torch.from_numpy(pair_first),
+            pair_last=torch.from_numpy(pair_first + pair_length),
+            height_cell=torch.from_numpy(node * max_height + height - 1),
+            depth_cell=torch.from_numpy(upper * max_height + depth[lower]),
+            max_height=max_height,
+            rank_branch=torch.from_numpy(rank_branch),
+            rank_node=torch.from_numpy(rank_node),
+            rank=torch.from_numpy(rank_of_t),
+            max_length=max_length,
+            paths=paths,
+            entries=entries,
+        )

@@ -4,12 +4,13 @@ Shapes: B batch, L leaves, N nodes, W words, S = L + N positions (leaves, then n
 States stand in one table: row 0 is the state of no child, zeros, then come those of real positions.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treenet.structure.device import move
 from treenet.structure.spans import SpanTable
 from treeproc.common.errors import UserError
 
@@ -46,11 +47,17 @@ class TreeLevels:
         row = row[:-1].reshape(batch, -1)
         is_root = np.ones(1 + len(leaf) + len(order), dtype=bool)
         is_root[0] = is_root[children.ravel()] = False
-        leaf, children, row, root = map(torch.from_numpy, (leaf, children, row, is_root[row]))
-        return cls(leaf, children, edges, row, root, table.num_leaves)
+        return cls(
+            leaf=torch.from_numpy(leaf),
+            children=torch.from_numpy(children),
+            edges=edges,
+            row=torch.from_numpy(row),
+            root=torch.from_numpy(is_root[row]),
+            num_leaves=table.num_leaves,
+        )
 
     def to(self, device: torch.device | str) -> "TreeLevels":
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+        return move(self, device)
 
 
 def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -139,16 +146,20 @@ class ArcLevels:
             leaf_place[b, : len(words)] = b * width + words
         span, pieces = _spans(word_of_leaf, width, upper, lower, height)
         return cls(
-            *map(torch.from_numpy, (leaf_place, pieces, places, row[lower] - 1, row[upper] - 1)),
-            [0, *np.cumsum(sizes).tolist()],
-            [0, *np.cumsum(arcs).tolist()],
-            torch.from_numpy(row.reshape(batch, width)),
-            torch.from_numpy(root),
-            torch.from_numpy(span),
+            word=torch.from_numpy(leaf_place),
+            pieces=torch.from_numpy(pieces),
+            place=torch.from_numpy(places),
+            child=torch.from_numpy(row[lower] - 1),
+            governor=torch.from_numpy(row[upper] - 1),
+            edges=[0, *np.cumsum(sizes).tolist()],
+            arc_edges=[0, *np.cumsum(arcs).tolist()],
+            row=torch.from_numpy(row.reshape(batch, width)),
+            root=torch.from_numpy(root),
+            span=torch.from_numpy(span),
         )
 
     def to(self, device: torch.device | str) -> "ArcLevels":
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+        return move(self, device)
 
 
 def _spans(

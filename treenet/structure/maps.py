@@ -6,7 +6,7 @@ i, both ends counted but not the leaf), |H_j^i| the rank of leaf j in the span o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from treenet.structure.attention import (
     choose_attention_path,
 )
 from treenet.structure.branches import BranchMaps
+from treenet.structure.device import move
 from treenet.structure.spans import SpanTable
 
 
@@ -53,9 +54,12 @@ class TreeStructure:
         """
         table = SpanTable.build(num_leaves, spans)
         path = attention_path or choose_attention_path(table.num_leaves, table.num_nodes)
-        own = (table.start, table.end, table.subtree_end, table.leaf_pad_mask, table.node_pad_mask)
         return cls(
-            *(torch.from_numpy(np.ascontiguousarray(array)) for array in own),
+            start=torch.from_numpy(np.ascontiguousarray(table.start)),
+            end=torch.from_numpy(np.ascontiguousarray(table.end)),
+            subtree_end=torch.from_numpy(np.ascontiguousarray(table.subtree_end)),
+            leaf_pad_mask=torch.from_numpy(table.leaf_pad_mask),
+            node_pad_mask=torch.from_numpy(table.node_pad_mask),
             branches=BranchMaps.build(table, sparse),
             attention=build_attention_maps(table, path),
         )
@@ -77,25 +81,14 @@ class TreeStructure:
 
     def attend_mask(self) -> Tensor:
         """[B, S, S] bool of equation 11, made anew: True = may attend; a padding query sees itself alone."""
-        counts = ((~mask).sum(1).numpy(force=True) for mask in (self.leaf_pad_mask, self.node_pad_mask))
-        spans = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
-        return torch.from_numpy(build_attend_mask(SpanTable(*counts, *spans, self.num_leaves))).to(self.start.device)
+        leaf_counts, node_counts = ((~mask).sum(1).numpy(force=True) for mask in (self.leaf_pad_mask, self.node_pad_mask))
+        start, end, subtree_end = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
+        table = SpanTable(leaf_counts, node_counts, start, end, subtree_end, self.num_leaves)
+        return torch.from_numpy(build_attend_mask(table)).to(self.start.device)
 
     def to(self, device: torch.device | str) -> "TreeStructure":
         """A copy whose tensors are on `device`."""
-        return _move(self, device)
-
-
-def _move(maps: Any, device: torch.device | str) -> Any:
-    """`maps`, a dataclass of tensors, of such dataclasses and of numbers, on `device`."""
-    moved = {}
-    for f in fields(maps):
-        value = getattr(maps, f.name)
-        if isinstance(value, Tensor):
-            moved[f.name] = value.to(device)
-        elif hasattr(value, "__dataclass_fields__"):
-            moved[f.name] = _move(value, device)
-    return replace(maps, **moved)
+        return move(self, device)
 
 
 def _tensors(maps: Any) -> list[Tensor]:

@@ -9,13 +9,14 @@ Shapes: B batch, L leaves, N nodes, P phrases, C levels.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
+from treenet.structure.device import move
 from treenet.structure.spans import SpanTable
 
 NO_TAG = -1  # of a phrase without a node, which is a single leaf, and of padding
@@ -53,22 +54,22 @@ class PhraseLevels:
         begins = np.zeros((PHRASE_LEVELS, *word.shape), dtype=bool)
         label = np.full(begins.shape, NO_TAG)
         own_level, own_label = level[:-1], np.concatenate(labels)
-        for c, number in enumerate(range(1, PHRASE_LEVELS + 1)):
+        for number in range(1, PHRASE_LEVELS + 1):
             here = is_phrase & ((own_level == number) | ((own_level < number) & ~divided[:-1]))
-            begins[c, tree[here], start[here]] = True
-            label[c, tree[here], start[here]] = own_label[here]
+            begins[number - 1, tree[here], start[here]] = True
+            label[number - 1, tree[here], start[here]] = own_label[here]
             alone = divided[over] & (level[over] < number)
-            begins[c, leaf_tree[alone], leaf[alone]] = True
+            begins[number - 1, leaf_tree[alone], leaf[alone]] = True
         counts = begins.sum(2)
         widest = np.maximum(counts.max(1), 1)
         phrase = np.where(table.leaf_pad_mask, widest[-1], begins.cumsum(2) - 1)
         tags = np.full((*counts.shape, widest[-1]), NO_TAG)
         c, b, first = np.nonzero(begins)
         tags[c, b, phrase[c, b, first]] = label[c, b, first]
-        return cls(*map(torch.from_numpy, (phrase, counts, tags)), widest.tolist())
+        return cls(torch.from_numpy(phrase), torch.from_numpy(counts), torch.from_numpy(tags), widest.tolist())
 
     def to(self, device: torch.device | str) -> "PhraseLevels":
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)})
+        return move(self, device)
 
 
 @dataclass

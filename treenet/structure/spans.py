@@ -28,8 +28,9 @@ class SpanTable:
         table = np.zeros((len(num_leaves), max(1, *map(len, spans)), 3), dtype=np.int64)
         for b, rows in enumerate(spans):
             table[b, : len(rows)] = rows
-        counts = np.asarray(num_leaves), np.array([len(rows) for rows in spans])
-        out = cls(*counts, *np.moveaxis(table, 2, 0), num_leaves=max(1, *num_leaves))
+        counts = np.array([len(rows) for rows in spans])
+        start, end, subtree_end = np.moveaxis(table, 2, 0)
+        out = cls(np.asarray(num_leaves), counts, start, end, subtree_end, num_leaves=max(1, *num_leaves))
         out._check()
         return out
 

@@ -4,13 +4,13 @@ Shapes: B batch, L leaves, W words. Roots hang on one ROOT, which is no word, bu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treenet.structure.device import move
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
@@ -41,11 +41,16 @@ class Dependencies:
         tree, word, other = np.nonzero((up == 1) & (down > 0))
         sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the way to `other` turns down
         side[tree, word, other] = np.sign(sibling - word)
-        integers = (torch.from_numpy(x.astype(np.int64)) for x in (deprel, np.maximum(depth, 0)))
-        return cls(*integers, *(torch.from_numpy(x.astype(np.int16)) for x in (up, down)), torch.from_numpy(side))
+        return cls(
+            deprel=torch.from_numpy(deprel.astype(np.int64)),
+            depth=torch.from_numpy(np.maximum(depth, 0).astype(np.int64)),
+            up=torch.from_numpy(up.astype(np.int16)),
+            down=torch.from_numpy(down.astype(np.int16)),
+            side=torch.from_numpy(side),
+        )
 
     def to(self, device: torch.device | str) -> "Dependencies":
-        return _to(self, device)
+        return move(self, device)
 
 
 @dataclass
@@ -78,11 +83,7 @@ class Words:
         return of_word_pairs.flatten().take(rows[:, :, None] * width + self.word[:, None, :])
 
     def to(self, device: torch.device | str) -> "Words":
-        return _to(self, device)
-
-
-def _to(maps: Any, device: torch.device | str) -> Any:
-    return replace(maps, **{name: value if value is None else value.to(device) for name, value in vars(maps).items()})
+        return move(self, device)
 
 
 def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ def printable(text: str) -> str:
 class _Short(reprlib.Repr):
     """`repr` that stops early: a value may be of any size and depth."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 80, 80, 40
 

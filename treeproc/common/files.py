@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -93,7 +93,7 @@ def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
             yield file
         return
     try:
-        with open(path, "wb", buffering=0) as file:
+        with open(str(path), "wb", buffering=0) as file:
             yield file
     except BrokenPipeError:
         raise
@@ -189,7 +189,7 @@ def read_json(
     mend: str = "run workflows/preprocess.py to the end",
     form: type | None = None,
     needed: Iterable[str] = (),
-) -> dict:
+) -> Any:
     """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object.
 
     So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
@@ -54,7 +54,7 @@ class Rate:
 class _Bar(tqdm):
     """tqdm with the rate of a Progress."""
 
-    def __init__(self, rate: Callable[[], float], **options):
+    def __init__(self, rate: Callable[[], float], **options: Any) -> None:
         self._rate = rate
         super().__init__(**options)
 

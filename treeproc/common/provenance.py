@@ -134,7 +134,7 @@ def recorded(folder: AnyPath, command: str) -> Iterator[Recorder]:
 class Meter:
     """CPU time of this process, of all its threads, and of its children that ended."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._last = _cpu_seconds()
 
     def cpu_s(self) -> float:
@@ -146,8 +146,8 @@ class Meter:
     def machine() -> dict[str, str | int | None]:
         """Kind of processor, its cores, and the GPU that this process uses, if it uses one."""
         torch = sys.modules.get("torch")  # a process without it uses no GPU
-        uses_gpu = torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized()
-        return {**_processor(), "gpu": torch.cuda.get_device_name() if uses_gpu else None}
+        cuda = getattr(torch, "cuda", None)
+        return {**_processor(), "gpu": cuda.get_device_name() if cuda is not None and cuda.is_initialized() else None}
 
     def usage(self) -> dict:
         """What `Session.add_worker` takes in another process."""
@@ -204,7 +204,7 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
         reason = "not what this program writes" if isinstance(error, ValidationError) else str(error)[:200]
         print(f"warning: {path} is damaged ({reason}); it is kept as {kept.name}, and a new one begins", file=sys.stderr)
         if isinstance(path, Path):
-            os.replace(path, kept)
+            os.replace(path, str(kept))
         else:
             atomic_write(kept, path.read_bytes())
         return []

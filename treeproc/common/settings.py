@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -31,9 +31,10 @@ class Settings(BaseModel):
     @classmethod
     def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
         """`true` is no number, though Python counts it as 1; and no number here needs more than 64 bits."""
+        assert info.field_name is not None  # it checks fields, not whole settings
         annotation = cls.model_fields[info.field_name].annotation
         values = [value, *value] if isinstance(value, list | tuple) else [value]
-        if isinstance(value, dict) and dict in map(get_origin, (annotation, *get_args(annotation))):
+        if isinstance(value, dict) and any(get_origin(one) is dict for one in (annotation, *get_args(annotation))):
             values += [*value, *value.values()]
         for one in values:
             if one == "" and _mentions(annotation, Path):
@@ -119,7 +120,7 @@ def describe_fields(cls: type[Settings], prefix: str = "") -> str:
     """One line per field of the settings, nested ones dotted, for `--help`."""
     lines = []
     for name, field in cls.model_fields.items():
-        inner = field.annotation
+        inner: Any = field.annotation
         if _is_settings(inner):
             lines.append(describe_fields(inner, f"{prefix}{name}."))
             continue
@@ -154,9 +155,12 @@ class ArgumentParser(argparse.ArgumentParser):
 
     settings: type[Settings]
 
-    def parse_intermixed_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None):
+    def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> Any:
         """As ever, but a setting that is written as an option is told how to be written."""
-        for place, arg in enumerate(args or ()):
+        args = sys.argv[1:] if args is None else args
+        for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
                 raise UserError(f"{shown(arg)} on the command line must be text in UTF-8 without NUL bytes")
             if arg == "--":
@@ -169,7 +173,7 @@ class ArgumentParser(argparse.ArgumentParser):
                 raise UserError(f"there is no option {shown(arg)}; {told or '--help lists what there is'}")
         return super().parse_intermixed_args(args, namespace)
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help lists what there is")
 
 

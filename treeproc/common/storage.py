@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
@@ -125,7 +125,7 @@ class RemotePath:
             inside(self, name)
         return found
 
-    def open(self, mode: str = "rb") -> IO[bytes]:
+    def open(self, mode: str = "rb") -> io.BufferedReader:
         """The object as a buffered stream of bytes."""
         with _told(self):
             return io.BufferedReader(_Raw(self, _file_system(self.scheme).open_input_stream(self.key)), _REQUEST_BYTES)
@@ -137,7 +137,7 @@ class RemotePath:
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    def write_bytes(self, content: bytes) -> None:
+    def write_bytes(self, content: bytes | memoryview) -> None:
         """Replace the object. Readers see the old one or the new one, never a part."""
         with _told(self), _file_system(self.scheme).open_output_stream(self.key) as sink:
             sink.write(content)
@@ -171,7 +171,7 @@ class _Raw(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:
+    def readinto(self, buffer: Any) -> int:
         with _told(self._path):
             return self._stream.readinto(buffer)
 
@@ -229,10 +229,9 @@ def inside(root: AnyPath, name: str) -> AnyPath:
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
         raise UserError(f"{root}: the recorded name {name[:200]!r} is no name of a file in that folder; it is not used")
-    path = root / name
-    if isinstance(path, Path) and len(parts) > 1 and not path.parent.resolve().is_relative_to(root.resolve()):
-        raise UserError(f"{path} lies behind a link that leads out of {root}; it is not used")
-    return path
+    if isinstance(root, Path) and len(parts) > 1 and not (root / name).parent.resolve().is_relative_to(root.resolve()):
+        raise UserError(f"{root / name} lies behind a link that leads out of {root}; it is not used")
+    return root / name
 
 
 def _validate(value: object) -> AnyPath:

@@ -1,7 +1,7 @@
 """YAML 1.2 from anybody: numbers, texts, lists and keys, nothing that is built, and no more of it than a configuration needs."""
 
 import re
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import yaml
 from yaml.constructor import ConstructorError
@@ -22,11 +22,11 @@ class _Yaml12Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict] = {}
     yaml_constructors: ClassVar[dict] = {}
 
-    def __init__(self, stream):
+    def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
 
-    def compose_node(self, parent, index):
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark
         if self._depth >= _MOST_DEPTH:
             raise ConstructorError(None, None, f"nested deeper than {_MOST_DEPTH} levels", mark)
@@ -35,13 +35,13 @@ class _Yaml12Loader(yaml.SafeLoader):
         self._depth -= 1
         return node
 
-    def get_single_node(self):
+    def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
         if node is not None:
             _check_size(node)
         return node
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict:
         if not isinstance(node, yaml.MappingNode):
             raise ConstructorError(None, None, "must hold keys and values", node.start_mark)
         seen = set()
@@ -54,17 +54,17 @@ class _Yaml12Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def construct_text(self, node):
+    def construct_text(self, node: yaml.ScalarNode) -> str:
         """A text that can be written to a file again, and be the name of one."""
         text = self.construct_scalar(node)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             raise ConstructorError(None, None, f"{shown(text)} holds a NUL byte or half a character", node.start_mark)
         return text
 
-    def construct_unknown(self, node):
+    def construct_unknown(self, node: yaml.Node) -> NoReturn:
         raise ConstructorError(None, None, f"tag {shown(node.tag)} is not allowed; write the value without it", node.start_mark)
 
-    def construct_decimal(self, node):
+    def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """`010` is ten; PyYAML's own constructor reads octal."""
         return int(self.construct_scalar(node))
 
@@ -95,9 +95,10 @@ def _check_size(root: yaml.Node) -> None:
 
     def count(node: yaml.Node) -> int:
         if id(node) in sizes:
-            if sizes[id(node)] is None:
+            counted = sizes[id(node)]
+            if counted is None:
                 raise ConstructorError(None, None, "a value holds itself", node.start_mark)
-            return sizes[id(node)]
+            return counted
         sizes[id(node)] = None
         children = [] if isinstance(node, yaml.ScalarNode) else node.value
         if isinstance(node, yaml.MappingNode):

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from treeproc.parsers.tokens import Token
 from treeproc.trees.spans import SpanTree
@@ -36,7 +37,7 @@ class DocumentTokenizer:
         return out
 
     def _tokenize(self, lines: Sequence[str]) -> list[list[list[Token]]]:
-        document = list(lines)
+        document: Any = list(lines)
         for processor in self._processors:
             document = processor.process(document)
         # The tokeniser joins the lines with a blank line in between and counts characters over all.
@@ -45,12 +46,10 @@ class DocumentTokenizer:
             offsets.append(offsets[-1] + len(line) + 2)
         out: list[list[list[Token]]] = [[] for _ in lines]
         for sentence in document.sentences:
-            line = bisect.bisect_right(offsets, sentence.tokens[0].start_char) - 1
-            out[line].append(
-                [
-                    Token(t.start_char - offsets[line], t.end_char - offsets[line], tuple(word.text for word in t.words))
-                    for t in sentence.tokens
-                ]
+            number = bisect.bisect_right(offsets, sentence.tokens[0].start_char) - 1
+            first = offsets[number]
+            out[number].append(
+                [Token(t.start_char - first, t.end_char - first, tuple(word.text for word in t.words)) for t in sentence.tokens]
             )
         return out
 

@@ -111,7 +111,7 @@ class ShiftReduceParser:
         self._history_inputs = self._history.project(model.transition_embedding.weight)
         self._first_constituent = _first_state(model.constituent_stack)
         self._first_history = _first_state(model.transition_stack)
-        self._dummies = model.dummy_embedding.weight
+        self._dummies: Tensor = model.dummy_embedding.weight
         self._activate = model.nonlinearity
         self._reduce = model.reduce_linear.weight.T.contiguous(), model.reduce_linear.bias
         first, *rest = model.output_layers

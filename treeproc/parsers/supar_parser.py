@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.torch_files import check_archive
@@ -107,7 +108,7 @@ def read_supar(path: Path) -> dict:
 
     kinds = [Config, vocab.Vocab, field.RawField, field.Field, field.SubwordField, field.ChartField]
     code = [(_Dropped, f"dill._dill.{name}") for name in ("_create_function", "_create_code")]
-    named = [(_Dropped, "supar.utils.transform.__dict__"), (_plain_type, "dill._dill._load_type")]
+    named: list[tuple[Any, str]] = [(_Dropped, "supar.utils.transform.__dict__"), (_plain_type, "dill._dill._load_type")]
     check_archive(path, _MEND)
     try:
         with torch.serialization.safe_globals([*kinds, transform.Tree, transform.CoNLL, _Dropped, *code, *named]):

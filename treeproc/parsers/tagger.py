@@ -20,7 +20,7 @@ def supports(model: nn.Module) -> bool:
     from stanza.models.common.vocab import CompositeVocab
 
     args = model.args
-    return (
+    return bool(
         args["word_emb_dim"] > 0
         and not args["pretrain"]
         and bool(args["char"])

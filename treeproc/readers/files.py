@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TypeVar, cast
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
@@ -28,7 +28,8 @@ def refuse_pipes(paths: Iterable[Path]) -> None:
 
 def _open(path: Path) -> IO[bytes]:
     try:
-        return gzip.open(path.open("rb")) if path.suffix == ".gz" else path.open("rb")
+        file = path.open("rb")
+        return cast(IO[bytes], gzip.open(file)) if path.suffix == ".gz" else file
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 

@@ -116,10 +116,16 @@ class _Table:
     data: bytes
     place: int
 
-    def table(self, number: int) -> "_Table | None":
-        """The table in field `number`, None where it has none."""
+    def table(self, number: int) -> "_Table":
+        """The table in field `number`. Raises ValueError where it has none."""
         at = self._field(number)
-        return _Table(self.data, at + self._u32(at)) if at else None
+        if not at:
+            raise ValueError("a message without its header")
+        return _Table(self.data, at + self._u32(at))
+
+    def has(self, number: int) -> bool:
+        """Whether there is anything in field `number`."""
+        return bool(self._field(number))
 
     def vector(self, number: int) -> tuple[int, int]:
         """Place of the first item, and number of items, of the vector in field `number`."""
@@ -149,4 +155,4 @@ def _compressed(source: pa.NativeFile, footer: bytes) -> Iterator[bool]:
             message = pa.ipc.read_message(source).metadata.to_pybytes()
             header = _Table(message, struct.unpack_from("<I", message)[0]).table(_HEADER)
             batch = header.table(_DICTIONARY_DATA) if is_dictionary else header
-            yield bool(batch.table(_COMPRESSION)) or _OLD_COMPRESSION in message
+            yield batch.has(_COMPRESSION) or _OLD_COMPRESSION in message

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,7 +65,7 @@ def _array(values: np.ndarray | Lists, type_: pa.DataType) -> pa.Array:
     if not isinstance(values, Lists):
         return pa.array(values, type_)
     item = type_.value_type
-    if pa.types.is_struct(item):
+    if isinstance(values.flat, Mapping):
         fields = [item.field(i) for i in range(item.num_fields)]
         child = pa.StructArray.from_arrays([pa.array(_fresh(values.flat[f.name], f.type)) for f in fields], fields=fields)
     else:
@@ -90,7 +91,7 @@ def batch_views(batch: pa.RecordBatch) -> dict:
     return {name: column_views(batch.column(name)) for name in batch.schema.names}
 
 
-def column_views(array: pa.Array):
+def column_views(array: pa.Array) -> Any:
     """(offsets, {field: flat}) for lists of structs, (offsets, flat) for lists, else the array itself."""
     if not pa.types.is_list(array.type):
         return _numpy(array)
@@ -101,11 +102,11 @@ def column_views(array: pa.Array):
     return offsets, _numpy(child)
 
 
-def _numpy(array: pa.Array):
+def _numpy(array: pa.Array) -> pa.Array | np.ndarray:
     return array if pa.types.is_string(array.type) else array.to_numpy()
 
 
-def pick(views, offset: int):
+def pick(views: Any, offset: int) -> Any:
     if not isinstance(views, tuple):
         value = views[offset]
         return value.as_py() if isinstance(value, pa.Scalar) else value.item()
@@ -116,6 +117,6 @@ def pick(views, offset: int):
     return _slice(flat, start, stop)
 
 
-def _slice(values, start: int, stop: int):
+def _slice(values: pa.Array | np.ndarray, start: int, stop: int) -> list | np.ndarray:
     part = values[start:stop]
     return part.to_pylist() if isinstance(part, pa.Array) else part

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -162,7 +162,7 @@ class Index(dict):
         super().__init__(values)
         self._path = path
 
-    def __missing__(self, key: str):
+    def __missing__(self, key: str) -> NoReturn:
         raise UserError(f"{self._path} is damaged: it has no {key}; run workflows/preprocess.py again")
 
 

@@ -195,10 +195,12 @@ class Encoder:
             if len(wrong):
                 raise ValueError(f"line {ids[wrong[0]] + 1} has another number of node labels than nodes")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
-        forest = None
+        own = None
         if config.tree_source == "parsed" or classes is not None:
-            forest = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
-        if config.tree_source != "parsed":
+            own = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
+        if own is not None and config.tree_source == "parsed":
+            forest = own
+        else:
             if config.tree_source == "dependencies":
                 made = _dependency_forest(config, brackets, parsed, ids, counts)
             elif config.tree_source == "shuffled":
@@ -209,7 +211,7 @@ class Encoder:
                 made = normal_form(brackets, collapse_unary=config.collapse_unary)
             else:
                 made = _control_forest(config, word_edges, ids)
-            forest = made if forest is None else with_classes(made, forest)
+            forest = made if own is None else with_classes(made, own)
         if config.tree_source in ("parsed", "dependencies", "shuffled") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))

@@ -112,7 +112,12 @@ def score_by_length(
     return out
 
 
-def _scores(gold, predicted, labelled, punctuation) -> list[BracketScore]:
+def _scores(
+    gold: Sequence[tuple[Sequence[str], SpanTree]],
+    predicted: Sequence[SpanTree | None],
+    labelled: bool,
+    punctuation: Collection[str],
+) -> list[BracketScore]:
     return [
         score_sentence(tags, tree, answer, labelled=labelled, punctuation=punctuation)
         for (tags, tree), answer in zip(gold, predicted, strict=True)

@@ -157,7 +157,7 @@ class _Words:
     def heads_with(self, relations: Collection[str]) -> np.ndarray:
         """Whether a word has a dependent of one of the relations [W]."""
         out = np.zeros(len(self.governors), dtype=bool)
-        out[self.governors[np.isin(self.relations, relations) & (self.governors >= 0)]] = True
+        out[self.governors[np.isin(self.relations, list(relations)) & (self.governors >= 0)]] = True
         return out
 
 

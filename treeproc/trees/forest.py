@@ -193,6 +193,8 @@ def normal_form(
 
 def with_classes(forest: Forest, given: Forest) -> Forest:
     """A forest over the leaves of `given`: its nodes take the classes of the given ones over the same leaves, else -1."""
+    if given.classes is None:
+        return forest
     width = int(max(forest.ends.max(initial=0), given.ends.max(initial=0))) + 1
     labelled = np.flatnonzero(given.classes >= 0)
     keys = given.starts[labelled] * width + given.ends[labelled]

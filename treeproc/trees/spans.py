@@ -38,7 +38,8 @@ class SpanTree:
 
 def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
     """Parent index of every node (-1 for a root) and the end of its subtree in pre-order."""
-    parents, subtree_ends, open_nodes = [], [len(tree)] * len(tree), []
+    open_nodes: list[int] = []
+    parents, subtree_ends = [], [len(tree)] * len(tree)
     for node, start in enumerate(tree.starts):
         while open_nodes and tree.ends[open_nodes[-1]] <= start:
             subtree_ends[open_nodes.pop()] = node
