@@ -51,13 +51,13 @@ _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name i
 
 def settings_class(workflow: str):
     from treenet.config import TrainConfig
+    from treenet.evaluation.evaluate import EvaluateSettings
+    from treenet.evaluation.unsupervised_parse import ParseSettings
     from treenet.experiments.scaling import ScalingConfig
     from treenet.experiments.seeds import SeedsConfig
-    from treenet.inference.evaluate import EvaluateSettings
-    from treenet.inference.line_translator import TranslateSettings
-    from treenet.inference.unsupervised_parse import ParseSettings
-    from treenet.probing.settings import ProbeSettings
-    from treenet.report.settings import ReportSettings
+    from treenet.probing.probe_settings import ProbeSettings
+    from treenet.report.report_settings import ReportSettings
+    from treenet.translation.line_translator import TranslateSettings
     from treeproc.job.preprocess import PreprocessConfig
     from treeproc.parser_training.config import TrainParserConfig
 

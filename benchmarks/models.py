@@ -31,12 +31,12 @@ from training_data import LABELS, MEAN_LEAVES, NODES_PER_LEAF, SPECIAL_PIECES
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import Reads, TreeBatch, collate
-from treenet.inference.search import beam_search
 from treenet.models import MODELS, EncoderDecoder, VocabSizes, build_model
 from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treenet.training.step import Stepper
+from treenet.translation.search import beam_search
 from treeproc.common.settings import load_settings
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"

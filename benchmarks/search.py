@@ -35,9 +35,9 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import TreeBatch, collate
-from treenet.inference.search import Decodable, beam_search
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import EncoderDecoder, Memory, VocabSizes, build_model
+from treenet.translation.search import Decodable, beam_search
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent

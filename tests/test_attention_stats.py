@@ -12,9 +12,7 @@ from strategies import trees
 from toydata import encode_row, write_toy_data
 from toyruns import make_config
 
-from treenet.config import ModelConfig, TreeAttentionConfig
-from treenet.data.batch import collate
-from treenet.inference.attention_stats import (
+from treenet.analysis.attention_stats import (
     SPLIT_WORD,
     SentenceAttention,
     attend_examples,
@@ -26,7 +24,9 @@ from treenet.inference.attention_stats import (
     run_attention,
     translated,
 )
-from treenet.inference.translate import read_split
+from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.data.batch import collate
+from treenet.data.splits import read_split
 from treenet.jobs.train_run import run_training
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.scaled_dot_product import merge_heads

@@ -11,11 +11,11 @@ import pytest
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.inference.comparison import CompareConfig, compare
-from treenet.inference.metrics import compare_systems, sentence_chrf
-from treenet.inference.results import System, read_system
-from treenet.inference.significance import ABOUT_WEIGHTS
-from treenet.inference.translate import read_references
+from treenet.data.splits import read_references
+from treenet.evaluation.comparison import CompareConfig, compare
+from treenet.evaluation.metrics import compare_systems, sentence_chrf
+from treenet.evaluation.run_results import System, read_system
+from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 

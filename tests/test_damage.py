@@ -7,9 +7,9 @@ import sys
 import pytest
 from toydata import write_toy_data
 
+from treenet.analysis.attention_stats import run_attention
 from treenet.config import TrainConfig
-from treenet.inference.attention_stats import run_attention
-from treenet.inference.results import read_scores
+from treenet.evaluation.run_results import read_scores
 from treenet.jobs.train_run import run_training
 from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_run

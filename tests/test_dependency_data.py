@@ -7,11 +7,11 @@ import pytest
 from sample_lines import sample_lines
 from toyruns import make_config
 
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
-from treenet.report.settings import ReportSettings
+from treenet.report.report_settings import ReportSettings
+from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.job.preprocess import PreprocessConfig, preprocess

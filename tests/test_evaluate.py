@@ -15,16 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toydata import write_toy_data
 
+from treenet.analysis.shuffled_trees import random_spans, shuffle_tree
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
-from treenet.inference.search import Hypothesis, beam_search
-from treenet.inference.shuffle import random_spans, shuffle_tree
-from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treenet.data.splits import read_references, read_split
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
 from treenet.structure import TreeStructure
+from treenet.translation.search import Hypothesis, beam_search
+from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
 from treeproc.trees.forest import Forest
 

@@ -45,15 +45,17 @@ TREENET_ROOMS = (
     "models",
     "tasks",
     "runs",
+    "translation",
+    "analysis",
+    "evaluation",
+    "probing",
     "training",
     "jobs",
-    "inference",
-    "probing",
     "experiments",
     "report",
 )
 # The files of `treenet` that run on Ray.
-ON_RAY = {("jobs", "ray_interrupt"), ("jobs", "ray_train"), ("experiments", "ray_cells"), ("inference", "ray_translate")}
+ON_RAY = {("jobs", "ray_interrupt"), ("jobs", "ray_train"), ("experiments", "ray_cells"), ("translation", "ray_translate")}
 
 
 def imports(path: Path, module_level_only: bool = False) -> set[str]:

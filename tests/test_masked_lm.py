@@ -14,8 +14,8 @@ from toyruns import TINY, final_weights, losses, same
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import RowLists, collate_rows
-from treenet.inference.translate import read_split
-from treenet.inference.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
+from treenet.data.splits import read_split
+from treenet.evaluation.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.jobs.train_run import run_training
 from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
 from treenet.runs.loading import load_processor, load_trained

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from sacrebleu.metrics import BLEU
 from strategies import trees
 
-from treenet.inference.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
-from treenet.inference.metrics import (
+from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
+from treenet.evaluation.metrics import (
     SeedComparison,
     bleu_statistics,
     build_tokenizer,

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from treenet.config import TrainConfig
-from treenet.inference.translate import read_references
+from treenet.data.splits import read_references
 from treenet.jobs.train_run import run_training
 from treeproc.common.files import locked
 from treeproc.common.provenance import PROVENANCE, read_sessions

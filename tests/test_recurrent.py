@@ -12,7 +12,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.batch import collate
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run, translate_split
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.jobs.train_run import run_training
 from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
 from treenet.layers.dropout import Dropout

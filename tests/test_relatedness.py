@@ -12,7 +12,7 @@ from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.pairs import PairSource
-from treenet.inference.classify import format_scores, score_run
+from treenet.evaluation.classify import format_scores, score_run
 from treenet.jobs.train_run import run_training
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, classifier_class

@@ -23,8 +23,7 @@ from toyruns import make_config
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.line_translator import LineTranslator, TranslateSettings
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
@@ -39,6 +38,7 @@ from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
 from treenet.tasks.registry import build_task, check_structure, vocab_sizes
+from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import build_parser

@@ -15,8 +15,8 @@ from toydata import write_toy_data
 from toyruns import losses
 from training_jobs import tiny_config
 
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.results import read_system, warn_of_stale_results
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.run_results import read_system, warn_of_stale_results
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_whole, latest_checkpoint

@@ -19,25 +19,25 @@ from strategies import trees
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.analysis.attention_stats import node_heights, run_attention
+from treenet.data.splits import read_references
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.metrics import compare_systems, sentence_chrf
+from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import LABELS, read_result
 from treenet.experiments.scaling_report import write_report as write_study_report
-from treenet.inference.attention_stats import node_heights, run_attention
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.metrics import compare_systems, sentence_chrf
-from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
-from treenet.inference.translate import read_references
 from treenet.jobs.train_run import run_training
-from treenet.report import build, examples
+from treenet.report import build, views
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, settings_of, warnings
-from treenet.report.examples import View, build_views, choose_examples
 from treenet.report.figures import shade, share_text
-from treenet.report.runs import read_inputs, short_names
-from treenet.report.settings import ReportSettings
+from treenet.report.report_runs import read_inputs, short_names
+from treenet.report.report_settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
+from treenet.report.views import View, build_views, choose_examples
 from treenet.runs.loading import load_run
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_lengths
@@ -236,7 +236,7 @@ def test_sentences_are_those_of_the_largest_differences(folder):
     chosen = choose_examples(runs, runs[0], "test", 8, ())
     assert sorted(chosen) == list(range(8)) and gains[chosen[0]] == gains.max() and gains[chosen[1]] == gains.min()
     leaves = read_lengths(folder / "data" / "encoded", "test")["leaves"]
-    legible = np.flatnonzero((leaves >= examples._FEWEST) & (leaves <= examples._MOST))
+    legible = np.flatnonzero((leaves >= views._FEWEST) & (leaves <= views._MOST))
     assert 2 <= len(legible) < 8  # enough for two: none but these is shown
     first, last = choose_examples(runs, runs[0], "test", 2, ())
     assert {first, last} <= set(legible.tolist())

@@ -23,13 +23,13 @@ from toydata import write_toy_data
 from treenet.config import BatchConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
+from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
 from treenet.experiments.scaling_report import LABELS, build_report, draw, format_table, make_study, read_comparison, read_result
 from treenet.experiments.study import run_study, show_study
-from treenet.inference.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
-from treenet.report.runs import read_inputs
+from treenet.report.report_runs import read_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import file_sha256

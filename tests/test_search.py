@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
-from treenet.inference.search import beam_search, best_pieces, length_penalties
+from treenet.translation.search import beam_search, best_pieces, length_penalties
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import search
 
 from treenet.config import DecodingConfig, ModelConfig
-from treenet.inference.search import beam_search
 from treenet.models import VocabSizes, build_model
+from treenet.translation.search import beam_search
 
 TINY = ModelConfig(name="transformer", d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
 

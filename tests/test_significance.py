@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from treenet.inference.significance import (
+from treenet.evaluation.significance import (
     ABOUT_SEEDS,
     EXPLORATORY,
     SYSTEMS,

@@ -10,12 +10,12 @@ import yaml
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.origin import RunState, Standing
-from treenet.inference.results import read_scores
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.origin import RunState, Standing
+from treenet.evaluation.run_results import read_scores
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
-from treenet.report.settings import ReportSettings
+from treenet.report.report_settings import ReportSettings
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import describe_packages, software
 from treeproc.common.settings import UserError, dump_settings

@@ -6,13 +6,14 @@ from toydata import write_toy_data
 from toyruns import final_weights, make_config, same
 
 from treenet.config import ModelConfig
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.translate import read_split, translate_examples
+from treenet.data.splits import read_split
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treenet.models import MODELS
 from treenet.runs.loading import load_run
 from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
+from treenet.translation.translate import translate_examples
 from treeproc.common.settings import UserError
 
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}

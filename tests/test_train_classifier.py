@@ -21,14 +21,14 @@ from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.data.labelled import LabelledSource, PhraseSource
+from treenet.evaluation.classify import ClassifySettings, classify_run, score_run
+from treenet.evaluation.run_results import warn_of_stale_results
+from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
 from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, make_study, read_result
 from treenet.experiments.study import read_fresh_scores, run_study
-from treenet.inference.classify import ClassifySettings, classify_run, score_run
-from treenet.inference.results import warn_of_stale_results
-from treenet.inference.significance import ABOUT_SEEDS, compare_examples
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint

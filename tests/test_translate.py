@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
-from treenet.inference.ensemble import load_ensemble
-from treenet.inference.line_translator import LineTranslator
 from treenet.runs.loading import load_run
+from treenet.translation.ensemble import load_ensemble
+from treenet.translation.line_translator import LineTranslator
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees

@@ -9,11 +9,11 @@ from toydata import encode_row
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import collate
-from treenet.inference.ensemble import Ensemble
-from treenet.inference.forced import score_targets
-from treenet.inference.search import beam_search
-from treenet.inference.translate import score_examples, translate_examples
 from treenet.models import VocabSizes, build_model
+from treenet.translation.ensemble import Ensemble
+from treenet.translation.forced import score_targets
+from treenet.translation.search import beam_search
+from treenet.translation.translate import score_examples, translate_examples
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 NAMES = ["transformer", "tree_transformer"]

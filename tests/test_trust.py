@@ -15,8 +15,8 @@ import torch
 from hostile_files import Payload, first_record, one_line
 from toydata import write_toy_data
 
+from treenet.evaluation.run_results import read_system
 from treenet.experiments.ledger import LEDGER, Ledger
-from treenet.inference.results import read_system
 from treenet.runs.checkpoint import META, WEIGHTS, is_whole
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
 from treeproc.common.settings import UserError

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treenet.inference.brackets import CUTS, binary_tree, counted, over_kept_words, score_brackets
-from treenet.inference.unsupervised_parse import (
+from treenet.evaluation.bracket_f1 import CUTS, binary_tree, counted, over_kept_words, score_brackets
+from treenet.evaluation.unsupervised_parse import (
     GoldTree,
     ParseSettings,
     ParsingConfig,

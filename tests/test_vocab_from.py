@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig
-from treenet.inference.results import warn_of_stale_results
+from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import read_run

@@ -14,10 +14,10 @@ from pathlib import Path
 from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
-from treenet.inference.origin import describe_origin
-from treenet.inference.results import SCORES
-from treenet.inference.translate import read_split
+from treenet.data.splits import read_split
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.origin import describe_origin
+from treenet.evaluation.run_results import SCORES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics

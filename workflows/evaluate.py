@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from treenet.inference.buckets import format_buckets
-from treenet.inference.comparison import format_comparison
-from treenet.inference.evaluate import (
+from treenet.evaluation.buckets import format_buckets
+from treenet.evaluation.comparison import format_comparison
+from treenet.evaluation.evaluate import (
     EvaluateSettings,
     compare_results,
     evaluate_run,
@@ -35,7 +35,7 @@ from treenet.inference.evaluate import (
     format_signatures,
     score_file,
 )
-from treenet.inference.results import System, read_scores, read_system, result_in_run, translations_path
+from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.files import atomic_write, json_bytes

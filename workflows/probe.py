@@ -12,10 +12,10 @@ the same command continues where it was interrupted. With layer=all, RUN/probes.
 
 from collections.abc import Sequence
 
-from treenet.inference.results import PROBES
-from treenet.probing.results import figure_name, format_probes
-from treenet.probing.run import probe_run
-from treenet.probing.settings import ProbeSettings
+from treenet.evaluation.run_results import PROBES
+from treenet.probing.probe_results import figure_name, format_probes
+from treenet.probing.probe_run import probe_run
+from treenet.probing.probe_settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli

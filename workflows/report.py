@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from treenet.report.build import write_report
-from treenet.report.settings import ReportSettings
+from treenet.report.report_settings import ReportSettings
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 from treeproc.common.storage import as_path
 

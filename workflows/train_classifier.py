@@ -14,8 +14,8 @@ workflows/compare_seeds.py.
 from collections.abc import Sequence
 
 from treenet.config import TrainConfig
-from treenet.inference.classify import format_scores, score_run
-from treenet.inference.results import warn_of_stale_results
+from treenet.evaluation.classify import format_scores, score_run
+from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_run import run_to_end
 from treenet.runs.checkpoint import AVERAGED
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, args.config, args.overrides)
-    check_task(config, "classification", "relatedness")
+    check_task(config, "train_classifier.py")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

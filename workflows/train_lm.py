@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.inference.results import warn_of_stale_results
+from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_run import run_to_end
 from treenet.tasks.registry import check_task
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
-    check_task(config, "masked_lm")
+    check_task(config, "train_lm.py")
     if args.dry_run:
         print(dry_run(config, args.out))
         return

@@ -16,9 +16,9 @@ gives an empty line and a warning that says why; docs/translate.md has more.
 import sys
 from collections.abc import Sequence
 
-from treenet.inference.line_translator import TranslateSettings
-from treenet.inference.translate_job import answer_lines, translate_lines
 from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.translation.line_translator import TranslateSettings
+from treenet.translation.translate_job import answer_lines, translate_lines
 from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 from treeproc.common.storage import as_path
 from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines

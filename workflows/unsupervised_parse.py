@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from treenet.inference.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
+from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.experiments.grid import Work
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
-from treenet.inference.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index

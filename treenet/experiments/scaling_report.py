@@ -18,21 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.experiments.records import Record, Recording, numbers, show_numbers
-from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
-from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
-from treenet.inference.evaluate import EvaluateSettings, tokenizer_of
-from treenet.inference.metrics import (
-    BLEU_STATISTICS,
-    METRIC_TITLES,
-    bleu_statistics,
-    compare_seeds,
-    compare_slopes,
-    sample_bleu,
-)
-from treenet.inference.origin import recorded_origin
-from treenet.inference.results import read_system
-from treenet.inference.significance import (
+from treenet.data.splits import read_references
+from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.metrics import BLEU_STATISTICS, METRIC_TITLES, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
+from treenet.evaluation.origin import recorded_origin
+from treenet.evaluation.run_results import read_system
+from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
@@ -45,7 +36,9 @@ from treenet.inference.significance import (
     half_interval,
     summarize,
 )
-from treenet.inference.translate import read_references
+from treenet.experiments.records import Record, Recording, numbers, show_numbers
+from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
+from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 

@@ -11,11 +11,11 @@ from typing import Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.evaluation.classify import score_run
 from treenet.experiments.grid import Work
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import check_name, check_once, describe_stale
-from treenet.inference.classify import score_run
 from treenet.jobs.train_run import run_training
 from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError, build_settings

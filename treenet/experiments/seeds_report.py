@@ -16,11 +16,8 @@ import numpy as np
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.experiments.records import Record, Recording, numbers, show_numbers
-from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
-from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
-from treenet.inference.origin import recorded_origin
-from treenet.inference.significance import (
+from treenet.evaluation.origin import recorded_origin
+from treenet.evaluation.significance import (
     EXPLAIN_SEEDS,
     SYSTEMS,
     SeedTest,
@@ -29,6 +26,9 @@ from treenet.inference.significance import (
     half_interval,
     summarize,
 )
+from treenet.experiments.records import Record, Recording, numbers, show_numbers
+from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
+from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError

@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from treenet.config import TrainConfig
+from treenet.evaluation.origin import NOT_RECORDED, RunState, Standing
+from treenet.evaluation.run_results import SCORES, read_scores
+from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.dispatch import need_ray, run_cells
 from treenet.experiments.grid import Work
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
-from treenet.inference.origin import NOT_RECORDED, RunState, Standing
-from treenet.inference.results import SCORES, read_scores
-from treenet.inference.significance import EXPLORATORY, SeedTest
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.files import atomic_write, held, locked, read_json
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path

@@ -8,23 +8,23 @@ import matplotlib
 import torch
 from matplotlib.figure import Figure
 
+from treenet.analysis.attention_stats import run_attention
+from treenet.evaluation.origin import recorded_origin
 from treenet.experiments.scaling_report import draw as draw_scaling
-from treenet.inference.attention_stats import run_attention
-from treenet.inference.origin import recorded_origin
 from treenet.models.seq2seq import Seq2Seq
-from treenet.probing.results import draw_layers
+from treenet.probing.probe_results import draw_layers
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
-from treenet.report.examples import build_views, choose_examples
 from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
 from treenet.report.making import read_making
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
-from treenet.report.runs import Missing, ReportRun, own_index, read_inputs
+from treenet.report.report_runs import Missing, ReportRun, own_index, read_inputs
+from treenet.report.report_settings import ReportSettings
 from treenet.report.sections import scaling_name
-from treenet.report.settings import ReportSettings
 from treenet.report.tree_layout import lay_out
+from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
 from treeproc.common.files import atomic_write, json_bytes, read_json

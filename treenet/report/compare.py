@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenet.config import TreeAttentionConfig, flatten
-from treenet.inference.metrics import Comparison, compare_systems
-from treenet.inference.origin import Standing
-from treenet.inference.translate import read_references
+from treenet.data.splits import read_references
+from treenet.evaluation.metrics import Comparison, compare_systems
+from treenet.evaluation.origin import Standing
 from treenet.models.registry import MODELS
-from treenet.report.runs import ReportRun, own_index
+from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.settings import UserError, differences
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
 
-from treenet.inference.attention_stats import AttentionStats
+from treenet.analysis.attention_stats import AttentionStats
 from treenet.report.compare import ScoreTable
-from treenet.report.examples import View
 from treenet.report.markup import Cell, table, tag
-from treenet.report.runs import ReportRun, Study
+from treenet.report.report_runs import ReportRun, Study
+from treenet.report.views import View
 from treeproc.common.provenance import Session
 
 

@@ -13,9 +13,9 @@ from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from treenet.inference.attention_stats import Group
-from treenet.report.examples import View
+from treenet.analysis.attention_stats import Group
 from treenet.report.tree_layout import BOX_HEIGHT, FONT_SIZE, TreeLayout
+from treenet.report.views import View
 from treeproc.common.files import atomic_write
 
 # Colours of the light scheme; on the page each is a variable of page.css with a twin in the dark scheme.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from treenet.report.contents import Page
 from treenet.report.markup import Cell, text
-from treenet.report.runs import ReportRun
+from treenet.report.report_runs import ReportRun
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
 from treeproc.common.storage import AnyPath

@@ -2,8 +2,8 @@
 
 from html import escape
 
-from treenet.inference.origin import describe_origin
-from treenet.probing.results import table_rows, task_name
+from treenet.evaluation.origin import describe_origin
+from treenet.probing.probe_results import table_rows, task_name
 from treenet.report.contents import Page
 from treenet.report.markup import Cell, number, paragraph, text
 from treenet.report.sections import standing_name

@@ -5,12 +5,10 @@ from html import escape
 
 import numpy as np
 
-from treenet.experiments.scaling_report import against_of, describe_slopes, metric_of, read_comparison
-from treenet.experiments.study import count_not_recorded
-from treenet.inference.attention_stats import AttentionStats
-from treenet.inference.metrics import METRIC_TITLES
-from treenet.inference.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
-from treenet.inference.significance import (
+from treenet.analysis.attention_stats import AttentionStats
+from treenet.evaluation.metrics import METRIC_TITLES
+from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
+from treenet.evaluation.significance import (
     ABOUT_WEIGHTS,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
@@ -19,11 +17,13 @@ from treenet.inference.significance import (
     SeedTest,
     half_interval,
 )
+from treenet.experiments.scaling_report import against_of, describe_slopes, metric_of, read_comparison
+from treenet.experiments.study import count_not_recorded
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
 from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
-from treenet.report.runs import ReportRun
+from treenet.report.report_runs import ReportRun
 from treeproc.common.provenance import describe_software
 
 _MARKS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}

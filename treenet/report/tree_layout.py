@@ -12,8 +12,8 @@ from html import escape
 from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 
-from treenet.inference.attention_stats import display_label
-from treenet.report.examples import WORD_START, View
+from treenet.analysis.attention_stats import display_label
+from treenet.report.views import WORD_START, View
 
 FONT_SIZE = 12
 BOX_HEIGHT = 28

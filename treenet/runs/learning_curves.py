@@ -36,7 +36,7 @@ def write_png(figure: "Figure", path: AnyPath) -> None:
 def draw_curves(
     runs: Mapping[str, Sequence[dict]], title: str, below: str = "lr", below_label: str = "learning rate"
 ) -> "Figure":
-    """A picture of the metric lines (logs.read_metrics) of each run, by its name.
+    """A picture of the metric lines (`read_metrics`) of each run, by its name.
 
     Above the negative log-likelihood by update, on training batches and on the validation split, with the best validation
     marked; below the metric `below`, of the lines that have it.

@@ -30,9 +30,10 @@ def workflow_of(run_dir: AnyPath) -> str:
         return "the workflow of the run"
 
 
-def check_task(config: TrainConfig, *names: str) -> None:
-    """Raises UserError when the configuration is one of other tasks than those of a workflow."""
-    if config.task not in names:
+def check_task(config: TrainConfig, workflow: str) -> None:
+    """Raises UserError when the configuration is of a task that another script of workflows/ trains."""
+    if TASKS[config.task].workflow != workflow:
+        names = [name for name, task in TASKS.items() if task.workflow == workflow]
         raise UserError(
             f"task must be {' or '.join(names)}, but is {config.task}; workflows/{TASKS[config.task].workflow} trains that"
         )

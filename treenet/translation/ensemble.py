@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.batch import Reads, TreeBatch
-from treenet.inference.search import Decodable, DecoderState
 from treenet.runs.loading import LoadedRun, load_run
+from treenet.translation.search import Decodable, DecoderState
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 

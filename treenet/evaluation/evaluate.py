@@ -6,18 +6,19 @@ from pathlib import Path
 import torch
 from pydantic import Field
 
+from treenet.analysis.shuffled_trees import shuffle_tree
 from treenet.config import DecodingConfig, TrainConfig
-from treenet.inference.buckets import BucketConfig, measure_sources, score_buckets
-from treenet.inference.comparison import CompareConfig, compare
-from treenet.inference.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
-from treenet.inference.origin import asked_for, fingerprints, origin
-from treenet.inference.results import System, read_scores, write_result
-from treenet.inference.search import Hypothesis
-from treenet.inference.shuffle import shuffle_tree
-from treenet.inference.translate import detokenize, read_references, read_split, translate_examples
+from treenet.data.splits import read_references, read_split
+from treenet.evaluation.buckets import BucketConfig, measure_sources, score_buckets
+from treenet.evaluation.comparison import CompareConfig, compare
+from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
+from treenet.evaluation.origin import asked_for, fingerprints, origin
+from treenet.evaluation.run_results import System, read_scores, write_result
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.tasks.data_checks import check_no_control
+from treenet.translation.search import Hypothesis
+from treenet.translation.translate import decoding_of, detokenize, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
@@ -54,12 +55,6 @@ class EvaluateSettings(Settings):
         None, description="with hypotheses or --compare: references in a file in place of those of a data set"
     )
     compare: CompareConfig = CompareConfig()
-
-
-def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
-    """The run's decoding settings, with what the user set in their place."""
-    chosen = {name: getattr(chosen, name) for name in chosen.model_fields_set}
-    return run.config.decoding.model_copy(update=chosen)
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:

@@ -10,8 +10,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.inference.metrics import check_lines
-from treenet.inference.origin import RunState, Standing
+from treenet.evaluation.metrics import check_lines
+from treenet.evaluation.origin import RunState, Standing
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside

@@ -1,4 +1,4 @@
-"""Scores of given translations, by the conventions of `treenet.inference.search`.
+"""Scores of given translations, by the conventions of `treenet.translation.search`.
 
 A hypothesis that search found has the same score here: its pieces and EOS are weighed by teacher forcing, the probability of
 pieces that search never produces stays in the normalisation, log-probabilities are float32 and their sums float64.
@@ -12,7 +12,7 @@ from torch import nn
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.inference.search import Hypothesis, length_penalties
+from treenet.translation.search import Hypothesis, length_penalties
 from treeproc.shards.schema import PAD_ID
 
 

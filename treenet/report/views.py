@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from treenet.inference.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
-from treenet.inference.metrics import sentence_chrf
-from treenet.inference.translate import read_split
-from treenet.report.runs import ReportRun
+from treenet.analysis.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
+from treenet.data.splits import read_split
+from treenet.evaluation.metrics import sentence_chrf
+from treenet.report.report_runs import ReportRun
 from treenet.runs.loading import LoadedRun, load_processor
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_lengths

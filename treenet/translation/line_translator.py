@@ -12,14 +12,13 @@ from pydantic import Field, PositiveInt, field_validator
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import READS_ARCS
-from treenet.inference.ensemble import load_ensemble
-from treenet.inference.evaluate import decoding_of
-from treenet.inference.forced import ScoredTarget
-from treenet.inference.search import Hypothesis
-from treenet.inference.translate import detokenize, score_examples, translate_examples
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
+from treenet.translation.ensemble import load_ensemble
+from treenet.translation.forced import ScoredTarget
+from treenet.translation.search import Hypothesis
+from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 

@@ -6,10 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from treenet.evaluation.origin import RunState, Standing
+from treenet.evaluation.run_results import PARSE, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
-from treenet.inference.origin import RunState, Standing
-from treenet.inference.results import PARSE, read_scores, read_system
-from treenet.probing.results import read_probes
+from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_whole
 from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.facts import read_facts

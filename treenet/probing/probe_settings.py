@@ -12,7 +12,7 @@ TaskName = Literal["depth", "top_constituents", "length", "word_order", "pos_tag
 SENTENCE_TASKS: tuple[TaskName, ...] = ("depth", "top_constituents", "length", "word_order")
 WORD_TASKS: tuple[TaskName, ...] = ("pos_tag", "phrase", "deprel", "arc_depth")
 ARC_TASKS: tuple[TaskName, ...] = ("deprel", "arc_depth")
-TASKS = SENTENCE_TASKS + WORD_TASKS
+PROBE_TASKS = SENTENCE_TASKS + WORD_TASKS
 
 # Settings that say what is computed, not what comes out of it.
 _CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint"}

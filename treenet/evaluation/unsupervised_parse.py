@@ -15,7 +15,9 @@ from pydantic import Field, PositiveInt
 from torch import nn
 
 from treenet.data.batch import TreeBatch
-from treenet.inference.brackets import (
+from treenet.data.in_order import WINDOW, count_leaves, in_order
+from treenet.data.splits import read_split
+from treenet.evaluation.bracket_f1 import (
     CUTS,
     SIGNATURE,
     Bracket,
@@ -25,9 +27,8 @@ from treenet.inference.brackets import (
     recall_by_label,
     score_brackets,
 )
-from treenet.inference.origin import origin
-from treenet.inference.results import PARSE, SCORES, read_scores
-from treenet.inference.translate import WINDOW, count_leaves, in_order, read_split
+from treenet.evaluation.origin import origin
+from treenet.evaluation.run_results import PARSE, SCORES, read_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treeproc.common.files import atomic_write, json_bytes, read_text

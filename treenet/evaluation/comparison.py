@@ -6,10 +6,10 @@ from dataclasses import asdict
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from treenet.inference.metrics import compare_systems, sentence_chrf
-from treenet.inference.origin import describe_origin, recorded_origin
-from treenet.inference.results import System
-from treenet.inference.significance import ABOUT_WEIGHTS
+from treenet.evaluation.metrics import compare_systems, sentence_chrf
+from treenet.evaluation.origin import describe_origin, recorded_origin
+from treenet.evaluation.run_results import System
+from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings
 from treeproc.shards.store import fingerprint

@@ -16,7 +16,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
-from treenet.inference.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
+from treenet.evaluation.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
 from treeproc.common.settings import UserError
 
 

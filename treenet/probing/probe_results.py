@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
-from treenet.inference.results import PROBES
+from treenet.evaluation.run_results import PROBES
 from treeproc.common.files import read_json
 
 if TYPE_CHECKING:

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from treenet.inference.origin import origin
-from treenet.inference.results import PROBES
-from treenet.probing.classifier import Examples, ProbeScore, train_probe
+from treenet.evaluation.origin import origin
+from treenet.evaluation.run_results import PROBES
 from treenet.probing.inputs import ProbeInputs
-from treenet.probing.results import draw_layers, figure_name, read_probes
+from treenet.probing.linear_probe import Examples, ProbeScore, train_probe
+from treenet.probing.probe_results import draw_layers, figure_name, read_probes
+from treenet.probing.probe_settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
+from treenet.probing.probe_tasks import ProbeTask, build_probe_task
 from treenet.probing.sentences import choose_sentences, has_arcs
-from treenet.probing.settings import ARC_TASKS, TASKS, ProbeSettings, TaskName
 from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
-from treenet.probing.tasks import Task, build_task
 from treenet.runs.learning_curves import write_png
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treeproc.common.files import atomic_write, json_bytes
@@ -44,7 +44,7 @@ class Cell:
     @property
     def place(self) -> tuple:
         """Where its result stands."""
-        return TASKS.index(self.task), STATES.index(self.states), self.layer, self.of
+        return PROBE_TASKS.index(self.task), STATES.index(self.states), self.layer, self.of
 
 
 def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
@@ -62,7 +62,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     names = choose_tasks(settings.tasks, trained.data)
     everything = read_probes(folder)
     inputs = read_inputs(trained, settings)
-    tasks = {name: build_task(name, inputs, settings) for name in names}
+    tasks = {name: build_probe_task(name, inputs, settings) for name in names}
     entry = _start_entry(trained, settings)
     name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
     old = everything.get(name, {})
@@ -72,7 +72,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         entry = {**entry, "software": None, **{name: old[name] for name in kept}}
     for task in tasks.values():
         entry["tasks"].setdefault(task.name, _describe(task))
-    entry["tasks"] = {name: entry["tasks"][name] for name in TASKS if name in entry["tasks"]}
+    entry["tasks"] = {name: entry["tasks"][name] for name in PROBE_TASKS if name in entry["tasks"]}
 
     def write(cell: Cell | None = None, score: ProbeScore | None = None) -> None:
         if cell is not None:
@@ -122,7 +122,7 @@ def choose_layers(layer: int | str, count: int) -> list[int]:
 def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskName]:
     """The tasks in their order; by default all that the data set has labels of. Raises UserError for those it has not."""
     arcs = has_arcs(data)
-    wanted = [name for name in TASKS if chosen is None or name in chosen]
+    wanted = [name for name in PROBE_TASKS if chosen is None or name in chosen]
     missing = [name for name in wanted if name in ARC_TASKS and not arcs]
     if missing and chosen is not None:
         raise UserError(
@@ -159,7 +159,7 @@ def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
     }
 
 
-def _describe(task: Task) -> dict:
+def _describe(task: ProbeTask) -> dict:
     counts = np.bincount(task.labels["train"], minlength=len(task.classes)).tolist()
     return {
         "classes": dict(zip(task.classes, counts, strict=True)),
@@ -169,7 +169,7 @@ def _describe(task: Task) -> dict:
     }
 
 
-def _cells(task: Task, layers: Sequence[int], rooted: bool, word_state: str) -> list[Cell]:
+def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str) -> list[Cell]:
     """The probes of a task; none where there is nothing to tell apart."""
     if task.empty:
         return []
@@ -187,7 +187,7 @@ def _collect(
         return {split: collect_states(loaded.model, one, layers, word_state, progress.update) for split, one in inputs.items()}
 
 
-def _train(cell: Cell, task: Task, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
+def _train(cell: Cell, task: ProbeTask, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
     examples = {}
     for split, one in states.items():
         table = one.words if task.of_words else one.sentences[cell.of]

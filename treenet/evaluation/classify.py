@@ -10,8 +10,8 @@ from torch import nn
 from treenet.data.labelled import LabelledBatch, LabelledSource
 from treenet.data.pairs import PairBatch, PairSource
 from treenet.data.plan import plan_in_order
-from treenet.inference.origin import LAST, asked_for, fingerprints
-from treenet.inference.results import SCORES, read_scores
+from treenet.evaluation.origin import LAST, asked_for, fingerprints
+from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256

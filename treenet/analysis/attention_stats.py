@@ -23,10 +23,12 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.inference.translate import in_order, longer_side, read_split, translate_examples
+from treenet.data.in_order import in_order, longer_side
+from treenet.data.splits import read_split
 from treenet.layers.attention import CrossAttention, KeysValues
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
+from treenet.translation.translate import translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX

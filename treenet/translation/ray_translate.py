@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import ray
 
-from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treenet.translation.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -45,7 +45,7 @@ class _Actor:
 def map_with_ray(
     parts: Iterable[tuple[Sequence, int]], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
 ) -> Iterator[Translated]:
-    """Translate `parts` by `settings.workers` actors: see `treenet.inference.translate_job`.
+    """Translate `parts` by `settings.workers` actors: see `treenet.translation.translate_job`.
 
     Work begins as soon as one actor has started; those that the cluster has no room for join later, or never. Raises UserError
     when an actor does, or dies again and again.

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice, tee
 from typing import IO
 
-from treenet.inference.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
-from treenet.inference.part_store import PartStore
+from treenet.translation.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treenet.translation.part_store import PartStore
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
@@ -125,7 +125,7 @@ def _map(
 ) -> Iterator[Translated]:
     """Translate here, or by workers."""
     if settings.workers:
-        from treenet.inference.ray_translate import map_with_ray
+        from treenet.translation.ray_translate import map_with_ray
 
         yield from map_with_ray(parts, settings, runs, encoder)
         return

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from treenet.inference.line_translator import Translated, TranslateSettings, local_runs
 from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
+from treenet.translation.line_translator import Translated, TranslateSettings, local_runs
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.probing.inputs import ProbeInputs
-from treenet.probing.settings import WORD_TASKS, ProbeSettings, TaskName
+from treenet.probing.probe_settings import WORD_TASKS, ProbeSettings, TaskName
 
 OTHER = "other"
 UNSEEN = -1  # a class that train has not: no probe can find it
 
 
 @dataclass(frozen=True)
-class Task:
+class ProbeTask:
     """Classes to be told apart, those of train. A row is one of `States.sentences`, or of `States.words`."""
 
     name: TaskName
@@ -37,22 +37,22 @@ class Task:
         return float((self.labels[split] == most).mean()) if len(self.labels[split]) else 0.0
 
 
-def build_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings: ProbeSettings) -> Task:
+def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings: ProbeSettings) -> ProbeTask:
     """The examples of a task in each split, one of which is train; its classes are those of train."""
     if name == "word_order":
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}
-        return Task(name, ["as written", "exchanged"], rows, labels)
+        return ProbeTask(name, ["as written", "exchanged"], rows, labels)
     values = {split: _values(name, inputs) for split, inputs in splits.items()}
     rows = {split: np.arange(len(one)) for split, one in values.items()}
     if name in ("depth", "length", "arc_depth"):
         classes, ends = bin_values(values["train"], settings.bins)
-        return Task(name, classes, rows, {split: np.searchsorted(ends, one) for split, one in values.items()})
+        return ProbeTask(name, classes, rows, {split: np.searchsorted(ends, one) for split, one in values.items()})
     most = settings.top_sequences if name == "top_constituents" else None
     classes = frequent_classes(values["train"], most)
     numbers = {value: number for number, value in enumerate(classes)}
     rest = numbers[OTHER] if most is not None and len(classes) > most else UNSEEN
-    return Task(name, classes, rows, {s: np.array([numbers.get(value, rest) for value in one]) for s, one in values.items()})
+    return ProbeTask(name, classes, rows, {s: np.array([numbers.get(value, rest) for value in one]) for s, one in values.items()})
 
 
 def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:

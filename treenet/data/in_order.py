@@ -1,0 +1,57 @@
+"""Results of examples in their order, computed in batches of similar size."""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from treenet.data.batch import Reads, TreeBatch, collate
+from treenet.data.plan import cut_batches
+
+# Examples sorted by length at a time: enough for even batches, few enough for an endless input.
+WINDOW = 4096
+
+Result = TypeVar("Result")
+
+
+def in_order(
+    compute: Callable[[TreeBatch], list[Result]],
+    reads: Reads,
+    examples: Iterable[dict],
+    empty: Result,
+    size: Callable[[dict], int],
+    max_tokens: int,
+    device: torch.device | str,
+    window: int,
+) -> Iterator[Result]:
+    """`compute` of batches of up to `max_tokens` padded `size`, in the form that a model `reads`, back in the order of
+    `examples`; `empty` without leaves."""
+    iterator = iter(examples)
+    while chunk := list(islice(iterator, window)):
+        found = [empty] * len(chunk)
+        for rows in _batches(chunk, size, max_tokens):
+            batch = collate([chunk[row] for row in rows], reads).to(device)
+            for row, result in zip(rows, compute(batch), strict=True):
+                found[row] = result
+        yield from found
+
+
+def count_leaves(example: dict) -> int:
+    """Leaves of an encoded row."""
+    return len(example["leaves"]["piece"])
+
+
+def longer_side(example: dict) -> int:
+    """Leaves, or target pieces with EOS where they are more."""
+    return max(count_leaves(example), len(example["tgt_pieces"]) + 1)
+
+
+def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int) -> list[np.ndarray]:
+    """Rows of examples that have leaves, in batches of similar size; the longest first, to run out of memory at once."""
+    sizes = np.array([size(example) for example in examples])
+    nodes = np.array([len(example["nodes"]["label"]) for example in examples])
+    order = np.lexsort((nodes, sizes))
+    order = order[[count_leaves(examples[row]) > 0 for row in order]]
+    return [order[start:end] for start, end in pairwise(cut_batches(sizes[order], max_tokens).tolist())][::-1]

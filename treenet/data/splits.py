@@ -1,0 +1,41 @@
+"""The rows of a split of a data set, and its references, in the order of the lines that were read."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
+
+
+def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """(shard, row) of every example of a split, by example_id: the order of the lines that were read."""
+    lengths = read_lengths(data / "encoded", split)
+    order = np.argsort(lengths["example_id"], kind="stable")
+    return lengths["shard"][order], lengths["row"][order]
+
+
+def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
+    """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when shards are missing."""
+    shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, stage), split)}
+    return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
+
+
+def read_references(data: AnyPath, split: str) -> list[str]:
+    """Lines of the side that models write, in example order, lower-cased where the pieces are.
+
+    Raises UserError when text and encoded shards differ in their examples.
+    """
+    index = read_index(data / "encoded")
+    side = "source" if index.get("tree_settings", {}).get("side") == "target" else "target"
+    lowercase = index.get("subword_settings", {}).get("lowercase", False)
+    lines = []
+    for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
+        if text["example_id"] != encoded["example_id"]:
+            raise UserError(
+                f"{data}: text has line {text['example_id'] + 1} where encoded has {encoded['example_id'] + 1}; "
+                "run workflows/preprocess.py again"
+            )
+        lines.append(text[side].lower() if lowercase else text[side])
+    return lines

@@ -1,0 +1,1 @@
+"""Evaluation: scores of splits, what they were made of, comparisons and tests."""

@@ -1,1 +1,0 @@
-"""Translating with trained models: search, scores, and reading runs."""

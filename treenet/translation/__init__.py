@@ -1,0 +1,1 @@
+"""Translation with trained models: search, ensembles, and translators of raw lines."""
