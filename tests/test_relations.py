@@ -37,7 +37,7 @@ from treenet.models import VocabSizes, build_classifier, build_model
 from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
-from treenet.tasks.registry import build_task, check_structure, vocab_sizes
+from treenet.tasks.data_checks import check_structure
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
