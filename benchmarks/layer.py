@@ -25,8 +25,8 @@ from layer_trees import encoded_structure, random_structure
 from measure import MIB, Step, emit, peak_bytes, time_interleaved, time_once
 from torch import Tensor, nn
 
-from treenet.layers.attention import padding_to_attend_mask
-from treenet.layers.blocks import DecoderLayer, EncoderLayer
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, SelfAttention, padding_to_attend_mask
+from treenet.layers.blocks import DecoderLayer, EncoderLayer, FeedForward
 from treenet.structure import TreeStructure
 
 TARGET_LENGTH = 28
@@ -48,13 +48,20 @@ class TreeConfig:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What a layer reads of `ModelConfig`."""
+    """Sizes of a layer, and layers of these sizes; over trees when `tree` is given."""
 
     d_model: int = 512
     d_ff: int = 1024
     num_heads: int = 8
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
+
+    def encoder_layer(self, tree: TreeConfig | None = None) -> EncoderLayer:
+        attention = SelfAttention(self.d_model, self.num_heads, 0.0, tree)
+        return EncoderLayer(attention, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
+
+    def decoder_layer(self, tree: TreeConfig | None = None) -> DecoderLayer:
+        sizes = self.d_model, self.num_heads, 0.0
+        attentions = CausalSelfAttention(*sizes), CrossAttention(*sizes, tree)
+        return DecoderLayer(*attentions, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespac
     source = torch.randn(*pad_mask.shape, config.d_model, device=device, requires_grad=True)
     if case.decoder:
         return build_decoder_steps(source, padding, structure, options)
-    ours, plain = EncoderLayer(config, tree).to(device), EncoderLayer(config).to(device)
+    ours, plain = config.encoder_layer(tree).to(device), config.encoder_layer().to(device)
     torch_layer = nn.TransformerEncoderLayer(config.d_model, config.num_heads, config.d_ff, dropout=0.0, batch_first=True)
     torch_layer = torch_layer.to(device)
     torch_mask = None if padding is None else pad_mask
@@ -120,7 +127,7 @@ def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespac
         "torch": step(torch_layer, lambda: torch_layer(source, src_key_padding_mask=torch_mask)),
     }
     if options.slow and slow_bytes(structure, config.d_model) < SLOW_LIMIT_BYTES:
-        naive, released = EncoderLayer(config, tree).to(device), EncoderLayer(config, tree).to(device)
+        naive, released = (config.encoder_layer(tree).to(device) for _ in range(2))
         naive.load_state_dict(ours.state_dict())
         naive.self_attention = SlowTreeAttention(naive.self_attention, structure)
         released.self_attention = SlowTreeAttention(released.self_attention, structure, released_accumulation)
@@ -136,7 +143,7 @@ def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeS
     target = torch.randn(len(source), TARGET_LENGTH, config.d_model, device=device, requires_grad=True)
     half = options.dtype == "bf16"
     steps = {}
-    for name, layer, trees in (("tree", DecoderLayer(config, tree), structure), ("plain", DecoderLayer(config), None)):
+    for name, layer, trees in (("tree", config.decoder_layer(tree), structure), ("plain", config.decoder_layer(), None)):
         layer = layer.to(device)
 
         def forward(layer=layer, trees=trees) -> Tensor:

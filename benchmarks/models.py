@@ -30,8 +30,9 @@ from measure import emit, time_interleaved
 from training_data import LABELS, MEAN_LEAVES, NODES_PER_LEAF, SPECIAL_PIECES
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
-from treenet.data.batch import Reads, TreeBatch, collate
-from treenet.models import MODELS, EncoderDecoder, VocabSizes, build_model
+from treenet.data.batch import TreeBatch, collate
+from treenet.data.input_kinds import InputKind
+from treenet.models import Seq2Seq, VocabSizes, build_model, names_for
 from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
@@ -73,7 +74,7 @@ def all_models() -> dict[str, dict]:
             settings = load_settings(TrainConfig, path, ["data=unused"]).model.model_dump(exclude_unset=True)
             rows[path.stem.removeprefix(PREFIX).lstrip("_") or settings["name"]] = settings
     named = {settings["name"] for settings in rows.values()}
-    rows |= {name: {"name": name} for name in MODELS if name not in named}
+    rows |= {name: {"name": name} for name in names_for("translation") if name not in named}
     return {PLAIN: rows.pop(PLAIN)} | dict(sorted(rows.items()))
 
 
@@ -82,11 +83,11 @@ class Captions:
     """Random examples, as updates and searches read them."""
 
     examples: Sequence[dict]
-    reads: Reads
+    reads: InputKind
 
     @classmethod
-    def build(cls, count: int, num_pieces: int, reads: Reads) -> "Captions":
-        return cls([random_example(index, num_pieces, reads == "binary_trees") for index in range(count)], reads)
+    def build(cls, count: int, num_pieces: int, reads: InputKind) -> "Captions":
+        return cls([random_example(index, num_pieces, reads.binary) for index in range(count)], reads)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         return collate([self.examples[row] for row in rows], self.reads)
@@ -117,7 +118,7 @@ def random_example(index: int, num_pieces: int, binary: bool) -> dict:
     }
 
 
-def trainer(model: EncoderDecoder, config: TrainConfig, captions: Captions, device: torch.device) -> Callable[[], None]:
+def trainer(model: Seq2Seq, config: TrainConfig, captions: Captions, device: torch.device) -> Callable[[], None]:
     """One update on all examples."""
     stepper, micro_batches = Stepper(model, build_task(config), Ranks(0, 1, device)), MicroBatches(captions, config.batch, 0, 1)
     rows, steps = np.arange(len(captions.examples)), itertools.count()
@@ -130,7 +131,7 @@ def trainer(model: EncoderDecoder, config: TrainConfig, captions: Captions, devi
     return update
 
 
-def searcher(model: EncoderDecoder, batch: TreeBatch) -> Callable[[], None]:
+def searcher(model: Seq2Seq, batch: TreeBatch) -> Callable[[], None]:
     """Beam search of exactly MEAN_LEAVES pieces and EOS."""
     length = {"max_length_factor": 1e-6, "max_length_offset": MEAN_LEAVES, "min_length": MEAN_LEAVES}
     decoding = DecodingConfig(beam_size=BEAM_SIZE, **length)

@@ -16,6 +16,7 @@ import torch
 from measure import emit
 
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import LEAVES, TREES
 from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import TEXT_SCHEMA, shard_name
@@ -80,7 +81,7 @@ def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:
 
 
 def measure_read(encoded: Path, seconds: float) -> None:
-    for case, reads in (("read", "leaves"), ("read_with_tree_maps", "trees")):
+    for case, reads in (("read", LEAVES), ("read_with_tree_maps", TREES)):
         source = ExampleSource(encoded, "train", reads)
         batches = batches_of(source.lengths["leaves"])
         total = int(source.lengths["leaves"].sum())

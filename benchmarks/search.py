@@ -36,7 +36,7 @@ from torch import Tensor
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import TreeBatch, collate
 from treenet.layers.attention import padding_to_attend_mask
-from treenet.models import EncoderDecoder, Memory, VocabSizes, build_model
+from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
 from treenet.translation.search import Decodable, beam_search
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
@@ -94,7 +94,7 @@ class Prefixes:
 class Uncached:
     """A plain Transformer that decodes every prefix anew."""
 
-    def __init__(self, model: EncoderDecoder):
+    def __init__(self, model: Seq2Seq):
         self.model = model
 
     def encode(self, batch: TreeBatch) -> Memory:
@@ -106,8 +106,9 @@ class Uncached:
 
     def decode_step(self, tokens: Tensor, state: Prefixes) -> tuple[Tensor, Prefixes]:
         pieces = torch.cat([state.pieces, tokens[:, None]], dim=1)
-        x = self.model.embed_pieces(pieces)
-        for layer in self.model.decoder_layers:
+        decoder = self.model.decoder
+        x = decoder.positions(decoder.embedding(pieces))
+        for layer in decoder.layers:
             x, _ = layer(x, layer.cross_attention.project_memory(state.states), state.attend_mask)
         return self.model.compute_logits(x[:, -1]), Prefixes(state.states, state.attend_mask, pieces)
 

@@ -81,7 +81,7 @@ def write_run(
     with torch.no_grad():
         for parameter in weights.parameters():
             parameter.mul_(2)
-        weights.piece_embedding.weight[4 : 4 + 256] = 0  # bytes, which are hardly ever the most probable then
+        weights.encoder.embedding.weight[4 : 4 + 256] = 0  # bytes, which are hardly ever the most probable then
     (folder / checkpoint).parent.mkdir(exist_ok=True)
     publish(folder / checkpoint, {WEIGHTS: lambda path: save_model(weights, str(path))}, sizes | facts)
     return folder

@@ -28,8 +28,10 @@ import torch.nn.functional as F
 from measure import Times, emit, time_once
 
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
-from treenet.data.batch import RowLists, TreeBatch, collate_rows
-from treenet.models import CLASSIFIERS, Classifier, VocabSizes, build_classifier
+from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.input_kinds import LEAVES
+from treenet.data.rows import RowLists
+from treenet.models import Classifier, VocabSizes, build_classifier, find_encoder
 from treenet.training.optimizer import build_optimizer
 from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import Parser, ParserConfig, build_parser
@@ -166,7 +168,7 @@ def measure_length(reader: Reader, length: int, options: argparse.Namespace) -> 
         note(f"{name}_train_s", sum(training.seconds[name]) * 1000 / (options.rounds * per_round), updates=1000)
         milliseconds = 1e3 * sum(inference.seconds[name]) / (options.rounds * per_round)
         note(f"{name}_infer_ms", milliseconds)
-        if models[name].reads != "leaves":
+        if models[name].reads is not LEAVES:
             note(f"{name}_infer_with_parser_ms", milliseconds + found["parser_ms"])
         if name != BASE:
             for metric, times in (("train", training), ("infer", inference)):
@@ -191,7 +193,7 @@ def plot(results: dict[int, dict[str, float]], path: Path) -> None:
         color = f"C{number}"
         draw(left, f"{name}_train_s", title, color=color)
         draw(right, f"{name}_infer_ms", title, color=color)
-        if CLASSIFIERS[name].reads != "leaves":
+        if find_encoder(ModelConfig(name=name), "classification").reads is not LEAVES:
             draw(right, f"{name}_infer_with_parser_ms", f"{title} and parser", color=color, linestyle="--")
     draw(right, "parser_bulk_ms", "parser, many lines at once", color="gray", linestyle=":")
     left.set(xlabel="words", ylabel="seconds of 1,000 updates, batch size 1", ylim=(0, None), title="Training")

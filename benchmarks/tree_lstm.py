@@ -24,12 +24,14 @@ from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from toydata import random_spans
 
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
-from treenet.data.batch import RowLists, collate_rows
+from treenet.data.batch import collate_rows
+from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import LabelledBatch
 from treenet.data.plan import hash_ids
+from treenet.data.rows import RowLists
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import share_dropout_keys
-from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
+from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treenet.tasks.losses import label_smoothed_nll
 from treenet.training.optimizer import build_optimizer
@@ -124,23 +126,23 @@ def report(case: str, batch: int, batched, recursive, tensors: list[Tensor], rou
 
 def make_batch(name: str, random: np.random.Generator, budget: int) -> LabelledBatch:
     """Leaves and nodes of `budget` positions, or leaves alone where a model reads phrases."""
-    reads, rows = CLASSIFIERS[name].reads, RowLists()
+    reads, rows = find_encoder(ModelConfig(name=name), "classification").reads, RowLists()
     # A planned batch is of one length, or nearly: a short phrase or a sentence.
-    lengths = [8] * (budget // 8) if reads == "leaves" else random.integers(18, 21, budget // 38).tolist()
+    lengths = [8] * (budget // 8) if reads is LEAVES else random.integers(18, 21, budget // 38).tolist()
     for number, length in enumerate(lengths):
-        spans = np.array(random_spans(length, random)[0]) if reads != "leaves" else np.zeros((0, 3), dtype=np.int64)
+        spans = np.array(random_spans(length, random)[0]) if reads is not LEAVES else np.zeros((0, 3), dtype=np.int64)
         rows.example_ids.append(number)
         rows.pieces.append(random.integers(4, PIECES, length))
         rows.labels.append(random.integers(1, LABELS, len(spans)))
         for column, values in zip((rows.starts, rows.ends, rows.subtree_ends), spans.T, strict=True):
             column.append(values)
         rows.targets.append(np.zeros(0, dtype=np.int64))
-    if reads == "arcs":
+    if reads.reads_arcs:
         rows.words, rows.governors = [np.arange(n) for n in lengths], [random_governors(n, random) for n in lengths]
     batch, positions = collate_rows(rows, reads), 0
-    if reads == "arcs":
+    if reads.reads_arcs:
         positions = batch.structure.row.shape[1]
-    elif reads != "leaves":
+    elif reads is not LEAVES:
         positions = batch.leaf_pieces.shape[1] + batch.node_labels.shape[1]
     labels = torch.randint(0, CLASSES, (len(lengths),))
     position_labels = torch.randint(0, CLASSES, (len(lengths), positions))
@@ -178,7 +180,7 @@ def main() -> None:
     for batch in (32,) if quick else (1, 8, 32, 128):
         compare_binary(batch, 2 if quick else 5, random)
         compare_child_sum(batch, 2 if quick else 5, random)
-    for name in CLASSIFIERS:
+    for name in names_for("classification"):
         time_update(name, 10 if quick else 50, random)
 
 

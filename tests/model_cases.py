@@ -5,8 +5,9 @@ import torch
 from strategies import Tree, binarised
 
 from treenet.config import ModelConfig
-from treenet.data.batch import Reads, TreeBatch, collate
-from treenet.models import EncoderDecoder, VocabSizes, build_model
+from treenet.data.batch import TreeBatch, collate
+from treenet.data.input_kinds import TREES, InputKind
+from treenet.models import Seq2Seq, VocabSizes, build_model
 
 POS_TAGS, RELATIONS = 5, 6
 VOCAB = VocabSizes(pieces=23, labels=7, pos_tags=POS_TAGS, deprels=RELATIONS)
@@ -62,16 +63,16 @@ CASES: dict[str, dict] = {
 }
 
 
-def tiny_model(case: str, **config) -> EncoderDecoder:
+def tiny_model(case: str, **config) -> Seq2Seq:
     """In float64 and evaluation mode, from a fixed seed."""
     torch.manual_seed(0)
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
     return build_model(ModelConfig(**{"name": case, **sizes, **CASES[case], **config}), VOCAB).double().eval()
 
 
-def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, reads: Reads = "trees") -> dict:
+def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, reads: InputKind = TREES) -> dict:
     """An encoded row with random pieces, labels, tags and arcs; words have one or two pieces."""
-    if reads == "binary_trees":
+    if reads.binary:
         tree = binarised(tree)
     rng = np.random.default_rng([seed, tree.num_leaves, len(tree.spans)])
     spans = tree.span_array
@@ -92,5 +93,5 @@ def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, read
     return example | {"arcs": {"governor": governors, "deprel": rng.integers(0, RELATIONS, len(order))}}
 
 
-def batch_of(sentences: list[Tree], reads: Reads = "trees", **kwargs) -> TreeBatch:
+def batch_of(sentences: list[Tree], reads: InputKind = TREES, **kwargs) -> TreeBatch:
     return collate([example_of(tree, seed, reads=reads, **kwargs) for seed, tree in enumerate(sentences)], reads)

@@ -41,15 +41,15 @@ def reference_states(model: nn.Module, example: Mapping, tree: Tree) -> tuple[li
 
     Positions are words where the model reads arcs, else leaves, and then nodes where the model has any.
     """
-    size = model.piece_embedding.weight.shape[1]
-    inputs = [size**0.5 * model.piece_embedding.weight[piece] for piece in example["leaves"]["piece"]]
-    if getattr(model, "leaf", None) is not None:
-        projected = [model.leaf.weight @ x + model.leaf.bias for x in inputs]
+    size = model.encoder.embedding.weight.shape[1]
+    inputs = [size**0.5 * model.encoder.embedding.weight[piece] for piece in example["leaves"]["piece"]]
+    if getattr(model.encoder, "leaf", None) is not None:
+        projected = [model.encoder.leaf.weight @ x + model.encoder.leaf.bias for x in inputs]
         states = [(torch.sigmoid(p[size:]) * torch.tanh(p[:size]), p[:size]) for p in projected]
-    elif hasattr(model, "forward_layers"):
-        states = reference_bilstm(model.forward_layers, model.backward_layers, inputs)
-    if model.reads == "arcs":
-        if hasattr(model, "forward_layers"):
+    elif hasattr(model.encoder, "forward_layers"):
+        states = reference_bilstm(model.encoder.forward_layers, model.encoder.backward_layers, inputs)
+    if model.reads.positions == "words":
+        if hasattr(model.encoder, "forward_layers"):
             inputs = [hidden for hidden, _ in states]
         governors = example["arcs"]["governor"].tolist()
         pieces = [
@@ -57,40 +57,43 @@ def reference_states(model: nn.Module, example: Mapping, tree: Tree) -> tuple[li
             for w in range(len(governors))
         ]
         words = torch.stack([sum(own) / len(own) for own in pieces])
-        states = reference_child_sum(words @ model.word.weight.t() + model.word.bias, model.states, governors)
+        gates = model.encoder.word
+        states = reference_child_sum(words @ gates.weight.t() + gates.bias, model.encoder.states, governors)
         own = states[governors.index(-1)]
-    elif model.reads == "binary_trees":
+    elif model.reads.binary:
         leaves = [torch.stack(parts) for parts in zip(*states, strict=True)]
-        nodes = reference_binary_tree_lstm(*leaves, model.composer.weight.t(), model.composer.bias, tree.spans, tree.parents)
+        composer = model.encoder.composer
+        nodes = reference_binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, tree.spans, tree.parents)
         own, states = nodes[0], states + nodes
     else:
         own = tuple(torch.cat([states[-1][part][: size // 2], states[0][part][size // 2 :]]) for part in (0, 1))
     hidden = torch.stack([h for h, _ in states])
     weights = torch.full((len(states),), 1 / len(states), dtype=hidden.dtype)
-    if model.start == "attention":
-        scores = torch.stack([model.pooling[2].weight[0] @ torch.tanh(model.pooling[0].weight @ h) for h in hidden])
+    if model.decoder.begins_with == "attention":
+        pooling = model.decoder.pooling
+        scores = torch.stack([pooling[2].weight[0] @ torch.tanh(pooling[0].weight @ h) for h in hidden])
         weights = scores.exp() / scores.exp().sum()
     both = [torch.stack(part) for part in zip(*states, strict=True)]
-    if model.start == "own":
+    if model.decoder.begins_with == "own":
         return states, own
-    if model.start == "max":
+    if model.decoder.begins_with == "max":
         return states, tuple(part.max(0).values for part in both)
     return states, tuple(sum(w * x for w, x in zip(weights, part, strict=True)) for part in both)
 
 
 def reference_outputs(model: nn.Module, targets: Sequence[int], states: Sequence[State], start: State) -> Tensor:
     """What logits are computed from at every position [T, D], the decoder having read `targets`."""
-    size = model.piece_embedding.weight.shape[1]
-    inputs = [size**0.5 * model.piece_embedding.weight[piece] for piece in targets]
-    for lstm in model.decoder_layers:
+    size = model.encoder.embedding.weight.shape[1]
+    inputs = [size**0.5 * model.encoder.embedding.weight[piece] for piece in targets]
+    for lstm in model.decoder.layers:
         inputs = [hidden for hidden, _ in reference_lstm(lstm, inputs, start)]
-    if model.cross_attention is None:
+    if model.decoder.cross_attention is None:
         return torch.stack(inputs)
     return torch.stack([_attend(model, x, [hidden for hidden, _ in states]) for x in inputs])
 
 
 def _attend(model: nn.Module, x: Tensor, memory: Sequence[Tensor]) -> Tensor:
-    attention = model.cross_attention
+    attention = model.decoder.cross_attention
     size = len(x)
     width = size // attention.num_heads
     query = attention.queries.weight @ x + attention.queries.bias
@@ -102,4 +105,4 @@ def _attend(model: nn.Module, x: Tensor, memory: Sequence[Tensor]) -> Tensor:
         weights = scores.exp() / scores.exp().sum()
         heads.append(sum(w * p[size:][part] for w, p in zip(weights, projected, strict=True)))
     attended = attention.output.weight @ torch.cat(heads) + attention.output.bias
-    return torch.tanh(model.combine.weight @ torch.cat([x, attended]) + model.combine.bias)
+    return torch.tanh(model.decoder.combine.weight @ torch.cat([x, attended]) + model.decoder.combine.bias)

@@ -73,7 +73,7 @@ def test_weights_times_values_are_the_output_of_the_fast_path(name, tree):
         compared.append((module.output(merge_heads(weights @ inputs[1][1])) - output).abs().max())
         assert torch.allclose(weights.sum(3), torch.ones(1), atol=1e-6)
 
-    for layer in model.decoder_layers:
+    for layer in model.decoder.layers:
         layer.cross_attention.register_forward_hook(compare)
     with torch.inference_mode():
         model(collate(SENTENCES))
@@ -83,11 +83,11 @@ def test_weights_times_values_are_the_output_of_the_fast_path(name, tree):
 def test_weights_are_those_of_a_hand_made_oracle():
     """Every weight of the first layer by exp and loops over queries, keys and head columns, in plain Python."""
     model, example = make_model(), SENTENCES[0]
-    layer = model.decoder_layers[0]
+    layer = model.decoder.layers[0]
     with torch.inference_mode():
         batch = collate([example])
         memory = model.encode(batch)
-        x = model.embed_pieces(batch.tgt_in)
+        x = model.decoder.positions(model.decoder.embedding(batch.tgt_in))
         attended, _ = layer.self_attention(x)
         x = layer.self_attention_norm(x + attended)
         queries = layer.cross_attention.queries(x)[0].tolist()

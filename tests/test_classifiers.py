@@ -13,13 +13,13 @@ from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
 from treenet.layers.dropout import share_dropout_keys
-from treenet.models import CLASSIFIERS, VocabSizes, build_classifier
+from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
 from treenet.tasks.classification import above_neutral, count_right, summarize_counts
 from treenet.tasks.losses import label_smoothed_nll, r_drop_loss
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID, UNK_ID
 
-NAMES = sorted(CLASSIFIERS)
+NAMES = names_for("classification")
 SUPERVISIONS = ["all_phrases", "root"]
 
 
@@ -38,7 +38,8 @@ def data(tmp_path_factory):
 
 
 def open_source(data, name: str, supervision: str = "all_phrases") -> LabelledSource:
-    return LabelledSource(data / "encoded", "train", CLASSIFIERS[name].reads, phrases=supervision == "all_phrases")
+    reads = find_encoder(ModelConfig(name=name), "classification").reads
+    return LabelledSource(data / "encoded", "train", reads, phrases=supervision == "all_phrases")
 
 
 def of_row(output, row: int, batch) -> list[torch.Tensor]:
@@ -87,7 +88,7 @@ def test_other_positions_than_the_root_need_a_root_supervision():
 def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
     model, source = tiny_model(name, word_dropout=0.4).double(), open_source(data, name)
     seen = []
-    model.encode = lambda batch, encode=model.encode: seen.append(batch.leaf_pieces) or encode(batch)
+    model.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].leaf_pieces))
     keys = share_dropout_keys(model)
 
     def pieces_read(rows: list[int]) -> torch.Tensor:

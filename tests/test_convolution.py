@@ -18,7 +18,7 @@ from treenet.layers.convolution import CausalConvolution, CentredConvolution, Dy
 from treenet.layers.dropout import share_dropout_keys
 from treenet.layers.gated_convolution import GatedConvolution
 from treenet.models import VocabSizes, build_model
-from treenet.models.convs2s import scale_gradient
+from treenet.models.encoders.convs2s import scale_gradient
 from treeproc.common.settings import load_settings
 
 HEADS, CHANNELS = 2, 3
@@ -150,8 +150,8 @@ def test_layers_have_the_kernels_of_the_list_and_those_above_it_the_last():
     sizes = {"encoder_kernels": [3, 5], "decoder_kernels": [2, 4, 6]}
     config = ModelConfig(name="lightconv", d_model=16, d_ff=16, num_heads=2, num_encoder_layers=4, convolution=sizes)
     model = build_model(config, VOCAB)
-    assert [layer.self_attention.kernels.weight.shape[1] for layer in model.encoder_layers] == [3, 5, 5, 5]
-    assert [layer.self_attention.kernels.weight.shape[1] for layer in model.decoder_layers] == [2, 4, 6, 6, 6, 6]
+    assert [layer.self_attention.kernels.weight.shape[1] for layer in model.encoder.layers] == [3, 5, 5, 5]
+    assert [layer.self_attention.kernels.weight.shape[1] for layer in model.decoder.layers] == [2, 4, 6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -195,18 +195,18 @@ def reference_gated(module: GatedConvolution, x: Tensor, before: int) -> Tensor:
 
 def reference_convs2s(model, source: Tensor, target: Tensor, released: bool) -> Tensor:
     """One sentence, position by position: pieces [S] and [T] -> logits [T, V]."""
-    half, layers = math.sqrt(0.5), len(model.decoder_layers)
-    embedded = torch.stack([model.piece_embedding.weight[p] + model.source_positions.table[i] for i, p in enumerate(source)])
-    x = model.encoder_input(embedded)
-    for layer in model.encoder_layers:
+    half, layers = math.sqrt(0.5), len(model.decoder.layers)
+    embedded = torch.stack([model.encoder.embedding.weight[p] + model.encoder.positions.table[i] for i, p in enumerate(source)])
+    x = model.encoder.input(embedded)
+    for layer in model.encoder.layers:
         size = layer.convolution.before + layer.convolution.after + 1
         x = half * (x + reference_gated(layer.convolution, x, (size - 1) // 2))
-    z = model.encoder_output(x)
+    z = model.encoder.output(x)
     z.register_hook(lambda grad: grad / layers / (2 if released else 1))
     values = (z + embedded) * (half if released else 1)
-    g = torch.stack([model.piece_embedding.weight[p] + model.target_positions.table[i] for i, p in enumerate(target)])
-    h = model.decoder_input(g)
-    for layer in model.decoder_layers:
+    g = torch.stack([model.encoder.embedding.weight[p] + model.decoder.positions.table[i] for i, p in enumerate(target)])
+    h = model.decoder.input(g)
+    for layer in model.decoder.layers:
         convolved = reference_gated(layer.convolution, h, layer.convolution.before + layer.convolution.after)
         states = convolved if released else half * (convolved + h)
         rows = []
@@ -220,7 +220,7 @@ def reference_convs2s(model, source: Tensor, target: Tensor, released: bool) -> 
             else:
                 rows.append(states[t] + context)
         h = torch.stack(rows)
-    return model.decoder_output(h) @ model.piece_embedding.weight.T
+    return model.decoder.output(h) @ model.encoder.embedding.weight.T
 
 
 @pytest.mark.parametrize("case", ["convs2s", "convs2s_released"])
@@ -249,7 +249,7 @@ def test_positions_beyond_the_table_share_its_last_row():
     for t in range(7):
         logits, state = model.decode_step(batch.tgt_in[:, t], state)
         torch.testing.assert_close(logits, expected[:, t], rtol=1e-12, atol=1e-12)
-    grad = torch.autograd.grad(expected.sum(), model.target_positions.table)[0]
+    grad = torch.autograd.grad(expected.sum(), model.decoder.positions.table)[0]
     assert grad.shape == (3, 16) and grad.abs().sum(1).min() > 0
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from treenet.config import TrainConfig
+from treenet.data import input_kinds
 from treenet.data.examples import ExampleSource
 from treenet.data.labelled import LabelledSource
 from treenet.jobs.train_run import run_training
@@ -59,7 +60,7 @@ def test_the_class_of_a_split_word_stands_where_it_is_asked_for(data, tmp_path, 
     preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 282}}), tmp_path / "data")
     encoded = tmp_path / "data" / "encoded"
     labels = (encoded / "vocab" / "labels.txt").read_text().splitlines()
-    source = LabelledSource(encoded, "train", "trees", phrases=True, split_words=split_words)
+    source = LabelledSource(encoded, "train", input_kinds.TREES, phrases=True, split_words=split_words)
     for number, row in enumerate(open_shards(encoded, "train")[0].row(i) for i in range(2)):
         leaves, nodes = row["leaf_labels"].tolist(), row["node_labels"].tolist()
         own = [i for i, label in enumerate(row["nodes"]["label"]) if labels[label].startswith(SPLIT_WORD_PREFIX)]

@@ -13,11 +13,13 @@ from toylabels import make_rows, write_labelled
 from toyruns import TINY, final_weights, losses, same
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
-from treenet.data.batch import RowLists, collate_rows
+from treenet.data.batch import collate_rows
+from treenet.data.input_kinds import LEAVES
+from treenet.data.rows import RowLists
 from treenet.data.splits import read_split
 from treenet.evaluation.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.jobs.train_run import run_training
-from treenet.models import MASKED_LMS, VocabSizes, build_masked_lm
+from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
@@ -40,7 +42,7 @@ def make_batch(lengths: list[int], first_id: int = 0) -> MaskedBatch:
         rows.pieces.append(np.random.default_rng(number).integers(4, VOCAB.pieces, length))
         for column in (rows.labels, rows.starts, rows.ends, rows.subtree_ends, rows.targets):
             column.append(none)
-    return MaskedBatch(**vars(collate_rows(rows, "leaves")))
+    return MaskedBatch(**vars(collate_rows(rows, LEAVES)))
 
 
 def test_the_number_of_masked_pieces_is_berts():
@@ -76,7 +78,7 @@ def test_shares_of_masks_and_of_other_pieces():
     assert chosen.double().mean(0).std() < 0.05  # every position as often
 
 
-@pytest.mark.parametrize("name", MASKED_LMS)
+@pytest.mark.parametrize("name", names_for("masked_lm"))
 def test_a_text_does_not_see_its_batch(name):
     torch.manual_seed(0)
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2)
@@ -89,7 +91,7 @@ def test_a_text_does_not_see_its_batch(name):
         alone = mask_pieces(make_batch([length], first_id=row), config, VOCAB.pieces, seed=1)
         torch.testing.assert_close(states[row, :length], model(alone)[0], rtol=1e-12, atol=1e-12)
     assert model.compute_logits(states).shape == (3, 9, VOCAB.pieces)
-    assert torch.autograd.grad(states.square().sum(), model.mask_embedding)[0].abs().min() > 0
+    assert torch.autograd.grad(states.square().sum(), model.encoder.embedding.mask)[0].abs().min() > 0
 
 
 def test_shares_must_fit():
@@ -148,7 +150,7 @@ def test_micro_batches_mask_the_same(labelled, tmp_path):
 
 
 def test_targets_are_counted_without_reading_shards(labelled):
-    source = MaskedSource(labelled / "encoded", "train", "leaves", 0.15)
+    source = MaskedSource(labelled / "encoded", "train", LEAVES, 0.15)
     rows = np.arange(7, 30)
     batch = mask_pieces(source.batch(rows), MaskedLMConfig(), 24, seed=5)
     assert batch.num_target_tokens == source.target_tokens(rows)

@@ -14,6 +14,7 @@ from toydata import write_toy_data
 from toyruns import make_config, make_task, train_ranks
 
 from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
+from treenet.data.input_kinds import PHRASES
 from treenet.layers.composition import COMPOSITIONS
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.models import VocabSizes, build_model
@@ -200,7 +201,9 @@ def test_heads_agree_with_loops_over_phrases(options):
     x = random(3, 9, 16, seed=3).requires_grad_()
     pad_mask = torch.arange(9) >= torch.tensor(LENGTHS)[:, None]
     partitions = [Partition.ngrams(pad_mask, 3), *(partition_of(c, t) for c, t in zip(cuts[1:], tags[1:], strict=True))]
-    fast, fast_loss = module(x, ~pad_mask[:, None, None], partitions)
+    tag_losses: list[torch.Tensor] = []
+    fast = module(x, ~pad_mask[:, None, None], partitions, tag_losses)
+    (fast_loss,) = tag_losses
     slow = [reference_attention(module, options, x[b, :n], *([way[b] for way in ways] for ways in (cuts, tags)))
             for b, n in enumerate(LENGTHS)]  # fmt: skip
     fast, slow_loss = torch.cat([fast[b, :n] for b, n in enumerate(LENGTHS)]), sum(loss for _, loss in slow)
@@ -263,7 +266,7 @@ def test_micro_batches_and_ranks_change_no_loss_of_tags(tmp_path, options):
 
 def test_without_tags_encoding_is_the_same():
     model = tiny_model("multi_granularity")
-    batch = batch_of([right_branching(6), right_branching(3)], "phrases")
+    batch = batch_of([right_branching(6), right_branching(3)], PHRASES)
     states, tag_loss = model.decode_to_train(batch)
     assert torch.equal(states, model.decode(batch)) and tag_loss > 0
 

@@ -21,6 +21,7 @@ from toyruns import make_config
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import LEAVES, TREES, InputKind
 from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.train_run import run_training
 from treenet.probing import probe_run as probing
@@ -62,7 +63,9 @@ def copied(folder, tmp_path):
     return lambda name: Path(shutil.copytree(folder / name, tmp_path / name))
 
 
-def inputs_of(folder: Path, split: str = "train", reads: str = "leaves", sentences: int = 40, words: int = 100) -> ProbeInputs:
+def inputs_of(
+    folder: Path, split: str = "train", reads: InputKind = LEAVES, sentences: int = 40, words: int = 100
+) -> ProbeInputs:
     return ProbeInputs.build(folder / "data", split, reads, choose_sentences(folder / "data", split, sentences, 256, 1), words, 1)
 
 
@@ -149,7 +152,7 @@ def test_sentences_are_a_keyed_choice_of_those_with_one_tree(folder):
     assert everything == list(range(2, 120))  # 0 has a flat tree, 1 has two trees
     assert chosen(30) == sorted(chosen(30)) and set(chosen(30)) < set(chosen(60)) < set(everything)
     assert chosen(30) == chosen(30) != chosen(30, seed=2)
-    lengths = ExampleSource(folder / "data" / "encoded", "train", "leaves").lengths["leaves"]
+    lengths = ExampleSource(folder / "data" / "encoded", "train", LEAVES).lengths["leaves"]
     assert chosen(1000, leaves=4) == [number for number in everything if lengths[number] <= 4]
 
 
@@ -175,7 +178,7 @@ def test_words_that_can_change_places():
 
 
 def test_a_copy_differs_in_two_words_and_in_nothing_else(folder):
-    inputs = inputs_of(folder, reads="trees", sentences=100)
+    inputs = inputs_of(folder, reads=TREES, sentences=100)
     count = len(inputs.word_of_leaf)
     assert 0.3 * count < len(inputs.copies) < 0.7 * count
     rows = np.arange(count, inputs.num_rows)
@@ -236,13 +239,13 @@ def test_states_are_those_of_each_sentence_alone(folder, name):
     for layer in layers[1:]:
         below = deepcopy(model)
         if depth > 1:
-            below.encoder_layers = below.encoder_layers[:layer]
+            below.encoder.layers = below.encoder.layers[:layer]
         states, number = found["first"][layer].sentences, 0
         assert set(states) == ({"mean", "root"} if name == "tree" else {"mean"})
         for row in range(inputs.num_rows):
             batch, words = inputs.batch(np.array([row]))
             with torch.no_grad():
-                alone = below.encode(batch).states[0]
+                alone = below.encoder(batch).states[0]
             leaves = alone[words[0]] if name == "words" else alone[: words.shape[1]]
             torch.testing.assert_close(states["mean"][row], leaves.mean(0), rtol=1e-4, atol=1e-5)
             if name == "tree":
@@ -271,13 +274,11 @@ def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
 
 def test_models_without_a_state_for_each_leaf_are_refused(folder):
     loaded = load_model(folder / "plain")
-    encode = loaded.model.encode
 
-    def shorter(batch):
-        memory = encode(batch)
+    def shorten(module, inputs, memory):
         return replace(memory, states=memory.states[:, :1], pad_mask=memory.pad_mask[:, :1])
 
-    loaded.model.encode = shorter
+    loaded.model.encoder.register_forward_hook(shorten)
     with pytest.raises(UserError, match="has no state for each leaf"):
         collect_states(loaded.model, inputs_of(folder, sentences=5), [2], "first", lambda count: None)
 

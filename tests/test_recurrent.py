@@ -12,6 +12,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.batch import collate
+from treenet.data.input_kinds import BINARY_TREES
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.jobs.train_run import run_training
 from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
@@ -99,7 +100,7 @@ def test_the_decoder_starts_from_the_root_of_several_from_their_mean():
 
 def test_trees_matter_and_a_decoder_that_does_not_attend_knows_its_start_alone():
     left = Tree(4, [[0, 4, 3], [0, 3, 3], [0, 2, 3]], [-1, 0, 1])
-    batches = [collate([example_of(tree)], "binary_trees") for tree in (left, right_branching(4))]
+    batches = [collate([example_of(tree)], BINARY_TREES) for tree in (left, right_branching(4))]
     batches[1].leaf_pieces, batches[1].tgt_in = batches[0].leaf_pieces, batches[0].tgt_in
     batches[1].tgt_out = batches[0].tgt_out
     first, second = map(tiny_model("tree2seq"), batches)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
+from treenet.data.input_kinds import BINARY_TREES, LEAVES
 from treenet.data.pairs import PairSource
 from treenet.evaluation.classify import format_scores, score_run
 from treenet.jobs.train_run import run_training
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
-from treenet.models import ClassLogits, VocabSizes, build_relatedness, classifier_class
+from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
 from treenet.tasks.relatedness import Relatedness, correlations, moments, summarize_moments
@@ -82,7 +83,7 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     verify(tmp_path / "data")
     assert read_index(tmp_path / "data" / "encoded")["columns"] == ["example_id", "leaves", "nodes", "spans", "score"]
     assert [len(shard) for shard in open_shards(tmp_path / "data" / "encoded", "train")] == [3, 1]
-    source = PairSource(tmp_path / "data" / "encoded", "train", "binary_trees")
+    source = PairSource(tmp_path / "data" / "encoded", "train", BINARY_TREES)
     batch = source.batch([1, 0])
     assert len(source) == 2 and batch.scores.tolist() == [5.0, 3.7] and batch.example_ids.tolist() == [2, 3, 0, 1]
     sizes = (~batch.leaf_pad_mask).sum(1)
@@ -198,7 +199,7 @@ def test_a_pair_does_not_see_its_batch_and_pairs_can_be_learned(data, name):
     torch.manual_seed(0)
     config = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, dropout=0.0)
     model = build_relatedness(config, VocabSizes(NUM_PIECES, NUM_LABELS), ClassifierConfig())
-    source = PairSource(data / "encoded", "train", classifier_class(config).reads)
+    source = PairSource(data / "encoded", "train", find_encoder(config, "classification").reads)
     together = source.batch([5, 2, 9])
     output = model.double()(together).examples
     for row, pair in enumerate([5, 2, 9]):
@@ -249,7 +250,7 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
     for name, kept in (("inner", rows[:3] + rows[4:]), ("last", rows[:-1])):
         folder = write_labelled(tmp_path / name, {"train": kept}, columns=COLUMNS, num_classes=None)
         with pytest.raises(UserError, match="has lost one of its sentences to a filter"):
-            PairSource(folder / "encoded", "train", "leaves")
+            PairSource(folder / "encoded", "train", LEAVES)
     folder = write_labelled(tmp_path / "classes", {"train": make_rows(4)})
     with pytest.raises(UserError, match="has no scores .* choose one of format sick"):
-        PairSource(folder / "encoded", "train", "leaves")
+        PairSource(folder / "encoded", "train", LEAVES)

@@ -23,6 +23,7 @@ from toyruns import make_config
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import DEPENDENCIES, LEAVES, WORDS
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
@@ -34,6 +35,7 @@ from treenet.layers.relations import (
     attend_related,
 )
 from treenet.models import VocabSizes, build_classifier, build_model
+from treenet.models.encoders.relations import RelationEncoder
 from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
@@ -277,7 +279,7 @@ def test_models_see_what_they_say_they_read(case):
     assert changes("arcs", "governor", [*range(1, words), -1]) == reads_trees
     assert changes("arcs", "deprel", [4] * words) == (relations.label_head == "deprel")
     assert changes("leaves", "pos_tag", [3] * 9) == (relations.label_head == "pos_tag")
-    assert model.reads == {"relative_positions": "leaves", "pos_tag_head": "words"}.get(case, "dependencies")
+    assert model.reads == {"relative_positions": LEAVES, "pos_tag_head": WORDS}.get(case, DEPENDENCIES)
 
 
 def model_config(case: str) -> ModelConfig:
@@ -302,7 +304,7 @@ def test_settings_that_do_not_go_together():
     for relations, supervision in (({}, "all_phrases"), ({"tree_distance": {"clip": 3}}, "root")):
         config = ModelConfig(name="relation_transformer", d_model=16, num_heads=2, relations=relations)
         build_classifier(config, VOCAB, ClassifierConfig(supervision=supervision), 3)
-    with pytest.raises(UserError, match=r"classifier\.supervision must be root where model\.relations reads"):
+    with pytest.raises(UserError, match=r"supervision must be root where model\.name = relation_transformer reads dependencies"):
         build_classifier(config, VOCAB, ClassifierConfig(), 3)
 
 
@@ -312,21 +314,21 @@ def test_settings_that_do_not_go_together():
 def test_batches_of_a_data_set(tmp_path):
     rows = make_rows(12)
     folder = write_labelled(tmp_path / "arcs", {"train": rows})
-    for reads in ("words", "dependencies"):
+    for reads in (WORDS, DEPENDENCIES):
         source = ExampleSource(folder / "encoded", "train", reads)
         chosen = [5, 0, 11]
         found = source.batch(chosen).structure
         texts = [rows[i]["arcs"]["governor"] for i in chosen]
         assert torch.equal(found.word, words_of(texts).word) and not found.pos_tag.any()
-        if reads == "words":
+        if reads is WORDS:
             assert found.arcs is None
         else:
             expected = arcs_of(texts)
             assert all(torch.equal(getattr(found.arcs, name), getattr(expected, name)) for name in ("depth", "up", "side"))
     bare = write_labelled(tmp_path / "bare", {"train": rows}, columns=[name for name in COLUMNS if name != "arcs"])
-    ExampleSource(bare / "encoded", "train", "words")
+    ExampleSource(bare / "encoded", "train", WORDS)
     with pytest.raises(UserError, match=r"bare/encoded has no arcs, which this model reads; .* parser.dependencies=true"):
-        ExampleSource(bare / "encoded", "train", "dependencies")
+        ExampleSource(bare / "encoded", "train", DEPENDENCIES)
 
 
 def test_vocabulary_sizes_are_those_of_the_files(tmp_path):
@@ -350,9 +352,9 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path):
         run_training(make_config(bare, changes[0], "model.relations.label_head=pos_tag"), tmp_path / "refused")
     index = read_index(data / "encoded") | {"tree_settings": {"tree_source": "random", "binarize": "none"}}
     with pytest.raises(UserError, match=r"random trees, but the parser's arcs, .* no control; .*=parsed or dependencies$"):
-        check_structure(make_config(data, *changes), index, "dependencies")
+        check_structure(make_config(data, *changes), index, RelationEncoder)
     of_arcs = index | {"tree_settings": {"tree_source": "dependencies", "binarize": "none"}}
-    check_structure(make_config(data, *changes), of_arcs, "dependencies")
+    check_structure(make_config(data, *changes), of_arcs, RelationEncoder)
     control = tmp_path / "control"
     shutil.copytree(data, control)
     (control / "encoded" / "index.json").write_text(json.dumps(index))

@@ -9,7 +9,7 @@ from treenet.config import ModelConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
-from treenet.models import MODELS
+from treenet.models import names_for
 from treenet.runs.loading import load_run
 from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
@@ -37,7 +37,7 @@ def test_other_trees_for_a_model_that_reads_none_are_refused(tmp_path, data):
         evaluate_run(tmp_path / "run", EvaluateSettings(shuffle_trees=True))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", names_for("translation"))
 def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
     config = make_config(data)
     model = ModelConfig(**config.model.model_dump() | {"name": name} | SETTINGS.get(name, {}))

@@ -42,7 +42,7 @@ def count_parts(size: Size, *overrides: str) -> Counter[str]:
         model = build_model(model_config, VocabSizes(pieces=size.pieces, labels=LABELS))
     parts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
-        parts["label_embedding" if name.startswith("label_embedding") else name.split(".")[-1]] += parameter.numel()
+        parts["label_embedding" if name.startswith("encoder.label_embedding") else name.split(".")[-1]] += parameter.numel()
     return parts
 
 

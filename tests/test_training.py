@@ -19,6 +19,7 @@ from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.config import ModelConfig, OptimizerConfig
 from treenet.data.examples import ExampleSource, Prefetcher
+from treenet.data.input_kinds import LEAVES, TREES
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
@@ -106,7 +107,7 @@ def test_batches_hold_the_rows_asked_for(data):
 
 
 def test_models_without_trees_get_the_same_batch_without_maps(data):
-    with_trees, without = (ExampleSource(data / "encoded", "train", reads).batch([59, 0, 31]) for reads in ("trees", "leaves"))
+    with_trees, without = (ExampleSource(data / "encoded", "train", reads).batch([59, 0, 31]) for reads in (TREES, LEAVES))
     assert without.structure is None and with_trees.structure is not None
     for name in set(vars(without)) - {"structure"}:
         assert torch.equal(getattr(with_trees, name), getattr(without, name))

@@ -138,7 +138,7 @@ def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
     def record(module: CrossAttention, inputs: tuple, _: Tensor) -> None:
         recorded.append(compute_weights(module, *inputs[:3]))
 
-    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder_layers]
+    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder.layers]
     try:
         yield recorded
     finally:
@@ -164,7 +164,7 @@ def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
         model(batch)
     weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
     real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
-    if model.reads == "trees":
+    if batch.structure is not None and batch.structure.adds_positions:
         real = torch.cat([real, ~batch.node_pad_mask], dim=1)
     return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
 

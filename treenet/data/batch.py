@@ -1,25 +1,21 @@
-"""Examples to padded tensors.
+"""Padded batches of examples.
 
 Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, TreeLevels, TreeStructure, Words
+from treenet.data.input_kinds import TREES, InputKind
+from treenet.data.rows import RowLists, lengths_of
+from treenet.structure import Structure
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
-
-# What a model reads of an example: its leaves; also its trees, as tree attention or as a binary Tree-LSTM reads them, or the
-# phrases at their levels; the arcs between its words, as a child-sum Tree-LSTM reads them; its words with their tags, or these
-# with the arcs and the ways between.
-Reads = Literal["leaves", "trees", "binary_trees", "phrases", "arcs", "words", "dependencies"]
-READS_WORDS: tuple[Reads, ...] = ("phrases", "arcs", "words", "dependencies")  # those that need `RowLists.words`
-READS_ARCS: tuple[Reads, ...] = ("arcs", "dependencies")  # those that need the arcs between words
 
 
 @dataclass
@@ -31,7 +27,7 @@ class TreeBatch:
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_labels: Tensor  # [B, N] int64, UNKNOWN_LABEL_ID where padded
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    structure: Any  # what the model reads beside pieces, as `build_structure` makes it, shared by all layers; None for leaves
+    structure: Structure | None  # as the input kind of the model builds it, shared by all layers; None for leaves
     tgt_in: Tensor  # [B, T] int64, BOS first, PAD_ID where padded
     tgt_out: Tensor  # [B, T] int64, EOS last, PAD_ID where padded
 
@@ -49,7 +45,7 @@ class TreeBatch:
 
     def pad_masks(self) -> list[Tensor]:
         """Masks, True = padding, of all positions that a model computes."""
-        nodes = [self.node_pad_mask] if isinstance(self.structure, TreeStructure) else []
+        nodes = [self.node_pad_mask] if self.structure is not None and self.structure.adds_positions else []
         return [self.leaf_pad_mask, *nodes, self.tgt_out == PAD_ID]
 
 
@@ -58,26 +54,6 @@ class SourceBatch(TreeBatch):
 
     def pad_masks(self) -> list[Tensor]:
         return super().pad_masks()[:-1]
-
-
-@dataclass
-class RowLists:
-    """The columns of a batch's examples that models read, one array per example; words and arcs for models that need them."""
-
-    example_ids: list[int] = field(default_factory=list)
-    pieces: list[np.ndarray] = field(default_factory=list)
-    labels: list[np.ndarray] = field(default_factory=list)
-    starts: list[np.ndarray] = field(default_factory=list)
-    ends: list[np.ndarray] = field(default_factory=list)
-    subtree_ends: list[np.ndarray] = field(default_factory=list)
-    targets: list[np.ndarray] = field(default_factory=list)
-    words: list[np.ndarray] = field(default_factory=list)  # of each leaf
-    pos_tags: list[np.ndarray] = field(default_factory=list)  # of each leaf
-    governors: list[np.ndarray] = field(default_factory=list)  # of each word, -1 is the root
-    relations: list[np.ndarray] = field(default_factory=list)  # of each word to its governor
-
-    def __len__(self) -> int:
-        return len(self.example_ids)
 
 
 def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,29 +65,21 @@ def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, 
     return out, padding
 
 
-def collate(examples: Sequence[dict], reads: Reads = "trees") -> TreeBatch:
-    """Rows of an encoded shard (`Shard.row`) to one padded batch for a model that reads `reads`."""
+def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
+    """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`."""
     rows = RowLists()
     for example in examples:
-        rows.example_ids.append(example["example_id"])
-        rows.pieces.append(example["leaves"]["piece"])
-        rows.labels.append(example["nodes"]["label"])
-        rows.starts.append(example["spans"]["start"])
-        rows.ends.append(example["spans"]["end"])
-        rows.subtree_ends.append(example["spans"]["subtree_end"])
-        rows.targets.append(example["tgt_pieces"])
-        if reads in READS_WORDS:
-            rows.words.append(example["leaves"]["word_index"])
-            rows.pos_tags.append(example["leaves"]["pos_tag"])
-        if reads in READS_ARCS:
-            rows.governors.append(example["arcs"]["governor"])
-            rows.relations.append(example["arcs"]["deprel"])
+        rows.add(example["example_id"], partial(_read_column, example), reads.columns)
     return collate_rows(rows, reads)
 
 
-def collate_rows(rows: RowLists, reads: Reads = "trees") -> TreeBatch:
-    """Examples to one padded batch for a model that reads `reads`."""
-    num_leaves, num_nodes, num_targets = (_lengths(lists) for lists in (rows.pieces, rows.labels, rows.targets))
+def _read_column(example: dict, name: str, field: str | None) -> np.ndarray:
+    return example[name] if field is None else example[name][field]
+
+
+def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
+    """Examples as one padded batch for an encoder that reads `reads`. Raises UserError for trees that are not of that form."""
+    num_leaves, num_nodes, num_targets = (lengths_of(lists) for lists in (rows.pieces, rows.labels, rows.targets))
     leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID)
     node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID)
     tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
@@ -121,29 +89,10 @@ def collate_rows(rows: RowLists, reads: Reads = "trees") -> TreeBatch:
         leaf_pad_mask=torch.from_numpy(leaf_padding),
         node_labels=torch.from_numpy(node_labels),
         node_pad_mask=torch.from_numpy(node_padding),
-        structure=build_structure(rows, reads),
+        structure=reads.build(rows),
         tgt_in=torch.from_numpy(tgt_in),
         tgt_out=torch.from_numpy(tgt_out),
     )
-
-
-def build_structure(rows: RowLists, reads: Reads) -> Any:
-    """What a model reads beside pieces. Raises UserError for trees that are not of that form."""
-    if reads == "leaves":
-        return None
-    if reads == "arcs":
-        return ArcLevels.build(rows.words, rows.governors)
-    if reads in ("words", "dependencies"):
-        arcs = Dependencies.build(rows.governors, rows.relations) if reads == "dependencies" else None
-        return Words.build(rows.words, rows.pos_tags, arcs)
-    num_leaves, num_nodes = [len(pieces) for pieces in rows.pieces], [len(labels) for labels in rows.labels]
-    flat = np.stack([np.concatenate(lists) for lists in (rows.starts, rows.ends, rows.subtree_ends)], axis=1)
-    spans = np.split(flat, np.cumsum(num_nodes)[:-1])
-    if reads == "phrases":
-        return PhraseLevels.build(SpanTable.build(num_leaves, spans), rows.labels, rows.words)
-    if reads == "binary_trees":
-        return TreeLevels.build(SpanTable.build(num_leaves, spans))
-    return TreeStructure.build(num_leaves, spans)
 
 
 def _target_pieces(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +104,3 @@ def _target_pieces(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, n
     after[:, :-1][real] = flat
     after[np.arange(len(lengths)), lengths] = EOS_ID
     return before, after
-
-
-def _lengths(rows: Sequence[np.ndarray]) -> np.ndarray:
-    return np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

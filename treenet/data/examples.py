@@ -4,11 +4,14 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from treenet.data.batch import READS_ARCS, READS_WORDS, Reads, RowLists, TreeBatch, collate_rows
+from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.input_kinds import TREES, InputKind
+from treenet.data.rows import RowLists
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
@@ -16,7 +19,7 @@ from treeproc.shards.store import open_shards, read_index, read_lengths
 
 Item = TypeVar("Item")
 
-_NO_TARGETS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)  # of data sets without a target side
+_NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
 
 class ExampleSource:
@@ -26,7 +29,7 @@ class ExampleSource:
     shards and lengths do not belong together, or the data set has not got what a model that `reads` needs.
     """
 
-    def __init__(self, folder: AnyPath, split: str, reads: Reads = "trees"):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
         self.reads = reads
         check_columns(folder, reads)
         self.lengths = read_lengths(folder, split)
@@ -49,25 +52,7 @@ class ExampleSource:
         """The rows as one padded batch."""
         out = RowLists()
         for columns, row in self.places(rows):
-            edges, leaves = columns["leaves"]
-            start, stop = edges[row : row + 2].tolist()
-            out.pieces.append(leaves["piece"][start:stop])
-            edges, spans = columns["spans"]
-            start, stop = edges[row : row + 2].tolist()
-            out.labels.append(columns["nodes"][1]["label"][start:stop])
-            out.starts.append(spans["start"][start:stop])
-            out.ends.append(spans["end"][start:stop])
-            out.subtree_ends.append(spans["subtree_end"][start:stop])
-            edges, targets = columns.get("tgt_pieces", _NO_TARGETS)
-            start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
-            out.targets.append(targets[start:stop])
-            out.example_ids.append(columns["example_id"][row])
-            if self.reads in READS_WORDS:
-                out.words.append(list_items(columns["leaves"], row, "word_index"))
-                out.pos_tags.append(list_items(columns["leaves"], row, "pos_tag"))
-            if self.reads in READS_ARCS:
-                out.governors.append(list_items(columns["arcs"], row, "governor"))
-                out.relations.append(list_items(columns["arcs"], row, "deprel"))
+            out.add(columns["example_id"][row], partial(_read_list, columns, row), self.reads.columns)
         return collate_rows(out, self.reads)
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
@@ -82,9 +67,9 @@ class ExampleSource:
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
 
 
-def check_columns(folder: AnyPath, reads: Reads) -> None:
+def check_columns(folder: AnyPath, reads: InputKind) -> None:
     """Raises UserError when DATA/encoded has not got what a model that `reads` needs."""
-    if reads in READS_ARCS and "arcs" not in read_index(folder).get("columns", []):
+    if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
 
@@ -93,6 +78,12 @@ def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:
     edges, flat = views
     start, stop = edges[row : row + 2].tolist()
     return (flat if name is None else flat[name])[start:stop]
+
+
+def _read_list(columns: Mapping[str, Any], row: int, name: str, field: str | None) -> np.ndarray:
+    if name == "tgt_pieces" and name not in columns:
+        return _NO_TARGETS
+    return list_items(columns[name], row, field)
 
 
 class Prefetcher(Generic[Item]):

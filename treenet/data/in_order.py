@@ -7,7 +7,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from treenet.data.batch import Reads, TreeBatch, collate
+from treenet.data.batch import TreeBatch, collate
+from treenet.data.input_kinds import InputKind
 from treenet.data.plan import cut_batches
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.
@@ -18,7 +19,7 @@ Result = TypeVar("Result")
 
 def in_order(
     compute: Callable[[TreeBatch], list[Result]],
-    reads: Reads,
+    reads: InputKind,
     examples: Iterable[dict],
     empty: Result,
     size: Callable[[dict], int],

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from treenet.config.training import SplitWords
-from treenet.data.batch import Reads, RowLists, SourceBatch, collate_rows, pad
+from treenet.data.batch import SourceBatch, collate_rows, pad
 from treenet.data.examples import ExampleSource, list_items
+from treenet.data.input_kinds import LEAVES, InputKind
+from treenet.data.rows import RowLists, lengths_of
+from treenet.structure import ArcLevels
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
@@ -39,9 +42,9 @@ class LabelledSource(ExampleSource):
     set has not got.
     """
 
-    def __init__(self, folder: AnyPath, split: str, reads: Reads, *, phrases: bool, split_words: SplitWords = "pieces"):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind, *, phrases: bool, split_words: SplitWords = "pieces"):
         super().__init__(folder, split, reads)
-        self._phrases = phrases and reads != "leaves"
+        self._phrases = phrases and reads.positions != "leaves"
         self._split_words = split_words
         _check_classes(folder)
         self._targets = self._count_targets()
@@ -56,21 +59,23 @@ class LabelledSource(ExampleSource):
         words: list[np.ndarray] = []
         for columns, row in self.places(rows):
             labels.append(columns["label"][row])
-            if self.reads in ("trees", "binary_trees"):
+            if self.reads.rooted:
                 check_root(columns, row)
-            if self._phrases and self.reads == "arcs":
+            if self._phrases and self.reads.positions == "words":
                 spans.append(_spans(columns, row))
                 words.append(list_items(columns["leaves"], row, "word_index"))
             if self._phrases:
                 for part, classes in zip((leaves, nodes), self._phrase_classes(columns, row), strict=True):
                     part.append(classes)
         position_labels = np.zeros((len(labels), 0), dtype=np.int64)
-        if self._phrases and self.reads == "arcs":
-            found = [_find_classes(*row) for row in zip(batch.structure.span.numpy(), spans, nodes, leaves, words, strict=True)]
+        if self._phrases and self.reads.positions == "words":
+            arcs = batch.structure
+            assert isinstance(arcs, ArcLevels)
+            found = [_find_classes(*row) for row in zip(arcs.span.numpy(), spans, nodes, leaves, words, strict=True)]
             position_labels = np.stack(found)
-            position_labels[np.arange(len(labels)), batch.structure.root.numpy()] = labels
+            position_labels[np.arange(len(labels)), arcs.root.numpy()] = labels
         elif self._phrases:
-            parts = [pad(np.concatenate(lists), _lengths(lists), NO_CLASS)[0] for lists in (leaves, nodes)]
+            parts = [pad(np.concatenate(lists), lengths_of(lists), NO_CLASS)[0] for lists in (leaves, nodes)]
             position_labels = np.concatenate(parts, axis=1)
         return LabelledBatch(
             **vars(batch), labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
@@ -84,7 +89,7 @@ class LabelledSource(ExampleSource):
         """Classes of every example [n]."""
         if not self._phrases:
             return np.ones(len(self), dtype=np.int64)
-        if self.reads == "arcs":
+        if self.reads.positions == "words":
             return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
         classes = (self._phrase_classes(*place) for place in self.places(np.arange(len(self))))
         return np.array([sum(int((part != NO_CLASS).sum()) for part in parts) for parts in classes])
@@ -92,7 +97,7 @@ class LabelledSource(ExampleSource):
     def _phrase_classes(self, columns: Any, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Classes of the leaves and of the nodes of an example; of a tree the first node, the root, has the example's."""
         leaves, nodes = _classes(columns, "leaf_labels", row, "leaves"), _classes(columns, "node_labels", row, "nodes")
-        if self.reads != "arcs":
+        if self.reads.positions != "words":
             if self._split_words != "pieces":
                 words = list_items(columns["leaves"], row, "word_index")
                 _label_split_words(leaves, nodes, _spans(columns, row), words, pieces_too=self._split_words == "both")
@@ -108,7 +113,7 @@ class PhraseSource(ExampleSource):
     """
 
     def __init__(self, folder: AnyPath, split: str):
-        super().__init__(folder, split, "leaves")
+        super().__init__(folder, split, LEAVES)
         _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
         row, self._start, self._end, self._class = np.concatenate(found, axis=1)
@@ -138,7 +143,7 @@ class PhraseSource(ExampleSource):
             for column in (out.labels, out.starts, out.ends, out.subtree_ends, out.targets):
                 column.append(empty)
             out.example_ids.append(phrase)
-        batch = collate_rows(out, "leaves")
+        batch = collate_rows(out, LEAVES)
         labels = torch.from_numpy(self._class[rows])
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
 
@@ -157,10 +162,6 @@ def _check_classes(folder: AnyPath) -> list[str]:
 
 def _chunks(count: int) -> list[np.ndarray]:
     return np.array_split(np.arange(count), max(1, -(-count // _CHUNK)))
-
-
-def _lengths(lists: Sequence[np.ndarray]) -> np.ndarray:
-    return np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
 
 
 def check_root(columns: Any, row: int) -> None:

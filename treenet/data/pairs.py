@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.batch import Reads, SourceBatch
+from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import check_root
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -28,7 +29,7 @@ class PairSource:
     Raises UserError when the data set has no scores, or pairs that have lost a sentence, or lacks what the model needs.
     """
 
-    def __init__(self, folder: AnyPath, split: str, reads: Reads):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind):
         columns = read_index(folder).get("columns", [])
         if "score" not in columns:
             raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose one of format sick")
@@ -56,7 +57,7 @@ class PairSource:
         sentences = (2 * rows[:, None] + np.arange(2)).ravel()
         scores = []
         for number, (columns, row) in enumerate(self._sentences.places(sentences)):
-            if self._sentences.reads in ("trees", "binary_trees"):
+            if self._sentences.reads.rooted:
                 check_root(columns, row)
             if number % 2 == 0:
                 scores.append(columns["score"][row])

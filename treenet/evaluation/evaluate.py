@@ -90,12 +90,12 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
-    if settings.shuffle_trees and run.model.reads == "binary_trees":
+    if settings.shuffle_trees and run.model.reads.binary:
         raise UserError(
             f"shuffle_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
             "data set of tree.tree_source=random and tree.binarize=right"
         )
-    if settings.shuffle_trees and run.model.reads not in ("trees", "phrases"):
+    if settings.shuffle_trees and not run.model.reads.constituents:
         raise UserError(f"shuffle_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
     check_no_control(run.data, read_index(run.data / "encoded"), run.model.reads, run.config.model.name)
     check_hashes(run.data / "encoded", settings.split)

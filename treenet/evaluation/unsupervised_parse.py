@@ -29,6 +29,7 @@ from treenet.evaluation.bracket_f1 import (
 )
 from treenet.evaluation.origin import origin
 from treenet.evaluation.run_results import PARSE, SCORES, read_scores
+from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treeproc.common.files import atomic_write, json_bytes, read_text
@@ -146,12 +147,12 @@ def parse_run(
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     device = "cuda" if settings.use_gpu else "cpu"
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
-    if not hasattr(run.model, "link_probabilities"):
+    if not isinstance(run.model.encoder, ConstituentEncoder):
         raise UserError(
             f"{folder} is a run of model.name = {run.config.model.name}, which finds no constituents; give a run of "
             "constituent_transformer, for example of workflows/train_lm.py"
         )
-    check_layers(len(run.model.encoder_layers), settings.parsing)
+    check_layers(len(run.model.encoder.layers), settings.parsing)
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     if settings.treebank:
@@ -221,12 +222,12 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
 
     @torch.no_grad()
     def find(batch: TreeBatch) -> list[np.ndarray]:
-        found = model.link_probabilities(batch).float().cpu().numpy()
+        found = model.encoder.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()
         return [joined[:, : length - 1] for joined, length in zip(found, lengths, strict=True)]
 
     model.eval()
-    none = np.zeros((len(model.encoder_layers), 0), dtype=np.float32)
+    none = np.zeros((len(model.encoder.layers), 0), dtype=np.float32)
     with_targets = ({"tgt_pieces": _NO_TARGETS, **example} for example in examples)
     device = next(model.parameters()).device
     return in_order(find, model.reads, with_targets, none, count_leaves, _BATCH_TOKENS, device, WINDOW)

@@ -3,20 +3,14 @@
 Shapes: B batch, T target positions, S source positions, D model.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, Readers, SelfAttention
+from treenet.layers.attention import CrossAttention, KeysValues, Readers
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
-from treenet.structure import TreeStructure
-
-if TYPE_CHECKING:
-    from treenet.config import ModelConfig, TreeAttentionConfig
 
 
 class FeedForward(nn.Module):
@@ -33,39 +27,48 @@ class FeedForward(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward; over trees when `tree` is given (equations 19, 20)."""
+    """A self-attention, or what takes its place, and a feed-forward sub-layer (over trees equations 19, 20)."""
 
-    def __init__(self, config: ModelConfig, tree: TreeAttentionConfig | None = None):
+    def __init__(self, self_attention: nn.Module, feed_forward: nn.Module, d_model: int, dropout: float):
         super().__init__()
-        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout, tree)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.self_attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = Dropout(config.dropout)
+        self.self_attention = self_attention
+        self.feed_forward = feed_forward
+        self.self_attention_norm = nn.LayerNorm(d_model)
+        self.feed_forward_norm = nn.LayerNorm(d_model)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Any = None, **inputs: Tensor) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; `structure` and `inputs` are what the self-attention reads beside the states."""
-        num_leaves = structure.num_leaves if isinstance(structure, TreeStructure) else None
-        return self.finish(x, self.self_attention(x, attend_mask, structure, **inputs), num_leaves)
+    def forward(self, x: Tensor, *inputs: Any, num_leaves: int | None = None, **named_inputs: Any) -> Tensor:
+        """x [B, S, D] -> [B, S, D]. The inputs are what the self-attention reads beside the states.
+
+        With `num_leaves`, positions from there on are nodes.
+        """
+        return self.finish(x, self.self_attention(x, *inputs, **named_inputs), num_leaves)
 
     def finish(self, x: Tensor, attended: Tensor, num_leaves: int | None = None) -> Tensor:
-        """What comes after self-attention, both [B, S, D] -> [B, S, D]; with `num_leaves`, positions from there on are nodes."""
+        """The rest of the layer after self-attention, both [B, S, D] -> [B, S, D]."""
         x = self.self_attention_norm(x + self.dropout(attended, num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 
 
 class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention (over trees when `tree` is given) and feed-forward."""
+    """A causal self-attention, or what takes its place, a cross-attention and a feed-forward sub-layer."""
 
-    def __init__(self, config: ModelConfig, tree: TreeAttentionConfig | None = None):
+    def __init__(
+        self,
+        self_attention: nn.Module,
+        cross_attention: CrossAttention,
+        feed_forward: nn.Module,
+        d_model: int,
+        dropout: float,
+    ):
         super().__init__()
-        self.self_attention = CausalSelfAttention(config.d_model, config.num_heads, config.attention_dropout)
-        self.cross_attention = CrossAttention(config.d_model, config.num_heads, config.attention_dropout, tree)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
-        self.self_attention_norm = nn.LayerNorm(config.d_model)
-        self.cross_attention_norm = nn.LayerNorm(config.d_model)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = Dropout(config.dropout)
+        self.self_attention = self_attention
+        self.cross_attention = cross_attention
+        self.feed_forward = feed_forward
+        self.self_attention_norm = nn.LayerNorm(d_model)
+        self.cross_attention_norm = nn.LayerNorm(d_model)
+        self.feed_forward_norm = nn.LayerNorm(d_model)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,

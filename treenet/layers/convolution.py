@@ -10,6 +10,7 @@ Shapes: B batch, S positions, D model, H heads, K = D / H channels, W kernel siz
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -51,6 +52,11 @@ def _bands(kernels: Tensor) -> Tensor:
     # Rows of C + W entries, cut at every C + W - 1: each begins one entry later than the one before.
     flat = F.pad(kernels, (0, size)).flatten(-2)[..., : size * (size + width - 1)]
     return flat.unflatten(-1, (size, size + width - 1))
+
+
+def kernel_size(sizes: Sequence[int], number: int) -> int:
+    """Kernel size of layer `number`, counted from 0; layers above the last of `sizes` have the last's."""
+    return sizes[min(number, len(sizes) - 1)]
 
 
 class LightweightKernels(nn.Module):
@@ -105,11 +111,8 @@ class _Convolution(nn.Module):
 class CentredConvolution(_Convolution):
     """For encoders: a kernel has as many taps before its position as after it; one of even size has one more after."""
 
-    def forward(self, x: Tensor, attend_mask: Tensor, *_: None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; attend_mask [B, 1, 1, S] is True where a position may be read, others count as 0.
-
-        What else an encoder layer hands to self-attention is none of a convolution's.
-        """
+    def forward(self, x: Tensor, attend_mask: Tensor) -> Tensor:
+        """x [B, S, D] -> [B, S, D]; attend_mask [B, 1, 1, S] is True where a position may be read, others count as 0."""
         x = self.project(x).masked_fill(~attend_mask.view(len(x), -1, 1), 0)
         kernels = self.kernels(x)
         left = (kernels.shape[3] - 1) // 2

@@ -20,6 +20,7 @@ from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
 if TYPE_CHECKING:
     from treenet.config import ModelConfig
 
+EMBEDDING_STD = 0.1  # section 3.5
 HALF = math.sqrt(0.5)  # a sum of two keeps the variance of one
 
 

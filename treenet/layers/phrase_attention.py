@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer
 from treenet.layers.composition import COMPOSITIONS
 from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.recurrent import build_recurrence
@@ -72,9 +71,11 @@ class PhraseAttention(nn.Module):
         self.memories = nn.ModuleList([PhraseMemory(d_model, d_head, phrases, one) for one in tags])
         self.output = build_linear(d_model, d_model)
 
-    def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition]) -> tuple[Tensor, Tensor]:
-        """x [B, L, D] with `attend_mask` [B, 1, 1, L] and one partition for each of the G heads -> [B, L, D], and the sum of
-        -log p of all tags."""
+    def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition], tag_losses: list[Tensor]) -> Tensor:
+        """x [B, L, D] with `attend_mask` [B, 1, 1, L] and one partition for each of the G heads -> [B, L, D].
+
+        The sum of -log p of all tags is appended to `tag_losses`.
+        """
         dropout_p = self.dropout if self.training else 0.0
         queries = split_heads(self.queries(x), self.num_heads)
         keys, values = (split_heads(part, self.num_leaf_heads) for part in self.keys_values(x).chunk(2, dim=2))
@@ -85,17 +86,5 @@ class PhraseAttention(nn.Module):
             attend_phrases = padding_to_attend_mask(partition.pad_mask)
             attended.append(attend(queries[:, head : head + 1], *keys_values, attend_phrases, dropout_p))
             tag_loss = tag_loss + loss
-        return self.output(merge_heads(torch.cat(attended, dim=1))), tag_loss
-
-
-class PhraseEncoderLayer(EncoderLayer):
-    """A Transformer encoder layer with `PhraseAttention`."""
-
-    def __init__(self, config: ModelConfig, num_tags: int):
-        super().__init__(config)
-        self.self_attention = PhraseAttention(config, num_tags)
-
-    def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition]) -> tuple[Tensor, Tensor]:
-        """As `PhraseAttention`."""
-        attended, tag_loss = self.self_attention(x, attend_mask, partitions)
-        return self.finish(x, attended), tag_loss
+        tag_losses.append(tag_loss)
+        return self.output(merge_heads(torch.cat(attended, dim=1)))

@@ -1,39 +1,36 @@
-"""Models by name: `build_model(config, vocab)`, `build_classifier(config, vocab, classifier, num_classes)`,
-`build_masked_lm(config, vocab)`."""
+"""Models by name: `build_model(config, vocab)`, `build_classifier(config, vocab, options, num_classes)`,
+`build_relatedness(config, vocab, options)`, `build_masked_lm(config, vocab)`."""
 
 from treenet.models.classifier import Classifier, ClassLogits
-from treenet.models.encoders import Memory, VocabSizes
+from treenet.models.decoders.base import DecoderState
+from treenet.models.encoders.base import DataFacts, Encoder, Memory, VocabSizes
 from treenet.models.masked_lm import MaskedLM
 from treenet.models.registry import (
-    CLASSIFIERS,
-    MASKED_LMS,
-    MODELS,
+    ARCHITECTURES,
     build_classifier,
     build_masked_lm,
     build_model,
     build_relatedness,
-    classifier_class,
-    masked_lm_class,
-    model_class,
+    find_encoder,
+    names_for,
 )
-from treenet.models.seq2seq import DecoderState, EncoderDecoder
+from treenet.models.seq2seq import Seq2Seq
 
 __all__ = [
-    "CLASSIFIERS",
-    "MASKED_LMS",
-    "MODELS",
+    "ARCHITECTURES",
     "ClassLogits",
     "Classifier",
+    "DataFacts",
     "DecoderState",
-    "EncoderDecoder",
+    "Encoder",
     "MaskedLM",
     "Memory",
+    "Seq2Seq",
     "VocabSizes",
     "build_classifier",
     "build_masked_lm",
     "build_model",
     "build_relatedness",
-    "classifier_class",
-    "masked_lm_class",
-    "model_class",
+    "find_encoder",
+    "names_for",
 ]

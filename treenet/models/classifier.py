@@ -1,7 +1,4 @@
-"""What every classifier shares: the head, and what the class of an example is read from. Not a model itself.
-
-Shapes: B batch, P positions, D model, C classes.
-"""
+"""Classifiers: an encoder, and a head that maps its states to classes. Shapes: B batch, P positions, D model, C classes."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,11 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.data.batch import Reads
+from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch
 from treenet.layers.dropout import Dropout
-from treenet.layers.linear import build_linear
-from treenet.models.encoders import Memory
+from treenet.models.encoders.base import Encoder, mean_state
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import UNK_ID
 
@@ -27,40 +23,30 @@ class ClassLogits(NamedTuple):
 
 
 class Classifier(nn.Module):
-    """Base of the classifiers, beside one that has `encode`; the model's constructor calls `add_head`."""
+    """A classifier of examples, and of all phrases that the encoder has positions for, through one head.
 
-    reads: Reads = "leaves"
+    The head is a linear map to classes, shared by positions and examples, or that of pairs of sentences.
+    """
 
-    @classmethod
-    def reads_with(cls, config: ModelConfig) -> Reads:
-        """What a model of these settings reads."""
-        return cls.reads
+    def __init__(self, encoder: Encoder, head: nn.Module, options: ClassifierConfig):
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.word_dropout = Dropout(options.word_dropout)
+        self.pooling = options.pooling
+        self.classifies_positions = options.supervision == "all_phrases" and encoder.reads.positions != "leaves"
 
-    def add_head(self, config: ModelConfig, classifier: ClassifierConfig, num_classes: int) -> None:
-        """A linear map to classes, shared by all positions and the example. Raises UserError for settings that do not fit."""
-        self.head = build_linear(config.d_model, num_classes)
-        self.word_dropout = Dropout(classifier.word_dropout)
-        self.pooling = classifier.pooling
-        self.classifies_positions = classifier.supervision == "all_phrases" and self.reads != "leaves"
-        if self.classifies_positions and self.pooling != "own":
-            raise UserError(
-                f"classifier.pooling must be own where model.name = {config.name} learns the classes of all phrases, but is "
-                f"{self.pooling}; set classifier.supervision=root"
-            )
-
-    def encode(self, batch: LabelledBatch) -> Memory:
-        """States of the positions."""
-        raise NotImplementedError
-
-    def summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
-        """The model's own state of an example [B, D]: of sequences the mean."""
-        return mean_state(memory)
+    @property
+    def reads(self) -> InputKind:
+        """The input kind of the encoder."""
+        return self.encoder.reads
 
     def forward(self, batch: LabelledBatch) -> ClassLogits:
         """Classes of examples, and of positions when these are learned."""
-        memory = self.encode(self._drop_words(batch))
+        batch = self._drop_words(batch)
+        memory = self.encoder(batch)
         if self.pooling == "own":
-            summary = self.summarize(memory, batch)
+            summary = self.encoder.summarize(memory, batch)
         else:
             summary = mean_state(memory) if self.pooling == "mean" else memory.states[:, 0]
         positions = self._classify(memory.states) if self.classifies_positions else None
@@ -78,7 +64,17 @@ class Classifier(nn.Module):
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def mean_state(memory: Memory) -> Tensor:
-    """Mean of the real positions [B, D]."""
-    real = ~memory.pad_mask
-    return (memory.states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+def check_supervision(config: ModelConfig, options: ClassifierConfig, reads: InputKind) -> None:
+    """Raises UserError where an encoder of this kind cannot learn what the settings ask for."""
+    if options.supervision != "all_phrases":
+        return
+    if reads.columns and reads.positions == "leaves":
+        raise UserError(
+            f"classifier.supervision must be root where model.name = {config.name} reads {reads}, which are those of whole "
+            f"examples, but is {options.supervision}"
+        )
+    if reads.positions != "leaves" and options.pooling != "own":
+        raise UserError(
+            f"classifier.pooling must be own where model.name = {config.name} learns the classes of all phrases, but is "
+            f"{options.pooling}; set classifier.supervision=root"
+        )

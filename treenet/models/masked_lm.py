@@ -1,40 +1,56 @@
-"""What every masked language model shares beside the encoder (Devlin et al., 2019). Not a model itself.
+"""Masked language models (Devlin et al., 2019): an encoder whose states predict the pieces of its leaves.
 
 Shapes: B batch, L leaves, D model, V pieces.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.models.encoders import Encoder, VocabSizes, tied_logits
+from treenet.data.input_kinds import InputKind
+from treenet.models.encoders.base import Encoder, PieceEmbedding
 from treeproc.shards.schema import PAD_ID
 
 
-class MaskedLM(Encoder):
-    """An encoder whose states predict the pieces of its leaves, with the table that it reads them by.
+class MaskedPieceEmbedding(PieceEmbedding):
+    """The table of pieces, and the vector of the mask, which stands where leaves have the id V.
 
-    The mask is no piece: the vocabulary of a data set stays as it is, and the mask's vector is a parameter of its own that
-    stands where leaves have the id V, which is never predicted.
+    The mask is no piece: the vocabulary of a data set stays as it is, and the mask is never predicted.
     """
 
-    def __init__(self, config: ModelConfig, vocab: VocabSizes):
-        super().__init__(config, vocab)
-        self.mask_id = vocab.pieces
-        self.mask_embedding = nn.Parameter(torch.randn(config.d_model) * config.d_model**-0.5)
+    def __init__(self, pieces: int, d_model: int):
+        super().__init__(pieces, d_model)
+        self.mask_id = pieces
+        self.mask = nn.Parameter(torch.randn(d_model) * d_model**-0.5)
 
-    def embed_pieces(self, pieces: Tensor, first: int = 0) -> Tensor:
-        """pieces [B, T], V where masked, at positions from `first` -> [B, T, D]."""
+    def forward(self, pieces: Tensor) -> Tensor:
+        """pieces [..., T], V where masked -> [..., T, D]."""
         masked = pieces == self.mask_id
-        x = self.piece_embedding(pieces.masked_fill(masked, PAD_ID))
-        x = torch.where(masked[..., None], self.mask_embedding, x)
-        return self.positions(self.embedding_scale * x, first)
+        x = F.embedding(pieces.masked_fill(masked, PAD_ID), self.weight)
+        return self.scale * torch.where(masked[..., None], self.mask, x)
+
+
+class MaskedLM(nn.Module):
+    """An encoder with a `MaskedPieceEmbedding`, whose table is the output softmax's too.
+
+    `mask_id` stands for the mask among the pieces of leaves.
+    """
+
+    def __init__(self, encoder: Encoder, mask_id: int):
+        super().__init__()
+        self.encoder = encoder
+        self.mask_id = mask_id
+
+    @property
+    def reads(self) -> InputKind:
+        """The input kind of the encoder."""
+        return self.encoder.reads
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """The states [B, L, D] that the logits of the leaves are computed from."""
-        return self.encode(batch).states[:, : batch.leaf_pieces.shape[1]]
+        return self.encoder(batch).states[:, : batch.leaf_pieces.shape[1]]
 
     def compute_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
-        return tied_logits(x, self.piece_embedding)
+        return self.encoder.embedding.logits(x)

@@ -1,94 +1,126 @@
-"""Model names: of translation models, of classifiers, and of masked language models."""
+"""Models by name: one registry of encoders, and the models that are made of them."""
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.layers.pair_head import NUM_SCORES, PairHead
-from treenet.models.bilstm import BiLSTMClassifier, BiLSTMSeq2Seq
-from treenet.models.classifier import Classifier
-from treenet.models.constituent_transformer import ConstituentMaskedLM, ConstituentTransformer
-from treenet.models.convolution import DynamicConv, LightConv
-from treenet.models.convs2s import ConvS2S
-from treenet.models.encoders import VocabSizes
-from treenet.models.masked_lm import MaskedLM
-from treenet.models.multi_granularity import MultiGranularityTransformer
-from treenet.models.on_lstm_hybrid import OnLSTMHybrid
-from treenet.models.relation_transformer import RelationTransformer, RelationTransformerClassifier
-from treenet.models.seq2seq import EncoderDecoder
-from treenet.models.transformer import Transformer, TransformerClassifier, TransformerMaskedLM
-from treenet.models.tree_lstm import ChildSumTree2Seq, ChildSumTreeLSTMClassifier, Tree2Seq, TreeLSTMClassifier
-from treenet.models.tree_transformer import TreeTransformer, TreeTransformerClassifier
+from treenet.layers.linear import build_linear
+from treenet.layers.pair_head import PairHead
+from treenet.models.classifier import Classifier, check_supervision
+from treenet.models.decoders.base import Decoder
+from treenet.models.decoders.convs2s import ConvS2SDecoder
+from treenet.models.decoders.recurrent import RecurrentDecoder
+from treenet.models.decoders.transformer import (
+    TransformerDecoder,
+    build_dynamicconv_decoder,
+    build_lightconv_decoder,
+    build_relative_decoder,
+    build_tree_decoder,
+)
+from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
+from treenet.models.encoders.constituents import ConstituentEncoder
+from treenet.models.encoders.convolution import DynamicConvEncoder, LightConvEncoder
+from treenet.models.encoders.convs2s import ConvS2SEncoder
+from treenet.models.encoders.lstm import BiLSTMEncoder
+from treenet.models.encoders.multi_granularity import MultiGranularityEncoder
+from treenet.models.encoders.on_lstm_hybrid import OnLSTMHybridEncoder
+from treenet.models.encoders.relations import RelationEncoder
+from treenet.models.encoders.transformer import TransformerEncoder
+from treenet.models.encoders.tree import TreeEncoder
+from treenet.models.encoders.tree_lstm import ChildSumEncoder, ChildSumTree2SeqEncoder, Tree2SeqEncoder, TreeLSTMEncoder
+from treenet.models.masked_lm import MaskedLM, MaskedPieceEmbedding
+from treenet.models.seq2seq import Seq2Seq
 from treeproc.common.settings import UserError
 
-Model = TypeVar("Model")
+Use = Literal["translation", "classification", "masked_lm"]
 
-MODELS: dict[str, type[EncoderDecoder]] = {
-    "bilstm": BiLSTMSeq2Seq,
-    "child_sum_tree2seq": ChildSumTree2Seq,
-    "constituent_transformer": ConstituentTransformer,
-    "convs2s": ConvS2S,
-    "dynamicconv": DynamicConv,
-    "lightconv": LightConv,
-    "multi_granularity": MultiGranularityTransformer,
-    "on_lstm_hybrid": OnLSTMHybrid,
-    "relation_transformer": RelationTransformer,
-    "transformer": Transformer,
-    "tree2seq": Tree2Seq,
-    "tree_transformer": TreeTransformer,
+
+@dataclass(frozen=True)
+class Architecture:
+    """An encoder, the decoder that it translates with, and the other uses that it has been tried in."""
+
+    encoder: type[Encoder]
+    decoder: Callable[[ModelConfig, PieceEmbedding], Decoder] | None = None
+    uses: tuple[Use, ...] = ()
+
+    def serves(self, use: Use) -> bool:
+        """Whether there are models of this use."""
+        return self.decoder is not None if use == "translation" else use in self.uses
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "bilstm": Architecture(BiLSTMEncoder, RecurrentDecoder, ("classification",)),
+    "child_sum_tree2seq": Architecture(ChildSumTree2SeqEncoder, RecurrentDecoder),
+    "child_sum_tree_lstm": Architecture(ChildSumEncoder, uses=("classification",)),
+    "constituent_transformer": Architecture(ConstituentEncoder, TransformerDecoder, ("masked_lm",)),
+    "convs2s": Architecture(ConvS2SEncoder, ConvS2SDecoder),
+    "dynamicconv": Architecture(DynamicConvEncoder, build_dynamicconv_decoder),
+    "lightconv": Architecture(LightConvEncoder, build_lightconv_decoder),
+    "multi_granularity": Architecture(MultiGranularityEncoder, TransformerDecoder),
+    "on_lstm_hybrid": Architecture(OnLSTMHybridEncoder, TransformerDecoder),
+    "relation_transformer": Architecture(RelationEncoder, build_relative_decoder, ("classification",)),
+    "transformer": Architecture(TransformerEncoder, TransformerDecoder, ("classification", "masked_lm")),
+    "tree2seq": Architecture(Tree2SeqEncoder, RecurrentDecoder),
+    "tree_lstm": Architecture(TreeLSTMEncoder, uses=("classification",)),
+    "tree_transformer": Architecture(TreeEncoder, build_tree_decoder, ("classification",)),
 }
-CLASSIFIERS: dict[str, type[Classifier]] = {
-    "bilstm": BiLSTMClassifier,
-    "child_sum_tree_lstm": ChildSumTreeLSTMClassifier,
-    "relation_transformer": RelationTransformerClassifier,
-    "transformer": TransformerClassifier,
-    "tree_lstm": TreeLSTMClassifier,
-    "tree_transformer": TreeTransformerClassifier,
-}
-MASKED_LMS: dict[str, type[MaskedLM]] = {
-    "constituent_transformer": ConstituentMaskedLM,
-    "transformer": TransformerMaskedLM,
-}
 
 
-def model_class(config: ModelConfig) -> type[EncoderDecoder]:
-    """The class of a translation model. Raises UserError for an unknown name."""
-    return _find(MODELS, config.name)
+def names_for(use: Use) -> list[str]:
+    """Names of the models of this use, in alphabetical order."""
+    return sorted(name for name, architecture in ARCHITECTURES.items() if architecture.serves(use))
 
 
-def build_model(config: ModelConfig, vocab: VocabSizes) -> EncoderDecoder:
+def find_architecture(config: ModelConfig, use: Use) -> Architecture:
+    """The architecture of that name. Raises UserError for a name without models of this use."""
+    names = names_for(use)
+    if config.name not in names:
+        raise UserError(f"model.name must be one of {', '.join(names)}, but is {config.name} instead")
+    return ARCHITECTURES[config.name]
+
+
+def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
+    """The class of the encoder. Raises UserError for a name without models of this use."""
+    return find_architecture(config, use).encoder
+
+
+def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
     """A freshly initialised translation model. Raises UserError for an unknown name."""
-    return model_class(config)(config, vocab)
-
-
-def classifier_class(config: ModelConfig) -> type[Classifier]:
-    """The class of a classifier. Raises UserError for an unknown name."""
-    return _find(CLASSIFIERS, config.name)
-
-
-def build_classifier(config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig, num_classes: int) -> Classifier:
-    """A freshly initialised classifier. Raises UserError for an unknown name, and for settings that do not fit the model."""
-    return classifier_class(config)(config, vocab, classifier, num_classes)
-
-
-def build_relatedness(config: ModelConfig, vocab: VocabSizes, classifier: ClassifierConfig) -> Classifier:
-    """A classifier's encoder, read from as whole examples are, below the head of two sentences. Raises UserError as above."""
-    model = build_classifier(config, vocab, classifier.model_copy(update={"supervision": "root"}), NUM_SCORES)
-    model.head = PairHead(config.d_model, classifier.pair_hidden)
+    architecture = find_architecture(config, "translation")
+    embedding = architecture.encoder.build_embedding(config, vocab)
+    encoder = architecture.encoder(config, vocab, embedding)
+    model = Seq2Seq(encoder, architecture.decoder(config, embedding))
+    encoder.add_tables(vocab)
     return model
 
 
-def masked_lm_class(config: ModelConfig) -> type[MaskedLM]:
-    """The class of a masked language model. Raises UserError for an unknown name."""
-    return _find(MASKED_LMS, config.name)
+def build_classifier(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_classes: int) -> Classifier:
+    """A freshly initialised classifier. Raises UserError for an unknown name, and for settings that do not fit the model."""
+    encoder = _build_classifying_encoder(config, vocab, options)
+    return Classifier(encoder, build_linear(config.d_model, num_classes), options)
+
+
+def build_relatedness(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Classifier:
+    """A classifier's encoder, read from as whole examples are, below the head of two sentences. Raises UserError as above."""
+    options = options.model_copy(update={"supervision": "root"})
+    encoder = _build_classifying_encoder(config, vocab, options)
+    return Classifier(encoder, PairHead(config.d_model, options.pair_hidden), options)
 
 
 def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
     """A freshly initialised masked language model. Raises UserError for an unknown name."""
-    return masked_lm_class(config)(config, vocab)
+    embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
+    encoder = find_encoder(config, "masked_lm")(config, vocab, embedding)
+    return MaskedLM(_complete(encoder, vocab), embedding.mask_id)
 
 
-def _find(models: Mapping[str, type[Model]], name: str) -> type[Model]:
-    if name not in models:
-        raise UserError(f"model.name must be one of {', '.join(sorted(models))}, but is {name} instead")
-    return models[name]
+def _build_classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Encoder:
+    encoder = find_encoder(config, "classification")
+    check_supervision(config, options, encoder.reads_with(config))
+    return _complete(encoder(config, vocab, encoder.build_embedding(config, vocab)), vocab)
+
+
+def _complete(encoder: Encoder, vocab: VocabSizes) -> Encoder:
+    encoder.add_tables(vocab)
+    return encoder

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.batch import Reads, TreeBatch, pad
+from treenet.data.batch import TreeBatch, pad
 from treenet.data.examples import ExampleSource, list_items
+from treenet.data.input_kinds import InputKind
 from treenet.data.plan import cut_batches
 from treenet.probing.sentences import Sentences, keys
 from treeproc.common.storage import AnyPath
@@ -36,7 +37,9 @@ class ProbeInputs:
     word_leaves: np.ndarray  # [w, 2] first leaf of each in its sentence, and number of its leaves
 
     @classmethod
-    def build(cls, data: AnyPath, split: str, reads: Reads, sentences: Sentences, most_words: int, seed: int) -> "ProbeInputs":
+    def build(
+        cls, data: AnyPath, split: str, reads: InputKind, sentences: Sentences, most_words: int, seed: int
+    ) -> "ProbeInputs":
         """For a model that reads `reads`. Words and pairs depend on ids and `seed` alone."""
         source = ExampleSource(data / "encoded", split, reads)
         places = list(source.places(sentences.rows))

@@ -15,7 +15,7 @@ from treenet.probing.probe_results import draw_layers, figure_name, read_probes
 from treenet.probing.probe_settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.probing.probe_tasks import ProbeTask, build_probe_task
 from treenet.probing.sentences import choose_sentences, has_arcs
-from treenet.probing.states import EMBEDDINGS, ROOTED, States, collect_states, num_layers
+from treenet.probing.states import EMBEDDINGS, States, collect_states, num_layers
 from treenet.runs.learning_curves import write_png
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treeproc.common.files import atomic_write, json_bytes
@@ -82,7 +82,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
 
     done = {Cell(t, r["states"], r["layer"], r["of"]) for t, told in entry["tasks"].items() for r in told["results"]}
-    rooted = trained.model.reads in ROOTED
+    rooted = trained.model.reads.rooted
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
     made_by = [entry["software"], *entry.get("continued_with", [])]
     if cells and (now := software()) not in made_by:

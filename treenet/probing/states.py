@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.data.batch import Reads, TreeBatch
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import InputKind
 from treenet.probing.inputs import ProbeInputs
 from treeproc.common.settings import UserError
 
-ROOTED: tuple[Reads, ...] = ("trees", "binary_trees")  # positions are leaves, then nodes, of which the first is the root
 EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions
 
 
@@ -29,12 +30,7 @@ class States:
 
 def num_layers(model: nn.Module) -> int:
     """Layers whose states can be had; 1 of encoders that do not keep theirs in a list."""
-    return max(1, len(_layers(model)))
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Layers of the encoder, lowest first."""
-    return [*getattr(model, "recurrent_layers", []), *getattr(model, "encoder_layers", [])]
+    return max(1, len(model.encoder.probed_layers()))
 
 
 @contextmanager
@@ -48,7 +44,7 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
         return record
 
-    hooks = [_layers(model)[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
+    hooks = [model.encoder.probed_layers()[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
     try:
         yield recorded
     finally:
@@ -61,20 +57,20 @@ def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> 
     """States [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
     last = num_layers(model)
     with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states:
-        memory = model.encode(batch)
+        memory = model.encoder(batch)
     for layer, found in states.items():
         if found.shape[:2] != memory.states.shape[:2]:
             raise UserError(f"layer: layer {layer} of this encoder has no state for each position; choose layer=last")
-    states[EMBEDDINGS], states[last] = model.piece_embedding(batch.leaf_pieces), memory.states
+    states[EMBEDDINGS], states[last] = F.embedding(batch.leaf_pieces, model.encoder.embedding.weight), memory.states
     return {layer: states[layer] for layer in layers}
 
 
-def leaf_states(states: Tensor, reads: Reads, num_leaves: int, words: Tensor) -> Tensor:
+def leaf_states(states: Tensor, reads: InputKind, num_leaves: int, words: Tensor) -> Tensor:
     """[B, L, D] of [B, S, D]: where positions are words, which arcs join, a leaf has the state of its word, `words` [B, L].
 
     Raises UserError when there are too few positions.
     """
-    if reads != "arcs":
+    if reads.positions != "words":
         if states.shape[1] < num_leaves:
             raise UserError("this model cannot be probed: its encoder has no state for each leaf")
         return states[:, :num_leaves]
@@ -104,7 +100,7 @@ def collect_states(
             leaves = leaves.float()
             mean = (leaves * real[..., None]).sum(1) / real.sum(1, keepdim=True)
             out.sentences["mean"] = _stored(out.sentences.get("mean"), place, mean, inputs.num_rows)
-            if layer != EMBEDDINGS and model.reads in ROOTED:
+            if layer != EMBEDDINGS and model.reads.rooted:
                 root = x[:, real.shape[1]].float()
                 out.sentences["root"] = _stored(out.sentences.get("root"), place, root, inputs.num_rows)
             flat = leaves.flatten(0, 1)

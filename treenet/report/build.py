@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from treenet.analysis.attention_stats import run_attention
 from treenet.evaluation.origin import recorded_origin
 from treenet.experiments.scaling_report import draw as draw_scaling
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
@@ -105,7 +105,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
         except UserError as error:
             run.missing.append(Missing(str(error)))
             continue
-        if not isinstance(loaded.model, Seq2Seq):
+        if not isinstance(loaded.model.decoder, TransformerDecoder):
             run.missing.append(Missing("its decoder is no Transformer's, so there is no attention of it"))
             continue
         report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)

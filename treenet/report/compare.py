@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenet.config import TreeAttentionConfig, flatten
+from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.metrics import Comparison, compare_systems
 from treenet.evaluation.origin import Standing
-from treenet.models.registry import MODELS
+from treenet.models.registry import ARCHITECTURES
 from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.settings import UserError, differences
@@ -40,8 +41,8 @@ def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | 
 
 
 def reads_trees(run: ReportRun) -> bool:
-    model = MODELS.get(run.config["model"].get("name"))
-    return model is not None and model.reads == "trees"
+    found = ARCHITECTURES.get(run.config["model"].get("name"))
+    return found is not None and found.encoder.reads is TREES
 
 
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:

@@ -24,6 +24,7 @@ from treenet.runs.checkpoint import (
     read_meta,
     validation_criterion,
 )
+from treenet.runs.old_checkpoints import rename_weights
 from treenet.tasks.registry import workflow_of
 from treeproc.common.files import TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
@@ -178,11 +179,13 @@ def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
     first, count = None, 0
     for path in paths:
         with safe_open(path, framework="pt") as file:
-            names = set(file.keys())
-            if first is not None and names != set(sums):
-                raise UserError(f"{path} and {first} hold different weights: {', '.join(sorted(names ^ set(sums))[:5])}")
-            for name in names:
-                value = file.get_tensor(name)
+            stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
+            if first is not None and stored.keys() != sums.keys():
+                raise UserError(
+                    f"{path} and {first} hold different weights: {', '.join(sorted(stored.keys() ^ sums.keys())[:5])}"
+                )
+            for name, stored_name in stored.items():
+                value = file.get_tensor(stored_name)
                 if first is None:
                     sums[name], types[name] = torch.zeros(value.shape, dtype=torch.float64), value.dtype
                 _check_alike(path, first, name, "shape", tuple(value.shape), tuple(sums[name].shape))

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
+from treenet.runs.old_checkpoints import is_old, rename_weights, reorder_optimizer
 from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
 from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
@@ -257,20 +258,36 @@ def load_checkpoint(
     trained_on = read_json(folder / META).get("data_fingerprint")
     if trained_on != data_fingerprint:
         raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; use another --out")
-    load_weights(model, folder)
+    was_old = load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")
     trainer = torch.load(folder / TRAINER, map_location=device, weights_only=True)
-    optimizer.load_state_dict(trainer["optimizer"])
+    optimizer.load_state_dict(reorder_optimizer(trainer["optimizer"], model) if was_old else trainer["optimizer"])
     if average is not None:
-        for name, value in load_file(folder / AVERAGE).items():
+        for name, value in rename_weights(load_file(folder / AVERAGE)).items():
             average[name].copy_(value)
     return trainer["state"]
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load model.safetensors of a checkpoint or of RUN/averaged. Raises UserError when it is missing or does not fit."""
+def load_weights(model: nn.Module, folder: Path) -> bool:
+    """Load model.safetensors of a checkpoint or of RUN/averaged. Returns whether its names were those of an old checkpoint.
+
+    Raises UserError when it is missing or does not fit.
+    """
     try:
-        load_model(model, folder / WEIGHTS)
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            was_old = is_old(dict.fromkeys(file.keys()))
+        if was_old:
+            _load_old(model, folder)
+        else:
+            load_model(model, folder / WEIGHTS)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"{folder / WEIGHTS} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+    return was_old
+
+
+def _load_old(model: nn.Module, folder: Path) -> None:
+    weights = rename_weights(load_file(folder / WEIGHTS))
+    if weights.keys() != (expected := dict(model.named_parameters()).keys()):
+        raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ expected))}")
+    model.load_state_dict(weights, strict=False)

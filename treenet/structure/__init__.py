@@ -1,6 +1,7 @@
 """Trees of a batch as integer maps: built once per batch, shared by every layer, head and attention."""
 
 from treenet.structure.attention import AttentionMaps, AttentionPath, choose_attention_path
+from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
 from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
@@ -18,6 +19,7 @@ __all__ = [
     "Partition",
     "PhraseLevels",
     "SpanTable",
+    "Structure",
     "TreeLevels",
     "TreeStructure",
     "Words",

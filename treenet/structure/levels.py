@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.device import move
+from treenet.structure.base import Structure
 from treenet.structure.spans import SpanTable
 from treeproc.common.errors import UserError
 
 
 @dataclass
-class TreeLevels:
+class TreeLevels(Structure):
     """Binary trees, by height: a node of one child has it on the left."""
 
     leaf: Tensor  # [leaves] flat position in [B, L] of every real leaf; leaf r has row 1 + r
@@ -56,9 +56,6 @@ class TreeLevels:
             num_leaves=table.num_leaves,
         )
 
-    def to(self, device: torch.device | str) -> "TreeLevels":
-        return move(self, device)
-
 
 def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions in [B, S], flat, of the children of the nodes `real` (flat in [B, N]); -1 is none."""
@@ -91,7 +88,7 @@ def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np
 
 
 @dataclass
-class ArcLevels:
+class ArcLevels(Structure):
     """Dependency trees of words, by height. Where a text has several roots, one more node is the governor of them all."""
 
     word: Tensor  # [B, L] flat position in [B, W + 1] of the word of every leaf; padding goes to the last place of its row
@@ -157,9 +154,6 @@ class ArcLevels:
             root=torch.from_numpy(root),
             span=torch.from_numpy(span),
         )
-
-    def to(self, device: torch.device | str) -> "ArcLevels":
-        return move(self, device)
 
 
 def _spans(

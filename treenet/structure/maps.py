@@ -7,7 +7,7 @@ i, both ends counted but not the leaf), |H_j^i| the rank of leaf j in the span o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,14 +20,16 @@ from treenet.structure.attention import (
     build_attention_maps,
     choose_attention_path,
 )
+from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps
-from treenet.structure.device import move
 from treenet.structure.spans import SpanTable
 
 
 @dataclass
-class TreeStructure:
+class TreeStructure(Structure):
     """Trees of a batch. Padding nodes cover nothing, so nothing of a padding position reaches a real one."""
+
+    adds_positions: ClassVar[bool] = True
 
     start: Tensor  # [B, N] int64, first leaf of a node
     end: Tensor  # [B, N] int64, one past its last leaf; 0 for padding
@@ -85,10 +87,6 @@ class TreeStructure:
         start, end, subtree_end = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
         table = SpanTable(leaf_counts, node_counts, start, end, subtree_end, self.num_leaves)
         return torch.from_numpy(build_attend_mask(table)).to(self.start.device)
-
-    def to(self, device: torch.device | str) -> "TreeStructure":
-        """A copy whose tensors are on `device`."""
-        return move(self, device)
 
 
 def _tensors(maps: Any) -> list[Tensor]:

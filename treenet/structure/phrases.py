@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.device import move
+from treenet.structure.base import Structure
 from treenet.structure.spans import SpanTable
 
 NO_TAG = -1  # of a phrase without a node, which is a single leaf, and of padding
 
 
 @dataclass
-class PhraseLevels:
+class PhraseLevels(Structure):
     """The phrases of a batch at levels 1 to C = PHRASE_LEVELS; index 0 is level 1."""
 
     phrase: Tensor  # [C, B, L] int64, phrase of every leaf, from 0 in each sentence; padding is in phrase P
@@ -67,9 +67,6 @@ class PhraseLevels:
         c, b, first = np.nonzero(begins)
         tags[c, b, phrase[c, b, first]] = label[c, b, first]
         return cls(torch.from_numpy(phrase), torch.from_numpy(counts), torch.from_numpy(tags), widest.tolist())
-
-    def to(self, device: torch.device | str) -> "PhraseLevels":
-        return move(self, device)
 
 
 @dataclass

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.device import move
+from treenet.structure.base import Structure
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
 
 @dataclass
-class Dependencies:
+class Dependencies(Structure):
     """Dependency trees. The shortest way from word i to word j goes `up` arcs, then `down` arcs."""
 
     deprel: Tensor  # [B, W] int64, UNKNOWN_LABEL_ID where padded
@@ -49,12 +49,9 @@ class Dependencies:
             side=torch.from_numpy(side),
         )
 
-    def to(self, device: torch.device | str) -> "Dependencies":
-        return move(self, device)
-
 
 @dataclass
-class Words:
+class Words(Structure):
     """Words of a batch. A piece has the tag and the relations of its word."""
 
     word: Tensor  # [B, L] int64, word of every leaf, 0 where padded
@@ -81,9 +78,6 @@ class Words:
         batch, width = of_word_pairs.shape[:2]
         rows = self.word + torch.arange(batch, device=self.word.device)[:, None] * width
         return of_word_pairs.flatten().take(rows[:, :, None] * width + self.word[:, None, :])
-
-    def to(self, device: torch.device | str) -> "Words":
-        return move(self, device)
 
 
 def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:

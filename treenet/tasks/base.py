@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from treenet.config import TrainConfig
-from treenet.data.batch import Reads, TreeBatch
+from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
-from treenet.models import VocabSizes
+from treenet.data.input_kinds import InputKind
+from treenet.models import Encoder, VocabSizes, find_encoder
+from treenet.models.registry import Use
 from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
 from treeproc.common.files import read_text
@@ -24,6 +26,7 @@ class Task(ABC):
     Losses and counts are computed from what `output` of the model returns.
     """
 
+    use: Use  # which models of the registry it trains
     num_sums = 2
     score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
     auxiliary_loss = ""  # what metrics call a loss of the model's own; empty for none
@@ -37,9 +40,14 @@ class Task(ABC):
         self.config = config
 
     @property
-    @abstractmethod
-    def reads(self) -> Reads:
-        """What the model reads. Raises UserError for an unknown name."""
+    def encoder(self) -> type[Encoder]:
+        """The class of the model's encoder. Raises UserError for an unknown name."""
+        return find_encoder(self.config.model, self.use)
+
+    @property
+    def reads(self) -> InputKind:
+        """The input kind of the model's encoder."""
+        return self.encoder.reads_with(self.config.model)
 
     @abstractmethod
     def check(self, index: Mapping) -> None:

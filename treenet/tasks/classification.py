@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PhraseSource
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import vocab_sizes
@@ -31,7 +32,7 @@ class Classification(PredictionTask):
         return self.config.classifier.neutral_class
 
     def check(self, index: Mapping) -> None:
-        data, reads = self.config.data, self.reads  # an unknown model is refused before what it would read is looked for
+        data, encoder = self.config.data, self.encoder  # an unknown model is refused before what it would read is looked for
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
@@ -41,12 +42,12 @@ class Classification(PredictionTask):
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
                 f"{self.neutral_class}"
             )
-        check_structure(self.config, index, reads)
+        check_structure(self.config, index, encoder)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
         phrases = self.config.classifier.supervision == "all_phrases"
-        if training and phrases and reads == "leaves":
+        if training and phrases and reads is LEAVES:
             return PhraseSource(encoded, split)
         return LabelledSource(encoded, split, reads, phrases=phrases, split_words=self.config.classifier.split_words)
 

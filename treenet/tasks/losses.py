@@ -123,7 +123,7 @@ def sum_tied_losses(model: nn.Module, targets: Tensor, options: OptimizerConfig,
     passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
     states, auxiliary = zip(*passes, strict=True)
     if second is None:
-        sums = projected_nll(*states, model.piece_embedding.weight, targets, options.label_smoothing)
+        sums = projected_nll(*states, model.encoder.embedding.weight, targets, options.label_smoothing)
     else:
         sums = r_drop_loss(*map(model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
     if auxiliary[0] is None:

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from treenet.config import MaskedLMConfig
-from treenet.data.batch import Reads, SourceBatch
+from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import InputKind
 from treenet.data.plan import hash_ids
-from treenet.models import build_masked_lm, masked_lm_class
+from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
@@ -35,7 +36,7 @@ class MaskedBatch(SourceBatch):
 class MaskedSource(ExampleSource):
     """One split of a data set of any kind, of which nothing but the leaves, and what models read beside them, is used."""
 
-    def __init__(self, folder: AnyPath, split: str, reads: Reads, rate: float):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind, rate: float):
         super().__init__(folder, split, reads)
         # Batches are planned and cut by the leaves alone.
         self.lengths = {**self.lengths, "tgt_pieces": np.zeros_like(self.lengths["tgt_pieces"])}
@@ -82,17 +83,14 @@ def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: 
 class MaskedLanguageModel(Task):
     """Encoders that predict masked pieces of the leaves, of data sets with targets or without."""
 
+    use = "masked_lm"
     targets = "masked pieces"
     workflow = "train_lm.py"
     scorer = "unsupervised_parse.py"
 
-    @property
-    def reads(self) -> Reads:
-        return masked_lm_class(self.config.model).reads
-
     def check(self, index: Mapping) -> None:
         """Any data set has leaves; what may be wrong is the name of the model."""
-        masked_lm_class(self.config.model)
+        find_encoder(self.config.model, self.use)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         return MaskedSource(self.config.data / "encoded", split, self.reads, self.config.masked_lm.rate)

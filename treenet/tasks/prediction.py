@@ -3,24 +3,20 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from treenet.data.batch import Reads
 from treenet.data.labelled import LabelledBatch
 from treenet.data.pairs import PairBatch
-from treenet.models import ClassLogits, classifier_class
+from treenet.models import ClassLogits
 from treenet.tasks.base import Task
 
 
 class PredictionTask(Task):
     """A task that is scored by its predictions. The metrics of a split are `percentages` and `figures`, as tables show them."""
 
+    use = "classification"
     workflow = scorer = "train_classifier.py"
     ties_embeddings = False
     percentages: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
-
-    @property
-    def reads(self) -> Reads:
-        return classifier_class(self.config.model).reads_with(self.config.model)
 
     @abstractmethod
     def score_predictions(

@@ -34,7 +34,7 @@ class Relatedness(PredictionTask):
                 "optimizer.label_smoothing and optimizer.r_drop must be 0 for task relatedness, whose targets are "
                 f"distributions, but are {options.label_smoothing} and {options.r_drop}"
             )
-        check_structure(self.config, index, self.reads)
+        check_structure(self.config, index, self.encoder)
 
     def open(self, split: str, *, training: bool = False) -> PairSource:
         return PairSource(self.config.data / "encoded", split, self.reads)

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from treenet.config import TrainConfig
-from treenet.data.batch import Reads, TreeBatch
+from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
-from treenet.models import build_model, model_class
+from treenet.models import build_model
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.data_checks import check_structure
 from treenet.tasks.losses import LossSums, sum_tied_losses
@@ -18,17 +18,14 @@ from treeproc.common.settings import UserError
 class Translation(Task):
     """Encoder-decoder models on pairs."""
 
+    use = "translation"
     examples, targets = "pairs", "target tokens"
     output = "decode_to_train"
 
     def __init__(self, config: TrainConfig):
         super().__init__(config)
-        self.auxiliary_loss = model_class(config.model).auxiliary_loss
+        self.auxiliary_loss = self.encoder.auxiliary_loss
         self.num_sums = 3 if self.auxiliary_loss else 2
-
-    @property
-    def reads(self) -> Reads:
-        return model_class(self.config.model).reads_with(self.config.model)
 
     def check(self, index: Mapping) -> None:
         data = self.config.data
@@ -42,7 +39,7 @@ class Translation(Task):
                 f"{data} has a vocabulary for each side, but models share one table of pieces between the sides; "
                 "preprocess again with subwords.joint=true and parsed set to its folder"
             )
-        check_structure(self.config, index, self.reads)
+        check_structure(self.config, index, self.encoder)
 
     def open(self, split: str, *, training: bool = False) -> ExampleSource:
         return ExampleSource(self.config.data / "encoded", split, self.reads)

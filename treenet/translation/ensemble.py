@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from treenet.data.batch import Reads, TreeBatch
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.search import Decodable, DecoderState
 from treeproc.common.settings import UserError
@@ -37,7 +38,7 @@ class Ensemble(nn.Module):
     def __init__(self, models: Sequence[Decodable]):
         super().__init__()
         self.models = nn.ModuleList(models)
-        self.reads: Reads = next((model.reads for model in models if model.reads != "leaves"), "leaves")
+        self.reads: InputKind = next((model.reads for model in models if model.reads is not LEAVES), LEAVES)
 
     def encode(self, batch: TreeBatch) -> list:
         """One memory a model."""
@@ -75,7 +76,7 @@ def load_ensemble(
     for (run, _), other in zip(members, loaded, strict=True):
         theirs = read_index(other.data / "encoded")
         names = ["vocab_fingerprint"]
-        if encodes_lines and other.model.reads != "leaves":
+        if encodes_lines and other.model.reads is not LEAVES:
             names += ["parser_settings", "tree_settings"]
         for name in names:
             if index.get(name) != theirs.get(name):
@@ -85,8 +86,8 @@ def load_ensemble(
                 )
     if len(loaded) == 1:
         return first
-    if len(kinds := {one.model.reads for one in loaded} - {"leaves"}) > 1:
-        kinds = " and ".join(sorted(kinds))
+    if len(kinds := {one.model.reads for one in loaded} - {LEAVES}) > 1:
+        kinds = " and ".join(sorted(map(str, kinds)))
         raise UserError(f"models that read {kinds} are no ensemble; choose models that read the same, and plain ones")
     names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
     return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))

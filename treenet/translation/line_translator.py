@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, PositiveInt, field_validator
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import READS_ARCS
+from treenet.data.input_kinds import LEAVES
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
@@ -132,7 +132,7 @@ class LineTranslator:
         if settings.nbest > self._decoding.beam_size:
             raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
         self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
-        if self._run.model.reads in READS_ARCS and not self._encoder.gives_arcs:
+        if self._run.model.reads.reads_arcs and not self._encoder.gives_arcs:
             raise UserError(
                 f"arcs between words are read, which bracketed trees have not got; leave trees={settings.trees} out, or choose a "
                 "run on a data set that a parser made"
@@ -193,7 +193,7 @@ class LineTranslator:
         return "".join(out)
 
     def _explanation(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
-        drawn = line.row is not None and self._run.model.reads != "leaves" and len(line.row["leaves"]["piece"])
+        drawn = line.row is not None and self._run.model.reads is not LEAVES and len(line.row["leaves"]["piece"])
         out = [self._encoder.draw(line.row)] if drawn else []
         out += [f"{rank}\t{found.score:.4f}\t{self._words(line, found)}" for rank, found in enumerate(hypotheses, 1) if found.ids]
         return "".join(f"{text}\n" for text in out)

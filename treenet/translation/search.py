@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import Reads, TreeBatch
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import InputKind
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -39,7 +40,7 @@ class DecoderState(Protocol):
 class Decodable(Protocol):
     """A model that can be searched."""
 
-    reads: Reads
+    reads: InputKind
 
     def encode(self, batch: TreeBatch): ...
 

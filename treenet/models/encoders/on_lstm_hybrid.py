@@ -1,4 +1,9 @@
-"""The cascade of ON-LSTM and self-attention (Hao et al., 2019, arXiv 1909.01562). Shapes: B batch, L leaves, D model."""
+"""The encoder of the cascade of ON-LSTM and self-attention (Hao et al., 2019, arXiv 1909.01562).
+
+Shapes: B batch, L leaves, D model.
+"""
+
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -6,15 +11,15 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.recurrent import RecurrentLayer
-from treenet.models.encoders import Memory, VocabSizes
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
+from treenet.models.encoders.transformer import TransformerEncoder
 from treeproc.common.errors import UserError
 
 
-class OnLSTMHybrid(Seq2Seq):
+class OnLSTMHybridEncoder(TransformerEncoder):
     """H^K of the recurrent layers over the embeddings, H^L of the self-attention layers over H^K; the memory is H^K + H^L."""
 
-    def __init__(self, config: ModelConfig, vocab: VocabSizes):
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         """Raises UserError when no layer is left for one of the two."""
         hybrid, num_layers = config.hybrid, config.num_encoder_layers
         num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
@@ -23,19 +28,22 @@ class OnLSTMHybrid(Seq2Seq):
                 f"model.hybrid.num_recurrent_layers must be less than model.num_encoder_layers = {num_layers}, the others being "
                 f"those of self-attention, but is {num_recurrent}"
             )
-        super().__init__(config.model_copy(update={"num_encoder_layers": num_layers - num_recurrent}), vocab)
+        super().__init__(config, vocab, embedding, num_layers=num_layers - num_recurrent)
         self.short_cut = hybrid.short_cut
         self.recurrent_layers = nn.ModuleList(
             [RecurrentLayer(hybrid.cell, config.d_model, hybrid.chunk_size, config.dropout) for _ in range(num_recurrent)]
         )
 
-    def encode(self, batch: TreeBatch) -> Memory:
+    def forward(self, batch: TreeBatch) -> Memory:
         """The leaves of a batch as memory: S = L."""
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
-        recurrent = self.dropout(self.embed_pieces(batch.leaf_pieces))
+        recurrent = self.dropout(self.embed_leaves(batch))
         for layer in self.recurrent_layers:  # padding comes last: no real leaf sees it
             recurrent = layer(recurrent)
         x = recurrent
-        for layer in self.encoder_layers:
+        for layer in self.layers:
             x = layer(x, attend_mask)
         return Memory(x + recurrent if self.short_cut else x, batch.leaf_pad_mask)
+
+    def probed_layers(self) -> Sequence[nn.Module]:
+        return [*self.recurrent_layers, *self.layers]

@@ -14,10 +14,9 @@ from treenet.data.batch import TreeBatch
 from treenet.layers.attention import CrossAttention, KeysValues, Readers, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
-from treenet.models.encoders import Memory, VocabSizes, build_embedding
-from treenet.models.seq2seq import DecoderState, EncoderDecoder
-
-LSTMState = tuple[Tensor, Tensor]  # hidden state and cell [B, D], or [R, D]
+from treenet.models.decoders.base import Decoder, DecoderState
+from treenet.models.encoders.base import Memory, PieceEmbedding
+from treenet.models.encoders.lstm import LSTMEncoder, LSTMState
 
 # Width of the self-attentive pooling, as in the authors' code.
 _POOLING_WIDTH = 128
@@ -30,24 +29,22 @@ class RecurrentMemory(Memory):
     start: LSTMState
 
 
-class RecurrentDecoder(EncoderDecoder):
+class RecurrentDecoder(Decoder):
     """LSTM layers that all start from one state of the source; they may attend to its positions.
 
     Attention is above the layers, o = tanh(W [h; attended]) (Luong et al., 2015, equation 5, without input feeding, so that
     teacher forcing needs no loop here), and is the multi-head attention of the other decoders, of which Luong's "general" is a
     case with one head.
-    Encoder leaves, decoder input and output softmax share one table.
     """
 
-    def __init__(self, config: ModelConfig, vocab: VocabSizes):
+    def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
         super().__init__()
         width = config.d_model
-        self.piece_embedding = build_embedding(vocab.pieces, width)
-        self.embedding_scale = width**0.5
+        self.embedding = embedding
         self.dropout = Dropout(config.dropout)
-        self.decoder_layers = nn.ModuleList([nn.LSTM(width, width, batch_first=True) for _ in range(config.num_decoder_layers)])
-        self.start = config.recurrent.start
-        if self.start == "attention":
+        self.layers = nn.ModuleList([nn.LSTM(width, width, batch_first=True) for _ in range(config.num_decoder_layers)])
+        self.begins_with = config.recurrent.start
+        if self.begins_with == "attention":
             self.pooling = nn.Sequential(
                 nn.Linear(width, _POOLING_WIDTH, bias=False), nn.Tanh(), nn.Linear(_POOLING_WIDTH, 1, bias=False)
             )
@@ -56,41 +53,32 @@ class RecurrentDecoder(EncoderDecoder):
             self.cross_attention = CrossAttention(width, config.num_heads, config.attention_dropout)
             self.combine = build_linear(2 * width, width)
 
-    def embed_pieces(self, pieces: Tensor) -> Tensor:
-        """pieces [B, T] -> [B, T, D]."""
-        return self.dropout(self.embedding_scale * self.piece_embedding(pieces))
-
-    def remember(
-        self, hidden: Tensor, cells: Tensor, pad_mask: Tensor, own: LSTMState, num_leaves: int | None = None
-    ) -> RecurrentMemory:
-        """Memory of hidden states and cells [B, S, D]; `own` is where the decoder starts unless they are pooled.
-
-        With `num_leaves`, positions from there on are nodes.
-        """
-        ignored = pad_mask & ~pad_mask.all(1, keepdim=True)  # of padding alone: no NaN
-        if self.start == "own":
-            start = own
-        elif self.start == "max":
-            start = tuple(x.masked_fill(ignored[..., None], -torch.inf).amax(1) for x in (hidden, cells))
+    def read(self, encoder: LSTMEncoder, batch: TreeBatch) -> RecurrentMemory:
+        """States of the source, and the state that the layers start from: the encoder's own, or pooled over all positions."""
+        states = encoder.run(batch, with_cells=True)
+        both = states.hidden, states.cells
+        ignored = states.pad_mask & ~states.pad_mask.all(1, keepdim=True)  # of padding alone: no NaN
+        if self.begins_with == "own":
+            start = tuple(encoder.own_state(x, batch) for x in both)
+        elif self.begins_with == "max":
+            start = tuple(x.masked_fill(ignored[..., None], -torch.inf).amax(1) for x in both)
         else:
-            scores = self.pooling(hidden) if self.start == "attention" else torch.zeros_like(hidden[..., :1])
+            scores = self.pooling(states.hidden) if self.begins_with == "attention" else torch.zeros_like(states.hidden[..., :1])
             weights = scores.masked_fill(ignored[..., None], -torch.inf).softmax(1)
-            start = tuple((weights * x).sum(1) for x in (hidden, cells))
-        return RecurrentMemory(self.dropout(hidden, num_leaves), pad_mask, start=start)
+            start = tuple((weights * x).sum(1) for x in both)
+        return RecurrentMemory(encoder.drop(states), states.pad_mask, start=start)
 
-    def decode(self, batch: TreeBatch) -> Tensor:
-        memory = self.encode(batch)
-        past = [memory.start] * len(self.decoder_layers)
-        return self._run(batch.tgt_in, past, self._project(memory), padding_to_attend_mask(memory.pad_mask))[0]
+    def forward(self, tgt_in: Tensor, memory: RecurrentMemory) -> Tensor:
+        past = [memory.start] * len(self.layers)
+        return self._run(tgt_in, past, self._project(memory), padding_to_attend_mask(memory.pad_mask))[0]
 
-    def start_decoding(self, memory: RecurrentMemory) -> DecoderState:
+    def start(self, memory: RecurrentMemory) -> DecoderState:
         """One empty hypothesis a sentence. The `past` is hidden state and cell of every layer."""
-        return DecoderState.begin(memory.pad_mask, self._project(memory), [memory.start] * len(self.decoder_layers))
+        return DecoderState.begin(memory.pad_mask, self._project(memory), [memory.start] * len(self.layers))
 
-    def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """The last token of each hypothesis [R] -> logits [R, V] of the next one, and the new state."""
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         x, past = self._run(tokens[:, None], state.past, state.memory, state.memory_attend_mask, state.readers)
-        return self.compute_logits(x[:, 0]), replace(state, past=past, step=state.step + 1)
+        return x[:, 0], replace(state, past=past, step=state.step + 1)
 
     def _project(self, memory: Memory) -> list[KeysValues]:
         """Keys and values of the memory, or nothing where the decoder does not attend."""
@@ -105,9 +93,9 @@ class RecurrentDecoder(EncoderDecoder):
         readers: Readers | None = None,
     ) -> tuple[Tensor, list[LSTMState]]:
         """tokens [R, T] -> what logits are computed from [R, T, D], and the states after the last of them."""
-        x = self.embed_pieces(tokens)
+        x = self.dropout(self.embedding(tokens))
         states = []
-        for layer, start in zip(self.decoder_layers, past, strict=True):
+        for layer, start in zip(self.layers, past, strict=True):
             x, (hidden, cell) = layer(x, tuple(part[None].contiguous() for part in start))
             states.append((hidden[0], cell[0]))
             x = self.dropout(x)

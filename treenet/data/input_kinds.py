@@ -1,0 +1,78 @@
+"""Input kinds: the forms in which encoders read an example.
+
+A kind says which columns of a shard a batch needs, how the structure of a batch is built from them, and which positions an
+encoder of that kind has states for. Every encoder names its kind as `reads`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from treenet.data.rows import RowLists
+from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, Structure, TreeLevels, TreeStructure, Words
+
+
+@dataclass(frozen=True)
+class InputKind:
+    """One form of input. `build` makes the structure of a batch, and raises UserError for trees that are not of that form."""
+
+    name: str
+    build: Callable[[RowLists], Structure | None]
+    columns: tuple[str, ...] = ()  # fields of `RowLists` beside those of all batches
+    positions: Literal["leaves", "tree", "words"] = "leaves"  # "tree": leaves, then nodes, the root first; "words": a root last
+    constituents: bool = False  # reads constituency trees
+    binary: bool = False  # of which no node has more than two children
+
+    @property
+    def rooted(self) -> bool:
+        """Whether an example must have one root."""
+        return self.positions == "tree"
+
+    @property
+    def reads_arcs(self) -> bool:
+        """Whether dependency arcs are needed."""
+        return "governors" in self.columns
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _trees(rows: RowLists) -> TreeStructure:
+    return TreeStructure.build(_count_leaves(rows), rows.spans())
+
+
+def _binary_trees(rows: RowLists) -> TreeLevels:
+    return TreeLevels.build(_span_table(rows))
+
+
+def _phrases(rows: RowLists) -> PhraseLevels:
+    return PhraseLevels.build(_span_table(rows), rows.labels, rows.words)
+
+
+def _span_table(rows: RowLists) -> SpanTable:
+    return SpanTable.build(_count_leaves(rows), rows.spans())
+
+
+def _count_leaves(rows: RowLists) -> list[int]:
+    return [len(pieces) for pieces in rows.pieces]
+
+
+def _arcs(rows: RowLists) -> ArcLevels:
+    return ArcLevels.build(rows.words, rows.governors)
+
+
+def _words(rows: RowLists) -> Words:
+    return Words.build(rows.words, rows.pos_tags)
+
+
+def _dependencies(rows: RowLists) -> Words:
+    return Words.build(rows.words, rows.pos_tags, Dependencies.build(rows.governors, rows.relations))
+
+
+LEAVES = InputKind("leaves", lambda rows: None)
+TREES = InputKind("trees", _trees, positions="tree", constituents=True)
+BINARY_TREES = InputKind("binary_trees", _binary_trees, positions="tree", constituents=True, binary=True)
+PHRASES = InputKind("phrases", _phrases, ("words",), constituents=True)
+ARCS = InputKind("arcs", _arcs, ("words", "governors"), positions="words")
+WORDS = InputKind("words", _words, ("words", "pos_tags"))
+DEPENDENCIES = InputKind("dependencies", _dependencies, ("words", "pos_tags", "governors", "relations"))

@@ -1,0 +1,1 @@
+"""Decoders: the memory of a source and the pieces so far to the next piece."""

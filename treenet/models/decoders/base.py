@@ -1,0 +1,75 @@
+"""The base of all decoders, and the state of a search.
+
+Shapes: B batch, S memory positions, T target positions, D model, H heads, K = D / H, R live hypotheses, A sentences that have
+some.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from treenet.data.batch import TreeBatch
+from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
+from treenet.models.encoders.base import Encoder, Memory
+
+
+@dataclass
+class DecoderState:
+    """R hypotheses of A sentences after `step` positions. Steps and selections make new states; none is changed.
+
+    The memory is kept once a sentence, however many hypotheses read it.
+    """
+
+    sources: Tensor  # [R] row of the encoded batch that a hypothesis translates
+    active: Tensor  # [A] the rows that are translated, ascending
+    readers: Readers
+    memory: list[KeysValues]  # per layer, [A, H, S, K]
+    memory_attend_mask: Tensor  # [A, 1, 1, S]
+    past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
+    step: int
+
+    @classmethod
+    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
+        """One empty hypothesis for each of the sentences whose memory has `pad_mask` [B, S], True = padding."""
+        sources = torch.arange(len(pad_mask), device=pad_mask.device)
+        readers = Readers.build(sources, len(sources))
+        return cls(sources, sources, readers, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
+
+    def select(self, rows: Tensor) -> "DecoderState":
+        """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all."""
+        sources, active, readers = self.sources[rows], self.active, self.readers
+        memory, attend_mask = self.memory, self.memory_attend_mask
+        if not torch.equal(sources, self.sources):
+            active, place = sources.unique(return_inverse=True)
+            readers = Readers.build(place, len(active))
+            # Beam search mostly reorders hypotheses of one sentence: the memory, by far the larger part, stays in place.
+            if not torch.equal(active, self.active):
+                kept = torch.searchsorted(self.active, active)
+                memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
+                attend_mask = attend_mask[kept]
+        past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
+        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
+        return replace(self, sources=sources, active=active, readers=readers, **changed)
+
+
+class Decoder(nn.Module, ABC):
+    """A decoder: the memory of a source and the pieces so far to the state that the next piece is predicted from."""
+
+    def read(self, encoder: Encoder, batch: TreeBatch) -> Memory:
+        """What the encoder leaves to this decoder."""
+        return encoder(batch)
+
+    @abstractmethod
+    def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
+        """Teacher forcing: tgt_in [B, T] -> states [B, T, D]."""
+
+    @abstractmethod
+    def start(self, memory: Memory) -> DecoderState:
+        """One empty hypothesis a sentence. What depends on the sources alone is computed here, once."""
+
+    @abstractmethod
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """The last token of each hypothesis [R] -> states [R, D] of the next one, and the new state of the search."""

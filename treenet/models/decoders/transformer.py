@@ -1,0 +1,116 @@
+"""The Transformer decoder, over any encoder; with tree cross-attention where the memory has trees.
+
+Shapes: B batch, T target positions, R hypotheses, D model.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, padding_to_attend_mask
+from treenet.layers.blocks import DecoderLayer, FeedForward
+from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
+from treenet.layers.dropout import Dropout
+from treenet.layers.positions import SinusoidalPositions
+from treenet.layers.relations import RelativeCausalSelfAttention
+from treenet.models.decoders.base import Decoder, DecoderState
+from treenet.models.encoders.base import Memory, PieceEmbedding
+
+
+class TransformerDecoder(Decoder):
+    """Post-norm Transformer layers (Vaswani et al., 2017) over target pieces, with sinusoidal positions.
+
+    Decoders that differ in their self-attention hand `build_attention` to the constructor: the attention of layer `number`,
+    counted from 0.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding: PieceEmbedding,
+        build_attention: Callable[[int], nn.Module] | None = None,
+        *,
+        tree_attention: bool = False,
+        adds_positions: bool = True,
+    ):
+        super().__init__()
+        self.embedding = embedding
+        self.positions = SinusoidalPositions(config.d_model) if adds_positions else None
+        self.dropout = Dropout(config.dropout)
+        sizes = config.d_model, config.num_heads, config.attention_dropout
+        build_attention = build_attention or (lambda _: CausalSelfAttention(*sizes))
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                build_attention(number),
+                CrossAttention(*sizes, config.tree if tree_attention else None),
+                FeedForward(config.d_model, config.d_ff),
+                config.d_model,
+                config.dropout,
+            )
+            for number in range(config.num_decoder_layers)
+        )
+
+    def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
+        attend_mask = padding_to_attend_mask(memory.pad_mask)
+        x = self._embed(tgt_in)  # padding comes last: the causal mask hides it
+        for layer in self.layers:
+            x, _ = layer(x, layer.cross_attention.project_memory(memory.states, memory.structure), attend_mask)
+        return x
+
+    def start(self, memory: Memory) -> DecoderState:
+        """One empty hypothesis a sentence. Keys and (accumulated) values of the memory are computed here, once."""
+        projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.layers]
+        past = [layer.self_attention.start(keys) for layer, (keys, _) in zip(self.layers, projected, strict=True)]
+        return DecoderState.begin(memory.pad_mask, [(keys.contiguous(), values.contiguous()) for keys, values in projected], past)
+
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        x = self._embed(tokens[:, None], first=state.step)
+        pasts = []
+        for layer, memory, past in zip(self.layers, state.memory, state.past, strict=True):
+            x, past = layer(x, memory, state.memory_attend_mask, past, state.readers)
+            pasts.append(past)
+        return x[:, 0], replace(state, past=pasts, step=state.step + 1)
+
+    def _embed(self, pieces: Tensor, first: int = 0) -> Tensor:
+        """Target pieces [B, T] at positions from `first` -> [B, T, D]."""
+        x = self.embedding(pieces)
+        return self.dropout(x if self.positions is None else self.positions(x, first))
+
+
+def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
+    """A decoder with tree cross-attention (equations 21 to 24)."""
+    return TransformerDecoder(config, embedding, tree_attention=True)
+
+
+def build_relative_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
+    """With `model.relations.decoder`, relative positions in self-attention in place of sinusoids (Shaw et al., 2018)."""
+    if not config.relations.decoder:
+        return TransformerDecoder(config, embedding)
+    sizes, sequence = (config.d_model, config.num_heads, config.attention_dropout), config.relations.sequence
+    return TransformerDecoder(
+        config,
+        embedding,
+        lambda _: RelativeCausalSelfAttention(*sizes, sequence.clip, sequence.values),
+        adds_positions=False,
+    )
+
+
+def build_lightconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
+    """A decoder with lightweight convolutions in place of self-attention (Wu et al., 2019)."""
+    return _build_convolutional(config, embedding, LightweightKernels)
+
+
+def build_dynamicconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
+    """A decoder with dynamic convolutions in place of self-attention (Wu et al., 2019)."""
+    return _build_convolutional(config, embedding, DynamicKernels)
+
+
+def _build_convolutional(
+    config: ModelConfig, embedding: PieceEmbedding, kernels: Callable[[ModelConfig, int], nn.Module]
+) -> TransformerDecoder:
+    sizes = config.convolution.decoder_kernels
+    return TransformerDecoder(
+        config, embedding, lambda number: CausalConvolution(config, kernels(config, kernel_size(sizes, number)))
+    )

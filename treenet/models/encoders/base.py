@@ -1,0 +1,131 @@
+"""The base of all encoders: the embeddings, what an encoder leaves to a decoder or a head, and what it says of itself.
+
+Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import LEAVES, InputKind
+from treenet.layers.dropout import Dropout
+from treenet.structure import TreeStructure
+from treeproc.common.storage import AnyPath
+
+
+@dataclass(frozen=True)
+class VocabSizes:
+    """Rows of the embedding tables; 0 where a data set has no such vocabulary."""
+
+    pieces: int
+    labels: int
+    pos_tags: int = 0
+    deprels: int = 0
+
+
+@dataclass
+class Memory:
+    """What an encoder leaves to a decoder or a head."""
+
+    states: Tensor  # [B, S, D]; tree encoders: leaves, then nodes
+    pad_mask: Tensor  # [B, S] bool, True = padding
+    structure: TreeStructure | None = None  # trees of the source, for tree cross-attention
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What an encoder's check of a data set may look at."""
+
+    folder: AnyPath
+    index: Mapping  # index.json of the encoded data set
+    distinguishes: Callable[[str], bool]  # whether the vocabulary "labels" or "pos_tags" has two entries that say something
+
+
+class PieceEmbedding(nn.Embedding):
+    """Table of pieces [V, D]: the leaves, the decoder input and the output softmax read it.
+
+    With the defaults, entries are N(0, 1/D) and vectors are scaled by sqrt(D): inputs of unit variance, logits of unit scale.
+    """
+
+    def __init__(self, pieces: int, d_model: int, *, std: float | None = None, scale: float | None = None):
+        super().__init__(pieces, d_model)
+        nn.init.normal_(self.weight, std=d_model**-0.5 if std is None else std)
+        self.scale = d_model**0.5 if scale is None else scale
+
+    def forward(self, pieces: Tensor) -> Tensor:
+        """pieces [..., T] -> [..., T, D]."""
+        return self.scale * super().forward(pieces)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x [..., D] -> [..., V]; half precision becomes float32."""
+        logits = F.linear(x, self.weight)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+class Encoder(nn.Module, ABC):
+    """An encoder: a batch of sentences to a state for every position.
+
+    `embedding` is given, because the decoder and the output softmax share its table.
+    """
+
+    reads: InputKind = LEAVES
+    auxiliary_loss: ClassVar[str] = ""  # what metrics call the encoder's own loss (see `encode_to_train`); empty for none
+
+    def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
+        super().__init__()
+        self.d_model = config.d_model
+        self.embedding = embedding
+        self.dropout = Dropout(config.dropout)
+
+    @classmethod
+    def build_embedding(cls, config: ModelConfig, vocab: VocabSizes) -> PieceEmbedding:
+        """The table of pieces that encoders of this class want."""
+        return PieceEmbedding(vocab.pieces, config.d_model)
+
+    @classmethod
+    def reads_with(cls, config: ModelConfig) -> InputKind:
+        """The input kind of an encoder of these settings."""
+        return cls.reads
+
+    @classmethod
+    def check_data(cls, config: ModelConfig, data: DataFacts) -> None:
+        """Raises UserError where the data set lacks what these settings need beyond the columns of the input kind."""
+
+    def add_tables(self, vocab: VocabSizes) -> None:
+        """Make the tables that are not of pieces. They are drawn after the decoder: so a seed keeps its initial weights."""
+
+    @abstractmethod
+    def forward(self, batch: TreeBatch) -> Memory:
+        """The states of a batch."""
+
+    def encode_to_train(self, batch: TreeBatch) -> tuple[Memory, Tensor | None]:
+        """`forward`, and a loss of the encoder's own, weighted and summed over the batch, which is trained too."""
+        return self(batch), None
+
+    def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
+        """The encoder's own state of an example [B, D]: for sequences the mean."""
+        return mean_state(memory)
+
+    def probed_layers(self) -> Sequence[nn.Module]:
+        """Layers with a state for every position, lowest first; none where only the memory has them."""
+        return ()
+
+
+def mean_state(memory: Memory) -> Tensor:
+    """Mean of the real positions [B, D]."""
+    real = ~memory.pad_mask
+    return (memory.states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+
+
+def build_embedding(rows: int, d_model: int) -> nn.Embedding:
+    """A table of labels or tags [rows, D], N(0, 1/D): unit variance after the scaling by sqrt(D)."""
+    embedding = nn.Embedding(rows, d_model)
+    nn.init.normal_(embedding.weight, std=d_model**-0.5)
+    return embedding

@@ -1,0 +1,63 @@
+"""The encoder of convolutional sequence to sequence learning (Gehring et al., 2017). Shapes: B batch, S = L leaves, D model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
+from treenet.layers.attention import KeysValues
+from treenet.layers.gated_convolution import EMBEDDING_STD, HALF, ConvolutionEncoderLayer, build_normalised_linear
+from treenet.layers.positions import LearnedPositions
+from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
+
+
+@dataclass
+class ConvMemory(Memory):
+    """Encoder outputs z as `states`, and what attention reads where it looks: z + e, e the embedded leaf (equation 2)."""
+
+    values: Tensor | None = None  # [B, S, D]
+
+    def keys_values(self) -> KeysValues:
+        """[B, 1, S, D] each, for all layers."""
+        return self.states[:, None], self.values[:, None]
+
+
+class ConvS2SEncoder(Encoder):
+    """Gated convolutions over leaves with learned positions."""
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
+        super().__init__(config, embedding)
+        d_model, dropout, settings = config.d_model, config.dropout, config.convs2s
+        self.scale = HALF if settings.rule == "released" else 1.0
+        # Every attention adds to the gradient of the encoder, which gets their mean (section 3.5).
+        self.gradient_scale = (0.5 if settings.rule == "released" else 1.0) / config.num_decoder_layers
+        self.positions = LearnedPositions(settings.position_rows, d_model, EMBEDDING_STD)
+        self.input = build_normalised_linear(d_model, d_model, dropout)
+        self.layers = nn.ModuleList(
+            [ConvolutionEncoderLayer(d_model, settings.encoder_kernel, dropout) for _ in range(config.num_encoder_layers)]
+        )
+        self.output = build_normalised_linear(d_model, d_model, 0.0)
+
+    @classmethod
+    def build_embedding(cls, config: ModelConfig, vocab: VocabSizes) -> PieceEmbedding:
+        return PieceEmbedding(vocab.pieces, config.d_model, std=EMBEDDING_STD, scale=1.0)
+
+    def forward(self, batch: TreeBatch) -> ConvMemory:
+        embedded = self.dropout(self.positions(self.embedding(batch.leaf_pieces)))
+        x = self.input(embedded)
+        for layer in self.layers:
+            x = layer(x, batch.leaf_pad_mask)
+        x = scale_gradient(self.output(x), self.gradient_scale)
+        # The mean of S values has a variance S times lower than theirs: it counts sqrt(S) times (section 3.5).
+        scale = (~batch.leaf_pad_mask).sum(1)[:, None, None].to(x.dtype).sqrt()
+        return ConvMemory(x, batch.leaf_pad_mask, values=self.scale * scale * (x + embedded))
+
+    def probed_layers(self) -> Sequence[nn.Module]:
+        return list(self.layers)
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """x, whose gradient is multiplied by `factor`."""
+    return factor * x + (1 - factor) * x.detach()

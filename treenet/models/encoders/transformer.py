@@ -1,0 +1,59 @@
+"""The encoder of the plain Transformer (Vaswani et al., 2017), and what encoders made of Transformer layers share.
+
+Shapes: B batch, L leaves, T sequence length, D model.
+"""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
+from treenet.layers.attention import SelfAttention, padding_to_attend_mask
+from treenet.layers.blocks import EncoderLayer, FeedForward
+from treenet.layers.positions import SinusoidalPositions
+from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
+
+
+class TransformerEncoder(Encoder):
+    """Post-norm Transformer layers over leaves, with sinusoidal positions.
+
+    Encoders that differ in their self-attention hand `build_attention` to the constructor: the attention of layer `number`,
+    counted from 0.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        vocab: VocabSizes,
+        embedding: PieceEmbedding,
+        build_attention: Callable[[int], nn.Module] | None = None,
+        num_layers: int | None = None,
+    ):
+        super().__init__(config, embedding)
+        self.positions = SinusoidalPositions(config.d_model)
+        build_attention = build_attention or (lambda _: build_self_attention(config))
+        self.layers = nn.ModuleList(
+            EncoderLayer(build_attention(number), FeedForward(config.d_model, config.d_ff), config.d_model, config.dropout)
+            for number in range(num_layers or config.num_encoder_layers)
+        )
+
+    def forward(self, batch: TreeBatch) -> Memory:
+        """The leaves of a batch as memory: S = L."""
+        attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
+        x = self.dropout(self.embed_leaves(batch))
+        for layer in self.layers:
+            x = layer(x, attend_mask)
+        return Memory(x, batch.leaf_pad_mask)
+
+    def embed_leaves(self, batch: TreeBatch) -> Tensor:
+        """[B, L, D]."""
+        return self.positions(self.embedding(batch.leaf_pieces))
+
+    def probed_layers(self) -> Sequence[nn.Module]:
+        return list(self.layers)
+
+
+def build_self_attention(config: ModelConfig) -> SelfAttention:
+    """Plain multi-head self-attention."""
+    return SelfAttention(config.d_model, config.num_heads, config.attention_dropout)

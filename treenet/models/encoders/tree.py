@@ -1,0 +1,44 @@
+"""The encoder of the Tree Transformer (section 4.4, figure 6). Shapes: B batch, L leaves, N nodes, S = L + N, D model."""
+
+import torch
+from torch import Tensor
+
+from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import TREES
+from treenet.layers.attention import SelfAttention, padding_to_attend_mask
+from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes, build_embedding
+from treenet.models.encoders.transformer import TransformerEncoder
+
+
+class TreeEncoder(TransformerEncoder):
+    """Tree attention over leaves and nodes.
+
+    Leaves are embedded as in the plain Transformer, nodes by their label: their place is in the tree structure, so they get
+    no position.
+    """
+
+    reads = TREES
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
+        sizes = config.d_model, config.num_heads, config.attention_dropout
+        super().__init__(config, vocab, embedding, lambda _: SelfAttention(*sizes, config.tree))
+        self.subtree_mask = config.tree.subtree_mask
+
+    def add_tables(self, vocab: VocabSizes) -> None:
+        self.label_embedding = build_embedding(vocab.labels, self.d_model)
+
+    def forward(self, batch: TreeBatch) -> Memory:
+        """Memory of leaves, then nodes."""
+        pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
+        structure = batch.structure
+        attend_mask = None if self.subtree_mask else padding_to_attend_mask(pad_mask)
+        nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
+        x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)
+        for layer in self.layers:
+            x = layer(x, attend_mask, structure, num_leaves=structure.num_leaves)
+        return Memory(x, pad_mask, structure)
+
+    def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
+        """The state of the first root [B, D]."""
+        return memory.states[:, memory.structure.num_leaves]

@@ -1,0 +1,32 @@
+"""The base of all structures: what an encoder reads of a batch beside pieces."""
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+Maps = TypeVar("Maps")
+
+
+class Structure:
+    """Base of the dataclasses that one forward pass shares between all layers."""
+
+    adds_positions: ClassVar[bool] = False  # whether the encoder computes a position for every node, padding included
+
+    def to(self, device: torch.device | str) -> Self:
+        """A copy whose tensors are on `device`."""
+        return move(self, device)
+
+
+def move(maps: Maps, device: torch.device | str) -> Maps:
+    """`maps`, a dataclass of tensors, of such dataclasses and of plain values, with its tensors on `device`."""
+    assert is_dataclass(maps) and not isinstance(maps, type)
+    moved: dict[str, Any] = {}
+    for field in fields(maps):
+        value = getattr(maps, field.name)
+        if isinstance(value, Tensor):
+            moved[field.name] = value.to(device)
+        elif is_dataclass(value):
+            moved[field.name] = move(value, device)
+    return replace(maps, **moved)
