@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_beside import DATA
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -17,6 +18,53 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
+
+
+# Modules, and tests of quick modules, that start processes or Ray, parse with models, train, or take more than a few seconds.
+# All others are `quick`.
+SLOW = {
+    "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
+    "dry_run", "evaluate", "fuzz", "grid", "inspect", "labelled_data", "masked_lm", "models", "models_benchmark", "moses",
+    "notices", "package_parsers", "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
+    "parser_training_tagger", "parser_training_tokenizer", "parsers", "preprocess", "preprocess_benchmark", "probes",
+    "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
+    "scaling", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "storage", "systems",
+    "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
+    "training_resume", "training_updates", "translate", "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
+    "verify", "vocab_from",
+    "classifiers::test_every_model_learns_eight_sentences", "encode::test_batches_agree_with_the_slow_oracle",
+    "files::test_a_full_disk_leaves_the_old_output", "filters::test_killed_and_run_again_gives_the_same_bytes",
+    "layering::test_the_job_and_its_parsers_start_without_torch", "phrases::test_micro_batches_and_ranks_change_no_loss_of_tags",
+    "phrases::test_tags_are_learnt_and_belong_to_no_nll",
+}  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m quick` does not even load the slow modules."""
+    return (config.getoption("markexpr") == "quick" and collection_path.stem.removeprefix("test_") in SLOW) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks quick tests, and leaves out those of real data where there is none."""
+    for item in items:
+        module = item.path.stem.removeprefix("test_")
+        slow = {module, f"{module}::{getattr(item, 'originalname', item.name)}"} & SLOW
+        if not slow and not item.get_closest_marker("data"):
+            item.add_marker("quick")
+    if not DATA.is_dir():
+        beside = [item for item in items if item.get_closest_marker("data")]
+        config.hook.pytest_deselected(items=beside)
+        items[:] = [item for item in items if not item.get_closest_marker("data")]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_in_quick_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("quick"):
+
+        def refuse(*arguments, **options):
+            pytest.fail("a quick test started a process: its module belongs to SLOW in conftest.py")
+
+        monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The import order that keeps the house in order: who may import whom, read from the source files."""
 
 import ast
+import functools
 import graphlib
 import runpy
 import subprocess
@@ -58,8 +59,14 @@ TREENET_ROOMS = (
 ON_RAY = {("jobs", "ray_interrupt"), ("jobs", "ray_train"), ("experiments", "ray_cells"), ("translation", "ray_translate")}
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imports(path: Path, module_level_only: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     nodes = tree.body if module_level_only else ast.walk(tree)
     found = set()
     for node in nodes:
@@ -130,7 +137,7 @@ def test_the_engine_of_training_knows_no_concrete_task():
 def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
     """Those of `modules` that a file imports; a package only where more of it is meant than a module inside."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -159,7 +166,7 @@ def test_no_model_imports_another_model():
 def test_every_python_file_has_a_docstring():
     for package in (*PACKAGES, "workflows", "tests"):
         for path in files(package):
-            assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+            assert ast.get_docstring(parsed(path)), path
 
 
 def test_every_workflow_explains_every_setting(monkeypatch, capsys):

@@ -3,11 +3,11 @@
 import gzip
 import math
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import sacrebleu
+from data_beside import DATA
 from hypothesis import given, settings
 from sacrebleu.metrics import BLEU
 from strategies import trees
@@ -29,7 +29,7 @@ from treenet.evaluation.metrics import (
 from treeproc.common.settings import UserError
 from treeproc.readers import read_lines
 
-MULTI30K = Path(__file__).resolve().parents[2] / "shared" / "data" / "multi30k"
+MULTI30K = DATA / "multi30k"
 
 REFERENCES = [
     f"the {animal} sat on the {thing} and looked at us ." for animal in ("cat", "dog", "cow") for thing in ("mat", "sofa", "car")
@@ -98,7 +98,7 @@ def test_the_tokeniser_is_that_of_the_data_or_of_the_language():
     assert split_compounds("well-known a-b-c - x-") == "well ##AT##-##AT## known a ##AT##-##AT## b-c - x-"
 
 
-@pytest.mark.skipif(not MULTI30K.is_dir(), reason="needs the captions of ../shared/data/multi30k")
+@pytest.mark.data
 @pytest.mark.parametrize("language", ["en", "de"])
 def test_moses_tokens_are_those_of_the_published_captions(language):
     tokenize = build_tokenizer(f"moses.{language}")

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from data_beside import DATA
 
 from treeproc.common.settings import UserError, build_settings
 from treeproc.job.preprocess import PreprocessConfig
@@ -16,8 +17,7 @@ from treeproc.readers.conllu import read_sentences
 from treeproc.readers.files import refuse_pipes
 from treeproc.trees.spans import check_tree, read_brackets
 
-SHARED = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
-with_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the data folder beside the repository is not there")
+SAMPLES = Path(__file__).resolve().parent / "samples"
 
 
 def write(folder: Path, name: str, text: str | bytes) -> Path:
@@ -384,21 +384,27 @@ def test_splits_that_do_not_fit_the_format(values, message):
 # Real data
 
 
-@with_shared
+# Files that may not be copied into the repository.
+BESIDE = [
+    ("sst", DATA / "sst" / "dev.txt", 1101),
+    ("sst", DATA / "sst" / "train.txt", 8544),
+    ("agreement", DATA / "linzen" / "numpred.val.gz", 15772),
+]
+
+
 @pytest.mark.parametrize(
     ("form", "path", "count"),
     [
-        ("sst", "sst/dev.txt", 1101),
-        ("sst", "sst/train.txt", 8544),
-        ("brackets", "gum/dev.mrg.gz", 438),
-        ("conllu", "ud_ewt/en_ewt-ud-dev.conllu.gz", 2001),
-        ("conllu", "ud_pud/de_pud-ud-test.conllu", 1000),
-        ("conllu", "ud_pud/fr_pud-ud-test.conllu", 1000),
-        ("agreement", "linzen/numpred.val.gz", 15772),
+        ("brackets", SAMPLES / "gum.mrg.gz", 52),
+        ("conllu", SAMPLES / "en_ewt.conllu.gz", 60),
+        ("conllu", SAMPLES / "de_pud.conllu.gz", 60),
+        ("conllu", SAMPLES / "fr_pud.conllu.gz", 60),
+        *(pytest.param(*case, marks=pytest.mark.data) for case in BESIDE),
     ],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
 )
 def test_real_files(form, path, count):
-    rows = list(read_rows(form, [SHARED / path], []))
+    rows = list(read_rows(form, [path], []))
     assert len(rows) == count
     for row in rows:
         size = len(words_of(row))
