@@ -19,7 +19,7 @@ class _Yaml12Loader(yaml.SafeLoader):
     Tags of other types are refused, and so are documents that are nested too deep or that aliases make too large.
     """
 
-    yaml_implicit_resolvers: ClassVar[dict] = {}
+    yaml_implicit_resolvers: ClassVar[dict] = {}  # type: ignore[misc]  # the stubs take it for one of an instance
     yaml_constructors: ClassVar[dict] = {}
 
     def __init__(self, stream: str) -> None:
