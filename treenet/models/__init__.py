@@ -1,12 +1,12 @@
 """Models by name: `build_model(config, vocab)`, `build_classifier(config, vocab, options, num_classes)`,
 `build_relatedness(config, vocab, options)`, `build_masked_lm(config, vocab)`."""
 
+from treenet.models.architectures import ARCHITECTURES
 from treenet.models.classifier import Classifier, ClassLogits
 from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import DataFacts, Encoder, Memory, VocabSizes
 from treenet.models.masked_lm import MaskedLM
 from treenet.models.registry import (
-    ARCHITECTURES,
     build_classifier,
     build_masked_lm,
     build_model,

@@ -1,70 +1,21 @@
-"""Models by name: one registry of encoders, and the models that are made of them."""
+"""Models by name: translation models, classifiers and masked language models, made of the registered encoders."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import pkgutil
+from importlib import import_module
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.linear import build_linear
 from treenet.layers.pair_head import PairHead
+from treenet.models import encoders
+from treenet.models.architectures import ARCHITECTURES, Architecture, Use
 from treenet.models.classifier import Classifier, check_supervision
-from treenet.models.decoders.base import Decoder
-from treenet.models.decoders.convs2s import ConvS2SDecoder
-from treenet.models.decoders.recurrent import RecurrentDecoder
-from treenet.models.decoders.transformer import (
-    TransformerDecoder,
-    build_dynamicconv_decoder,
-    build_lightconv_decoder,
-    build_relative_decoder,
-    build_tree_decoder,
-)
-from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
-from treenet.models.encoders.constituents import ConstituentEncoder
-from treenet.models.encoders.convolution import DynamicConvEncoder, LightConvEncoder
-from treenet.models.encoders.convs2s import ConvS2SEncoder
-from treenet.models.encoders.lstm import BiLSTMEncoder
-from treenet.models.encoders.multi_granularity import MultiGranularityEncoder
-from treenet.models.encoders.on_lstm_hybrid import OnLSTMHybridEncoder
-from treenet.models.encoders.relations import RelationEncoder
-from treenet.models.encoders.transformer import TransformerEncoder
-from treenet.models.encoders.tree import TreeEncoder
-from treenet.models.encoders.tree_lstm import ChildSumEncoder, ChildSumTree2SeqEncoder, Tree2SeqEncoder, TreeLSTMEncoder
+from treenet.models.encoders.base import Encoder, VocabSizes
 from treenet.models.masked_lm import MaskedLM, MaskedPieceEmbedding
 from treenet.models.seq2seq import Seq2Seq
 from treeproc.common.settings import UserError
 
-Use = Literal["translation", "classification", "masked_lm"]
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """An encoder, the decoder that it translates with, and the other uses that it has been tried in."""
-
-    encoder: type[Encoder]
-    decoder: Callable[[ModelConfig, PieceEmbedding], Decoder] | None = None
-    uses: tuple[Use, ...] = ()
-
-    def serves(self, use: Use) -> bool:
-        """Whether there are models of this use."""
-        return self.decoder is not None if use == "translation" else use in self.uses
-
-
-ARCHITECTURES: dict[str, Architecture] = {
-    "bilstm": Architecture(BiLSTMEncoder, RecurrentDecoder, ("classification",)),
-    "child_sum_tree2seq": Architecture(ChildSumTree2SeqEncoder, RecurrentDecoder),
-    "child_sum_tree_lstm": Architecture(ChildSumEncoder, uses=("classification",)),
-    "constituent_transformer": Architecture(ConstituentEncoder, TransformerDecoder, ("masked_lm",)),
-    "convs2s": Architecture(ConvS2SEncoder, ConvS2SDecoder),
-    "dynamicconv": Architecture(DynamicConvEncoder, build_dynamicconv_decoder),
-    "lightconv": Architecture(LightConvEncoder, build_lightconv_decoder),
-    "multi_granularity": Architecture(MultiGranularityEncoder, TransformerDecoder),
-    "on_lstm_hybrid": Architecture(OnLSTMHybridEncoder, TransformerDecoder),
-    "relation_transformer": Architecture(RelationEncoder, build_relative_decoder, ("classification",)),
-    "transformer": Architecture(TransformerEncoder, TransformerDecoder, ("classification", "masked_lm")),
-    "tree2seq": Architecture(Tree2SeqEncoder, RecurrentDecoder),
-    "tree_lstm": Architecture(TreeLSTMEncoder, uses=("classification",)),
-    "tree_transformer": Architecture(TreeEncoder, build_tree_decoder, ("classification",)),
-}
+for _module in pkgutil.iter_modules(encoders.__path__, f"{encoders.__name__}."):
+    import_module(_module.name)  # the files of encoders register them
 
 
 def names_for(use: Use) -> list[str]:

@@ -8,7 +8,7 @@ from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.metrics import Comparison, compare_systems
 from treenet.evaluation.origin import Standing
-from treenet.models.registry import ARCHITECTURES
+from treenet.models import ARCHITECTURES
 from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.settings import UserError, differences

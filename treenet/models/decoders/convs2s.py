@@ -1,6 +1,6 @@
 """The decoder of convolutional sequence to sequence learning (Gehring et al., 2017).
 
-Shapes: T target positions, D model, R live hypotheses.
+Shapes: B batch, S source positions, T target positions, D model, R live hypotheses.
 """
 
 from dataclasses import dataclass, replace
@@ -8,13 +8,23 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
-from treenet.layers.attention import padding_to_attend_mask
+from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.gated_convolution import EMBEDDING_STD, MultiStepAttentionLayer, build_normalised_linear
 from treenet.layers.positions import LearnedPositions
 from treenet.models.decoders.base import Decoder, DecoderState
-from treenet.models.encoders.base import PieceEmbedding
-from treenet.models.encoders.convs2s import ConvMemory
+from treenet.models.encoders.base import Memory, PieceEmbedding
+
+
+@dataclass
+class ConvMemory(Memory):
+    """Encoder outputs z as `states`, and what attention reads where it looks: z + e, e the embedded leaf (equation 2)."""
+
+    values: Tensor | None = None  # [B, S, D]
+
+    def keys_values(self) -> KeysValues:
+        """[B, 1, S, D] each, for all layers."""
+        return self.states[:, None], self.values[:, None]
 
 
 @dataclass

@@ -16,7 +16,7 @@ from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.decoders.base import Decoder, DecoderState
 from treenet.models.encoders.base import Memory, PieceEmbedding
-from treenet.models.encoders.lstm import LSTMEncoder, LSTMState
+from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMState
 
 # Width of the self-attentive pooling, as in the authors' code.
 _POOLING_WIDTH = 128

@@ -1,1 +1,1 @@
-"""Encoders: sentences to states. Each file says what its encoder reads, and what it asks of a data set."""
+"""Encoders: sentences to states. A file says what its encoder reads, what it asks of a data set, and its name."""

@@ -10,6 +10,8 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.constituents import NeighbouringAttention, constituent_prior
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.transformer import TransformerEncoder
 
@@ -43,3 +45,6 @@ class ConstituentEncoder(TransformerEncoder):
             joined.append(neighbours(x, links, joined[-1] if joined else None))
             x = layer(x, attend_mask, prior=constituent_prior(joined[-1], number, self.constituents))
         return x, joined
+
+
+register("constituent_transformer", Architecture(ConstituentEncoder, TransformerDecoder, uses=("masked_lm",)))

@@ -6,6 +6,8 @@ from torch import nn
 
 from treenet.config import ModelConfig
 from treenet.layers.convolution import CentredConvolution, DynamicKernels, LightweightKernels, kernel_size
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import build_dynamicconv_decoder, build_lightconv_decoder
 from treenet.models.encoders.base import PieceEmbedding, VocabSizes
 from treenet.models.encoders.transformer import TransformerEncoder
 
@@ -28,3 +30,7 @@ class DynamicConvEncoder(LightConvEncoder):
     """Dynamic convolutions: kernels that positions make themselves, of their own input (section 3.2)."""
 
     kernels = DynamicKernels
+
+
+register("lightconv", Architecture(LightConvEncoder, build_lightconv_decoder))
+register("dynamicconv", Architecture(DynamicConvEncoder, build_dynamicconv_decoder))

@@ -1,27 +1,16 @@
 """The encoder of convolutional sequence to sequence learning (Gehring et al., 2017). Shapes: B batch, S = L leaves, D model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.layers.attention import KeysValues
 from treenet.layers.gated_convolution import EMBEDDING_STD, HALF, ConvolutionEncoderLayer, build_normalised_linear
 from treenet.layers.positions import LearnedPositions
-from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
-
-
-@dataclass
-class ConvMemory(Memory):
-    """Encoder outputs z as `states`, and what attention reads where it looks: z + e, e the embedded leaf (equation 2)."""
-
-    values: Tensor | None = None  # [B, S, D]
-
-    def keys_values(self) -> KeysValues:
-        """[B, 1, S, D] each, for all layers."""
-        return self.states[:, None], self.values[:, None]
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
+from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
 
 
 class ConvS2SEncoder(Encoder):
@@ -61,3 +50,6 @@ class ConvS2SEncoder(Encoder):
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """x, whose gradient is multiplied by `factor`."""
     return factor * x + (1 - factor) * x.detach()
+
+
+register("convs2s", Architecture(ConvS2SEncoder, ConvS2SDecoder))

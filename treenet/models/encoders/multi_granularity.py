@@ -8,6 +8,8 @@ from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import PHRASES
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.phrase_attention import PhraseAttention
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.transformer import TransformerEncoder, build_self_attention
 from treenet.structure import Partition
@@ -71,3 +73,6 @@ class MultiGranularityEncoder(TransformerEncoder):
             x = layer(x, attend_mask, *((partitions, tag_losses) if number < self.num_phrase_layers else ()))
         total = sum(tag_losses, start=x.new_zeros((), dtype=torch.float32))
         return Memory(x, batch.leaf_pad_mask), self.phrases.tag_loss * total
+
+
+register("multi_granularity", Architecture(MultiGranularityEncoder, TransformerDecoder))

@@ -11,6 +11,8 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.recurrent import RecurrentLayer
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.transformer import TransformerEncoder
 from treeproc.common.errors import UserError
@@ -47,3 +49,6 @@ class OnLSTMHybridEncoder(TransformerEncoder):
 
     def probed_layers(self) -> Sequence[nn.Module]:
         return [*self.recurrent_layers, *self.layers]
+
+
+register("on_lstm_hybrid", Architecture(OnLSTMHybridEncoder, TransformerDecoder))

@@ -12,6 +12,8 @@ from treenet.data.input_kinds import DEPENDENCIES, LEAVES, WORDS, InputKind
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.positions import StructuralPositions
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import build_relative_decoder
 from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder
 from treeproc.common.errors import UserError
@@ -81,3 +83,6 @@ class RelationEncoder(TransformerEncoder):
         words = batch.structure
         labels = words.pos_tag if self.label_kind == "pos_tag" else words.of_leaves(words.arcs.deprel)
         return self.dropout(self.positions(self.embedding.scale * self.label_embedding(labels)))
+
+
+register("relation_transformer", Architecture(RelationEncoder, build_relative_decoder, uses=("classification",)))

@@ -12,6 +12,8 @@ from treenet.data.batch import TreeBatch
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, FeedForward
 from treenet.layers.positions import SinusoidalPositions
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
 
 
@@ -57,3 +59,6 @@ class TransformerEncoder(Encoder):
 def build_self_attention(config: ModelConfig) -> SelfAttention:
     """Plain multi-head self-attention."""
     return SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+
+
+register("transformer", Architecture(TransformerEncoder, TransformerDecoder, uses=("classification", "masked_lm")))

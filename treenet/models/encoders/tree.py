@@ -7,6 +7,8 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.transformer import build_tree_decoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder
 
@@ -42,3 +44,6 @@ class TreeEncoder(TransformerEncoder):
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         """The state of the first root [B, D]."""
         return memory.states[:, memory.structure.num_leaves]
+
+
+register("tree_transformer", Architecture(TreeEncoder, build_tree_decoder, uses=("classification",)))

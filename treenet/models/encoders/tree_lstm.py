@@ -16,8 +16,10 @@ from treenet.data.input_kinds import ARCS, BINARY_TREES
 from treenet.layers.bilstm import build_bilstm, run_bilstm
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.linear import build_linear
+from treenet.models.architectures import Architecture, register
+from treenet.models.decoders.recurrent import RecurrentDecoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
-from treenet.models.encoders.lstm import LSTMEncoder, LSTMStates
+from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMStates
 from treenet.structure import ArcLevels, TreeLevels
 
 # What biases of forget gates start with. Tai et al. name no value and their code adds nothing; the code of Shi et al. adds 1 to
@@ -161,3 +163,9 @@ def _run_tree_lstm(hidden: Tensor, cell: Tensor, composer: nn.Linear, levels: Tr
 def _lay_out(table: Tensor, row: Tensor) -> Tensor:
     """Rows of a table whose first is zeros, at their positions: row [B, S] -> [B, S, D]."""
     return table.index_select(0, row.flatten()).unflatten(0, row.shape)
+
+
+register("tree_lstm", Architecture(TreeLSTMEncoder, uses=("classification",)))
+register("tree2seq", Architecture(Tree2SeqEncoder, RecurrentDecoder))
+register("child_sum_tree_lstm", Architecture(ChildSumEncoder, uses=("classification",)))
+register("child_sum_tree2seq", Architecture(ChildSumTree2SeqEncoder, RecurrentDecoder))

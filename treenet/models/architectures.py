@@ -1,0 +1,37 @@
+"""The registry of architectures: encoders by name, and the models that they make.
+
+The file of an encoder registers it; `treenet.models.registry` imports all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from treenet.config import ModelConfig
+from treenet.models.decoders.base import Decoder
+from treenet.models.encoders.base import Encoder, PieceEmbedding
+
+Use = Literal["translation", "classification", "masked_lm"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An encoder, the decoder that it translates with, and the other uses that it has been tried in."""
+
+    encoder: type[Encoder]
+    decoder: Callable[[ModelConfig, PieceEmbedding], Decoder] | None = None
+    uses: tuple[Use, ...] = ()
+
+    def serves(self, use: Use) -> bool:
+        """Whether there are models of this use."""
+        return self.decoder is not None if use == "translation" else use in self.uses
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register(name: str, architecture: Architecture) -> None:
+    """Make an architecture known as `model.name`. Raises ValueError for a name that is taken."""
+    if name in ARCHITECTURES:
+        raise ValueError(f"two architectures are called {name}")
+    ARCHITECTURES[name] = architecture
