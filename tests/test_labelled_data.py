@@ -34,6 +34,7 @@ def data(tmp_path_factory):
         "parser": {"name": "given"},
         "subwords": {"vocab_size": 300},
         "rows_per_shard": 60,
+        "workers": 0,
     }
     preprocess(PreprocessConfig.model_validate(config), folder / "data")
     return folder / "data"
@@ -57,7 +58,8 @@ def test_classes_of_a_sentiment_treebank(data):
 
 @pytest.mark.parametrize("split_words", ["pieces", "node", "both"])
 def test_the_class_of_a_split_word_stands_where_it_is_asked_for(data, tmp_path, split_words):
-    preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 282}}), tmp_path / "data")
+    config = {"parsed": data, "subwords": {"vocab_size": 282}, "workers": 0}
+    preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
     encoded = tmp_path / "data" / "encoded"
     labels = (encoded / "vocab" / "labels.txt").read_text().splitlines()
     source = LabelledSource(encoded, "train", input_kinds.TREES, phrases=True, split_words=split_words)
@@ -77,7 +79,8 @@ def test_the_class_of_a_split_word_stands_where_it_is_asked_for(data, tmp_path, 
 
 
 def test_control_trees_take_the_classes_of_the_phrases_that_they_hold(data, tmp_path):
-    config = {"parsed": data, "tree": {"tree_source": "right", "binarize": "right"}, "subwords": {"vocab_size": 300}}
+    tree = {"tree_source": "right", "binarize": "right"}
+    config = {"parsed": data, "tree": tree, "subwords": {"vocab_size": 300}, "workers": 0}
     preprocess(PreprocessConfig.model_validate(config), tmp_path / "right")
     assert read_index(tmp_path / "right" / "encoded")["num_classes"] == 2
     row = open_shards(tmp_path / "right" / "encoded", "train")[0].row(0)
@@ -107,6 +110,7 @@ def test_statuses_are_those_of_the_leaves_side(tmp_path):
         "target_parser": {"name": "shipped"},
         "tree": {"side": "target"},
         "subwords": {"vocab_size": 280},
+        "workers": 0,
     }
     index = preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
     assert "train: 60 pairs" in summary(index, tmp_path / "data")

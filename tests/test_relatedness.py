@@ -78,6 +78,7 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
         "tree": {"tree_source": "balanced", "binarize": "right"},
         "subwords": {"vocab_size": 300},
         "rows_per_shard": 3,  # the second pair is in two shards
+        "workers": 0,
     }
     preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
     verify(tmp_path / "data")

@@ -3,7 +3,6 @@
 import json
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -375,24 +374,6 @@ def test_cells_side_by_side_in_ray_stop_and_continue(study, tmp_path):
 # Records.
 
 
-def test_a_study_goes_on_from_its_records_alone(study, undisturbed, tmp_path):
-    records, first, second = tmp_path / "records", tmp_path / "first", tmp_path / "second"
-    half = run([*study, "--records", str(records)], first, "grid.seeds=[1]", "grid.parallel=2")
-    assert half.returncode == 0, half.stderr
-    assert len(list(records.iterdir())) == 4
-    shutil.rmtree(first)
-    done = run([*study, "--records", str(records)], second)
-    assert done.returncode == 0, done.stderr
-    assert "seed1 (" not in done.stdout and sorted(path.name for path in (second / "cells").iterdir()) == sorted(
-        f"{model}-{fraction}-seed2" for model in ("transformer", "tree_transformer") for fraction in ("0.3", "1")
-    )
-    found, expected = ((folder / "scaling.json").read_bytes() for folder in (second, undisturbed))
-    assert found == expected, "the same table as of runs that are there"
-    again = run([*study, "--records", str(records)], tmp_path / "third")
-    assert again.returncode == 0 and not (tmp_path / "third" / "cells").exists()
-    assert (tmp_path / "third" / "scaling.json").read_bytes() == (second / "scaling.json").read_bytes()
-
-
 @pytest.fixture
 def recorded(undisturbed, data, tmp_path) -> Path:
     """Records of a study that is there."""
@@ -401,6 +382,22 @@ def recorded(undisturbed, data, tmp_path) -> Path:
     for name, entry in Ledger.read(undisturbed).entries.items():
         recording.write(undisturbed / "cells" / name, entry)
     return folder
+
+
+def test_a_study_goes_on_from_its_records_alone(study, undisturbed, recorded, tmp_path):
+    """Two cells without a record are trained, in two processes; then all have records, and nothing is trained."""
+    missing, second = ["transformer-0.3-seed2", "tree_transformer-1-seed2"], tmp_path / "second"
+    for name in missing:
+        (recorded / f"{name}.json").unlink()
+    done = run([*study, "--records", str(recorded)], second, "grid.parallel=2")
+    assert done.returncode == 0, done.stderr
+    assert "seed1 (" not in done.stdout and sorted(path.name for path in (second / "cells").iterdir()) == missing
+    assert len(list(recorded.iterdir())) == 8
+    found, expected = ((folder / "scaling.json").read_bytes() for folder in (second, undisturbed))
+    assert found == expected, "the same table as of runs that are there"
+    again = run([*study, "--records", str(recorded)], tmp_path / "third")
+    assert again.returncode == 0 and not (tmp_path / "third" / "cells").exists()
+    assert (tmp_path / "third" / "scaling.json").read_bytes() == (second / "scaling.json").read_bytes()
 
 
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):

@@ -210,7 +210,7 @@ def test_preprocess_takes_the_models(trained, tmp_path):
     (tmp_path / "a.en").write_text("".join(f"Tom said that he has {n} dogs.\n" for n in range(40)))
     (tmp_path / "a.de").write_text("".join(f"Tom sagte, er habe {n} Hunde.\n" for n in range(40)))
     splits = {"train": {"source": [tmp_path / "a.en"], "target": [tmp_path / "a.de"]}}
-    config = PreprocessConfig(splits=splits, parser=parser, subwords={"vocab_size": 300})
+    config = PreprocessConfig(splits=splits, parser=parser, subwords={"vocab_size": 300}, workers=0)
     index = preprocess(config, tmp_path / "data")
     parsed = read_index(tmp_path / "data/parsed")
     assert parsed["parser"]["models"]["origin"] == "trained" and set(parsed["parser"]["models"]["files"]) == {

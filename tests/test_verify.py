@@ -142,7 +142,7 @@ def job(tmp_path_factory):
         (folder / side).write_text("".join(f"The cat number {i} sees a dog .\n" for i in range(24)))
     values = {
         "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
-        "parser": {"name": "shipped"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 4,
+        "parser": {"name": "shipped"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 4, "workers": 0,
     }  # fmt: skip
     config, data = PreprocessConfig.model_validate(values), folder / "data"
     preprocess(config, data)
