@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from treenet.config import TrainConfig
+from treenet.config import ArchitectureSection, ModelConfig, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
+from treenet.models import ARCHITECTURES
 from treeproc.common.settings import dump_settings, load_settings, read_yaml
 from treeproc.job.preprocess import PreprocessConfig, sample_splits
 from treeproc.parser_training.config import TrainParserConfig
@@ -119,3 +120,15 @@ def test_the_translation_study_follows_its_protocol():
     assert config.batch.subset == "by_seed" and config.grid.metric == "bleu_tokenized"
     assert list(config.grid.models) == ["tree_transformer", config.grid.baseline] and len(config.grid.seeds) >= 3
     assert (config.decoding.beam_size, config.decoding.length_penalty, config.precision) == (5, 1.0, "bf16")
+
+
+def test_a_run_records_the_sections_of_its_own_architecture():
+    """Others are left out unless they were set, which is said; settings of before, with all sections, read back the same."""
+    plain, tree = ModelConfig(name="transformer"), ModelConfig(name="tree_transformer")
+    assert "tree" in tree.model_dump() and not {"tree", "relations", "phrases"} & plain.model_dump().keys()
+    everything = {name: value.model_dump() for name, value in plain if isinstance(value, ArchitectureSection)}
+    assert ModelConfig(name="transformer", **everything) == plain
+    foreign = ModelConfig(name="transformer", tree={"subtree_mask": False})
+    assert foreign.unread_sections() == ["tree"] and foreign.model_dump()["tree"]["subtree_mask"] is False
+    named = {name for _, section in ModelConfig() if isinstance(section, ArchitectureSection) for name in section.architectures}
+    assert named <= ARCHITECTURES.keys()

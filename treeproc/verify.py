@@ -5,7 +5,6 @@ rule although their hash is right were written so.
 """
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.errors import printable
+from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.files import file_sha256, file_size
 from treeproc.common.progress import Progress
 from treeproc.common.settings import ArgumentParser, UserError, run_cli
@@ -251,7 +250,7 @@ def main(argv: Sequence[str]) -> None:
         print(printable(str(problem)))
     print(advice(report, data))
     if report.problems:
-        sys.exit(2)
+        raise CommandEnded(2)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Takes some minutes on two cores. Interrupted, the same command continues.
 """
 
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from treenet.evaluation.run_results import SCORES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics
+from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
@@ -143,8 +143,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"\n{number}/4  train the {TITLES[name]}, in {out / name}", flush=True)
         runs[name] = train(name, settings, out)
         if not runs[name].finished:
-            print("stopped before the end; the same command continues", file=sys.stderr)
-            sys.exit(STOPPED_BY_SIGTERM)
+            raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
     print("\n4/4  translate and score the test split", flush=True)
     scores = evaluate(out)
 

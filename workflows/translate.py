@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.translation.line_translator import TranslateSettings
 from treenet.translation.translate_job import answer_lines, translate_lines
+from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 from treeproc.common.storage import as_path
 from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
             answer_lines(lines, settings, runs, RawLineEncoder, name=str(STDIN), explain=args.interactive)
         except KeyboardInterrupt:
             print(file=sys.stderr)
-            sys.exit(INTERRUPTED)
+            raise CommandEnded(INTERRUPTED) from None
         print(file=sys.stderr)  # the shell's prompt does not go on the line of ours
         return
     files = [path for path in (source, settings.trees, settings.score) if path is not None]

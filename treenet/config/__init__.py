@@ -2,6 +2,7 @@
 
 from treenet.config.models import (
     PHRASE_LEVELS,
+    ArchitectureSection,
     ConstituentConfig,
     ConvolutionConfig,
     ConvS2SConfig,
@@ -27,6 +28,7 @@ from treenet.config.training import (
 __all__ = [
     "OPERATIONAL",
     "PHRASE_LEVELS",
+    "ArchitectureSection",
     "BatchConfig",
     "ClassifierConfig",
     "ConstituentConfig",

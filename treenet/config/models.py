@@ -1,14 +1,22 @@
 """Settings of models. An ablation is a value here, never a class."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treeproc.common.settings import Settings
 
 
-class TreeAttentionConfig(Settings):
+class ArchitectureSection(Settings):
+    """A section of `ModelConfig` that the named architectures read, and no other."""
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+
+
+class TreeAttentionConfig(ArchitectureSection):
     """Tree attention of the paper's section 4. The defaults are the paper's rules."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("tree_transformer",)
 
     accumulation_rule: Literal["paper", "released"] = Field(
         "paper", description="'released' divides a branch by its nodes without the leaf and counts depth from the root"
@@ -31,8 +39,10 @@ NGram = Annotated[int, Field(ge=2)]
 PhraseLevel = Annotated[int, Field(ge=1, le=PHRASE_LEVELS)]
 
 
-class HybridConfig(Settings):
+class HybridConfig(ArchitectureSection):
     """Recurrent layers below the self-attention layers of the encoder (Hao et al., 2019, arXiv 1909.01562)."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("on_lstm_hybrid",)
 
     num_recurrent_layers: PositiveInt | None = Field(
         None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them, rounded up"
@@ -42,8 +52,10 @@ class HybridConfig(Settings):
     short_cut: bool = Field(True, description="the memory is the sum of both encoders, and not the upper one alone")
 
 
-class PhraseConfig(Settings):
+class PhraseConfig(ArchitectureSection):
     """Multi-granularity self-attention (Hao et al., 2019, arXiv 1909.02222): heads of the encoder that attend to phrases."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("multi_granularity",)
 
     ngrams: tuple[NGram, ...] = Field((2, 3, 4), description="a head for the n-grams of each of these sizes")
     levels: tuple[PhraseLevel, ...] = Field(
@@ -72,8 +84,10 @@ class PhraseConfig(Settings):
 KernelSizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 
 
-class ConvolutionConfig(Settings):
+class ConvolutionConfig(ArchitectureSection):
     """Lightweight and dynamic convolution (Wu et al., 2019). The defaults are the paper's for WMT."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("lightconv", "dynamicconv")
 
     encoder_kernels: KernelSizes = Field(
         (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
@@ -83,8 +97,10 @@ class ConvolutionConfig(Settings):
     weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
 
 
-class ConvS2SConfig(Settings):
+class ConvS2SConfig(ArchitectureSection):
     """Convolutional sequence to sequence learning (Gehring et al., 2017); all widths are d_model."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("convs2s",)
 
     encoder_kernel: PositiveInt = Field(3, description="kernel size of the encoder layers")
     decoder_kernel: PositiveInt = Field(3, description="kernel size of the decoder layers")
@@ -134,8 +150,10 @@ class TreeTraversalConfig(RelationConfig):
     clip: int = Field(0, ge=0, description="longest path between two words that is told apart; 0 leaves paths out")
 
 
-class RelationsConfig(Settings):
+class RelationsConfig(ArchitectureSection):
     """Relations between words in the self-attention of a relation_transformer. The defaults are those of Shaw et al., 2018."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("relation_transformer",)
 
     positions: Literal["none", "sequence", "depth", "both"] = Field(
         "none",
@@ -173,8 +191,10 @@ class RelationsConfig(Settings):
         return self
 
 
-class RecurrentConfig(Settings):
+class RecurrentConfig(ArchitectureSection):
     """Tree2Seq (Shi et al., 2018), and the LSTM decoder that it shares with its sequence baseline."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("bilstm", "tree2seq", "child_sum_tree2seq")
 
     leaf_lstm: bool = Field(
         True,
@@ -191,8 +211,10 @@ class RecurrentConfig(Settings):
     )
 
 
-class ConstituentConfig(Settings):
+class ConstituentConfig(ArchitectureSection):
     """Constituent attention (Wang et al., 2019). The defaults are the paper's rules."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("constituent_transformer",)
 
     neighbour_scale: float | None = Field(
         None, gt=0, description="divisor of the scores of neighbours; null is d_model, the paper's d; the released code's is 256"
@@ -208,7 +230,10 @@ Layers = Annotated[int, Field(gt=0, le=200)]
 
 
 class ModelConfig(Settings):
-    """Architecture. The sizes are those of the Transformer base model."""
+    """Architecture: its sizes, whose defaults are those of the Transformer base model, and the sections of single architectures.
+
+    What is recorded of it has the architecture's own sections, and of others those that were set.
+    """
 
     name: str = Field(
         "tree_transformer",
@@ -235,3 +260,16 @@ class ModelConfig(Settings):
         if self.d_model % (2 * self.num_heads):
             raise ValueError(f"d_model must be a multiple of 2 * num_heads = {2 * self.num_heads}, but is {self.d_model}")
         return self
+
+    def unread_sections(self) -> list[str]:
+        """Sections that were set, but that this architecture does not read."""
+        return [name for name in self._foreign_sections() if getattr(self, name) != type(getattr(self, name))()]
+
+    @model_serializer(mode="wrap")
+    def _leave_out_foreign_sections(self, dump: SerializerFunctionWrapHandler) -> dict:
+        left_out = set(self._foreign_sections()) - set(self.unread_sections())
+        return {name: value for name, value in dump(self).items() if name not in left_out}
+
+    def _foreign_sections(self) -> list[str]:
+        sections = {name: value for name, value in self if isinstance(value, ArchitectureSection)}
+        return [name for name, value in sections.items() if self.name not in value.architectures]

@@ -16,6 +16,7 @@ from treenet.experiments.grid import Work
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
+from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, held, locked, read_json
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
 
@@ -142,8 +143,7 @@ def run_study(study: Study) -> None:
         if entry.status == FAILED:
             print(f"{name} failed: {entry.error}", file=sys.stderr)
     if any(entry.status != FAILED for entry in left.values()):
-        print(f"stopped with {ledger.counts()}; the same command continues", file=sys.stderr)
-        sys.exit(STOPPED_BY_SIGTERM)
+        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped with {ledger.counts()}; the same command continues")
     if left:
-        print(f"{len(left)} of {len(cells)} cells failed, see {out / LEDGER}; the same command tries them again", file=sys.stderr)
-        sys.exit(1)
+        failed = f"{len(left)} of {len(cells)} cells failed, see {out / LEDGER}"
+        raise CommandEnded(1, f"{failed}; the same command tries them again")

@@ -15,6 +15,7 @@ from treenet.runs.learning_curves import CURVES, plot_curves
 from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.tasks.registry import build_task
+from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
@@ -55,6 +56,9 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         check_same_run(run_dir, config, job.facts, out)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
         atomic_write(run_dir / "run.json", json_bytes(job.facts))
+        if unread := config.model.unread_sections():
+            sections = ", ".join(f"model.{name}" for name in unread)
+            print(f"note: {sections}: set, but model.name = {config.model.name} does not read that", file=sys.stderr)
         with recorded(run_dir, COMMAND) as record:
             outcome = train_job(config, run_dir, mirror, record)
         lines = read_metrics(run_dir)
@@ -68,12 +72,12 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
 
 
 def run_to_end(config: TrainConfig, out: AnyPath) -> None:
-    """`run_training` as a workflow has it: prints the summary, and leaves the process with status 143 where it was stopped."""
+    """`run_training` as a workflow has it: prints the summary. Raises CommandEnded with status 143 where it was stopped."""
     summary = run_training(config, out)
     print(describe_run(summary))
     if not summary.finished:
-        print(f"stopped early, checkpoint in {summary.run_dir / 'checkpoints'}; the same command continues", file=sys.stderr)
-        sys.exit(STOPPED_BY_SIGTERM)
+        checkpoints = summary.run_dir / "checkpoints"
+        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped early, checkpoint in {checkpoints}; the same command continues")
 
 
 def describe_run(summary: RunSummary) -> str:

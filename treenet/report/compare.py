@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treenet.config import TreeAttentionConfig, flatten
+from treenet.config import ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
 from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.metrics import Comparison, compare_systems
@@ -19,6 +19,13 @@ _NOT_COMPARED = (
     "data", "workers", "min_workers", "use_gpu", "log_every", "keep_checkpoints", "compile", "max_skipped_updates",
     "batch.tokens_per_device", "decoding.max_tokens",
 )  # fmt: skip
+# Of sections that a run does not record: its architecture does not read them.
+_DEFAULTS = {
+    f"model.{name}.{key}": value
+    for name, section in ModelConfig()
+    if isinstance(section, ArchitectureSection)
+    for key, value in flatten(section.model_dump(mode="json")).items()
+}
 _NO_METRIC = ("num_examples", "seed")
 
 
@@ -26,8 +33,9 @@ def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, o
     """(settings that differ, one value a run; settings that all runs share). None stands for a setting that a run lacks."""
     flat = [flatten(run.config) for run in runs]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key != "data"]
-    differing = {key: [one.get(key) for one in flat] for key in keys if any(one.get(key) != flat[0].get(key) for one in flat)}
-    return differing, {key: flat[0][key] for key in keys if key not in differing and flat}
+    values = {key: [one.get(key, _DEFAULTS.get(key)) for one in flat] for key in keys}
+    differing = {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+    return differing, {key: values[key][0] for key in keys if key not in differing}
 
 
 def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | None:
@@ -195,7 +203,8 @@ def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
     groups: dict[str, dict[str, ReportRun]] = {}
     for run in filter(reads_trees, runs):
         flat = flatten(run.config)
-        rest = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in _NOT_COMPARED}
+        own = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in _NOT_COMPARED}
+        rest = {key: value for key, value in own.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
         groups.setdefault(repr((sorted(rest.items(), key=str), run.marks)), {}).setdefault(variant(run), run)
     largest = max(groups.values(), key=len, default={})
     return sorted(largest.items(), key=lambda item: (len(item[0].split(" – ")), item[0])) if len(largest) > 1 else []

@@ -20,6 +20,14 @@ class UserError(Exception):
         super().__init__(one_line(message))
 
 
+class CommandEnded(Exception):
+    """The end of a command before its work is done, with the exit status that says why; `message` is for a person."""
+
+    def __init__(self, status: int, message: str = ""):
+        super().__init__(message)
+        self.status = status
+
+
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Text of any length and any characters as one printable line of at most `most` characters."""
     text = without_credentials(text)

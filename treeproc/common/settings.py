@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
-from treeproc.common.errors import UserError, one_line, shown
+from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -224,13 +224,18 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
 
-    So does a refusal of the file system. Ctrl-C and a reader that leaves (`| head`) end with the status of their signal.
+    So does a refusal of the file system. `CommandEnded` brings its own status. Ctrl-C and a reader that leaves (`| head`) end
+    with the status of their signal.
     """
     try:
         main(sys.argv[1:])
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except CommandEnded as end:
+        if str(end):
+            print(end, file=sys.stderr)
+        sys.exit(end.status)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         sys.exit(INTERRUPTED)
