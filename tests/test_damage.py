@@ -14,6 +14,7 @@ from treenet.jobs.train_run import run_training
 from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, load_settings, read_yaml, run_cli
 from treeproc.shards.store import read_index
 
@@ -164,6 +165,8 @@ def test_not_a_number_is_no_setting(data):
     [
         (UserError("what and where"), 2, "error: what and where\n"),
         (KeyboardInterrupt(), 130, "interrupted; the same command continues\n"),
+        (CommandEnded(143, "stopped; the same command continues"), 143, "stopped; the same command continues\n"),
+        (CommandEnded(2), 2, ""),
         (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied; free space, or choose another --out\n"),
     ],
 )

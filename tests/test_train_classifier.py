@@ -20,6 +20,7 @@ from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import final_weights, losses, same, train_ranks
 
 from treenet.config import TrainConfig
+from treenet.data.input_kinds import BINARY_TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.evaluation.classify import ClassifySettings, classify_run, score_run
 from treenet.evaluation.run_results import warn_of_stale_results
@@ -111,7 +112,7 @@ def test_what_is_scored_is_what_the_model_predicts(data, finished):
     assert lines[0] == "example_id\tlabel\tpredicted\tp0\tp1\tp2"
     rows, model = make_rows(12, seed=2), load_trained(finished)[1]
     assert [line.split("\t")[:2] for line in lines[1:]] == [[str(row["example_id"]), str(row["label"])] for row in rows]
-    batch = LabelledSource(data / "encoded", "test", "binary_trees", phrases=True).batch(range(12))
+    batch = LabelledSource(data / "encoded", "test", BINARY_TREES, phrases=True).batch(range(12))
     predicted = [int(line.split("\t")[2]) for line in lines[1:]]
     assert predicted == model(batch).examples.argmax(-1).tolist()
     assert scores["test"]["accuracy"] == pytest.approx(
