@@ -10,10 +10,11 @@ A family of comparisons that are made together has p-values that are corrected f
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from statistics import fmean, stdev, variance
 
 import numpy as np
+from scipy import stats
+from scipy.optimize import brentq
 
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
@@ -22,6 +23,7 @@ PRIMARY, SYSTEMS, EXPLORATORY = "primary", "systems", "exploratory"  # families 
 SIGNIFICANT = 0.05
 FEWEST_SEEDS = 3
 LEVEL = 0.95  # of every interval
+_SMALLEST_P = 1e-12
 # For people, below a table.
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t), none with fewer than {FEWEST_SEEDS}."
 EXPLAIN_SEEDS = (
@@ -91,7 +93,7 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
             return share * t_quantile(freedoms[0], level) + (1 - share) * t_quantile(freedoms[1], level)
 
         half = critical(LEVEL) * error
-        interval, p_value = (difference - half, difference + half), 1 - _level_of(critical, abs(difference) / error)
+        interval, p_value = (difference - half, difference + half), _p_value(critical, abs(difference) / error)
     seeds_error = math.sqrt(over_seeds) if over_seeds is not None else None
     return SeedTest(difference, count, interval, p_value, seeds_error, math.sqrt(sentence_variance))
 
@@ -121,23 +123,10 @@ def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
     """The value that |t| of Student's t stays below with probability `level`."""
-    mass, angles = _t_table(freedom)
-    return math.sqrt(freedom) * math.tan(np.interp(level, mass, angles))
+    return float(stats.t.ppf((1 + level) / 2, freedom))
 
 
-@lru_cache(maxsize=8)
-def _t_table(freedom: float) -> tuple[np.ndarray, np.ndarray]:
-    """(probability that the angle is below, angles): with t = sqrt(freedom) tan(a), the density of a is cos(a)^(freedom - 1)."""
-    angles = np.linspace(0, math.pi / 2, 200_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    return mass / mass[-1], angles
-
-
-def _level_of(critical: Callable[[float], float], value: float) -> float:
-    """The level at which the increasing function `critical` reaches `value`, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if critical(middle) < value else (low, middle)
-    return low
+def _p_value(critical: Callable[[float], float], value: float) -> float:
+    """One less the level at which the increasing function `critical` reaches `value`; at least `_SMALLEST_P`."""
+    highest = 1 - _SMALLEST_P
+    return _SMALLEST_P if critical(highest) <= value else 1 - brentq(lambda level: critical(level) - value, 0.0, highest)
