@@ -3,10 +3,12 @@
 import errno
 import os
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from pydantic import Field
 
+from treeproc.common.setting_effects import Effect, excluded, is_below, keys_with
 from treeproc.common.settings import (
     Settings,
     UserError,
@@ -159,3 +161,29 @@ def test_an_error_keeps_its_begin_and_its_end():
     error = UserError("a.yaml, line 3:\n" + "x " * 1000 + "\x1b[31m; do this")
     assert str(error).startswith("a.yaml, line 3: x x") and str(error).endswith("x \\x1b[31m; do this")
     assert len(f"error: {error}") <= 500
+
+
+class Inner(Settings):
+    """A section of a run's settings."""
+
+    width: int = 1
+    threads: Annotated[int, Effect.NONE] = 1
+
+
+class Outer(Settings):
+    """Settings of a run, of which some change no result."""
+
+    steps: Annotated[int, Effect.PROGRESS] = 1
+    section: Inner = Inner()
+    other: Inner | None = None
+    search: Annotated[Inner, Effect.PROGRESS] = Inner()
+
+
+def test_a_setting_says_itself_what_it_changes():
+    assert keys_with(Outer, Effect.NONE) == ("section.threads", "other.threads", "search.threads")
+    lasting = keys_with(Outer, Effect.NONE, Effect.PROGRESS)
+    assert lasting == ("steps", "section.threads", "other.threads", "search")
+    assert is_below("search.width", lasting) and is_below("steps", lasting) and not is_below("section.width", lasting)
+    assert not is_below("searching", lasting)
+    kept = Outer(other=Inner()).model_dump(exclude=excluded(Outer, Effect.NONE, Effect.PROGRESS))
+    assert kept == {"section": {"width": 1}, "other": {"width": 1}}

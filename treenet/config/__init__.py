@@ -15,6 +15,7 @@ from treenet.config.models import (
     TreeAttentionConfig,
 )
 from treenet.config.training import (
+    MAY_CHANGE,
     OPERATIONAL,
     BatchConfig,
     ClassifierConfig,
@@ -26,6 +27,7 @@ from treenet.config.training import (
 )
 
 __all__ = [
+    "MAY_CHANGE",
     "OPERATIONAL",
     "PHRASE_LEVELS",
     "ArchitectureSection",

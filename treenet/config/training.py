@@ -6,19 +6,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treenet.config.models import ModelConfig
+from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
-
-# May change between two commands on one run folder: none of them changes what a step computes. The
-# data set may move; its fingerprint may not change.
-OPERATIONAL = (
-    "data", "decoding", "workers", "min_workers", "use_gpu", "max_steps", "log_every",
-    "validate_every", "checkpoint_every", "keep_checkpoints", "average", "average_checkpoints", "patience",
-    "max_skipped_updates", "compile", "batch.tokens_per_device",
-)  # fmt: skip
 
 
 def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
@@ -71,7 +64,7 @@ class BatchConfig(Settings):
         description="which examples a share has: the same for all seeds, or others with each seed, but for all models alike; "
         "shares nest within a seed",
     )
-    tokens_per_device: PositiveInt | None = Field(
+    tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
         description="a worker's part of max_tokens is computed in micro-batches of at most so many, and their gradients are "
         "added up; null takes the part at once. An update has max_tokens either way",
@@ -97,7 +90,7 @@ class DecodingConfig(Settings):
     )
     max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
     min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
-    max_tokens: PositiveInt = Field(4096, description="padded source leaves of one search batch")
+    max_tokens: Annotated[PositiveInt, Effect.NONE] = Field(4096, description="padded source leaves of one search batch")
 
 
 class ClassifierConfig(Settings):
@@ -146,7 +139,9 @@ class MaskedLMConfig(Settings):
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
-    data: DataPath = Field(description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://...")
+    data: Annotated[DataPath, Effect.NONE] = Field(
+        description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://..."
+    )
     task: Literal["translation", "classification", "relatedness", "masked_lm"] = Field(
         "translation",
         description="what is trained; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
@@ -158,40 +153,42 @@ class TrainConfig(Settings):
     masked_lm: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
-    decoding: DecodingConfig = DecodingConfig()
+    decoding: Annotated[DecodingConfig, Effect.PROGRESS] = DecodingConfig()
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
-    max_steps: PositiveInt = Field(100_000, description="updates")
-    validate_every: PositiveInt = Field(1000, description="updates between validations")
-    checkpoint_every: PositiveInt = Field(1000, description="updates between checkpoints")
-    keep_checkpoints: PositiveInt = Field(5, description="checkpoints kept on disk")
-    average: Literal["last", "best", "ema"] = Field(
+    max_steps: Annotated[PositiveInt, Effect.PROGRESS] = Field(100_000, description="updates")
+    validate_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between validations")
+    checkpoint_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between checkpoints")
+    keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
+    average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
         "last",
         description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation, "
         "by nll, accuracy or correlation (which are then the ones that are kept, beside the latest), or the moving average of "
         "ema_decay",
     )
-    average_checkpoints: PositiveInt = Field(5, description="checkpoints averaged at the end")
+    average_checkpoints: Annotated[PositiveInt, Effect.PROGRESS] = Field(5, description="checkpoints averaged at the end")
     ema_decay: float = Field(
         0.0, ge=0, lt=1, description="decay of a moving average of the weights, which is then what is validated; 0 keeps none"
     )
-    patience: int = Field(
+    patience: Annotated[int, Effect.PROGRESS] = Field(
         0,
         ge=0,
         description="validations in a row that are not better after which training is finished; 0 goes to max_steps",
     )
-    max_skipped_updates: PositiveInt = Field(
+    max_skipped_updates: Annotated[PositiveInt, Effect.NONE] = Field(
         20, description="updates in a row that are not finite, and so skipped, after which training gives up"
     )
-    log_every: PositiveInt = Field(100, description="updates between metric lines")
-    workers: int = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
-    min_workers: int = Field(
+    log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
+    workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
+    min_workers: Annotated[int, Effect.NONE] = Field(
         0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
     )
-    use_gpu: bool = Field(False, description="one GPU a worker")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="one GPU a worker")
     precision: Literal["float32", "bf16"] = Field(
         "float32", description="'bf16' computes products in bfloat16, under autocast: on GPUs, and on CPUs that have it"
     )
-    compile: bool = Field(False, description="compile the model with torch.compile; the first steps take minutes")
+    compile: Annotated[bool, Effect.NONE] = Field(
+        False, description="compile the model with torch.compile; the first steps take minutes"
+    )
 
     @model_validator(mode="after")
     def _check_checkpoints(self) -> Self:
@@ -216,7 +213,12 @@ class TrainConfig(Settings):
         return self
 
     def lasting(self) -> dict[str, object]:
-        """What all commands on one run folder have in common, as dotted keys: all but what is `OPERATIONAL`."""
-        operational = tuple(f"{name}." for name in OPERATIONAL)
-        settings = flatten(self.model_dump(mode="json"))
-        return {key: value for key, value in settings.items() if not f"{key}.".startswith(operational)}
+        """The settings that all commands on one run folder have in common, as dotted keys."""
+        return {key: value for key, value in flatten(self.model_dump(mode="json")).items() if not is_below(key, MAY_CHANGE)}
+
+
+# May change between two commands on one run folder: none of them changes what a step computes. The data set may move; its
+# fingerprint may not change.
+MAY_CHANGE = keys_with(TrainConfig, Effect.NONE, Effect.PROGRESS)
+# Of two runs that differ in these alone, both are the same experiment.
+OPERATIONAL = keys_with(TrainConfig, Effect.NONE)

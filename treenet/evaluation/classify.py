@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -21,6 +22,7 @@ from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import DataPath
 from treeproc.shards.store import check_hashes, read_index
@@ -38,7 +40,7 @@ class ClassifySettings(Settings):
         coerce_numbers_to_str=True,
         description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
     )
-    use_gpu: bool = Field(False, description="classify on the GPU")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="classify on the GPU")
 
 
 def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:

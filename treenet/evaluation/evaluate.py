@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from pydantic import Field
@@ -21,6 +22,7 @@ from treenet.translation.search import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.store import check_hashes, read_index, stage_folder
@@ -39,7 +41,7 @@ class EvaluateSettings(Settings):
         False, description="a control: every sentence gets a random tree of another shape over its own leaves"
     )
     seed: int = Field(1, ge=0, description="seed of shuffle_trees")
-    use_gpu: bool = Field(False, description="translate on the GPU")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
     target_language: str | None = Field(
         None,
@@ -48,13 +50,13 @@ class EvaluateSettings(Settings):
         "Unset, over those of sacrebleu's intl; of data sets that came tokenised, over their own",
     )
     buckets: BucketConfig = BucketConfig()
-    hypotheses: Path | None = Field(
+    hypotheses: Annotated[Path | None, Effect.NONE] = Field(
         None, description="score this file, one line per reference, plain or .gz, in place of translating"
     )
-    references: Path | None = Field(
+    references: Annotated[Path | None, Effect.NONE] = Field(
         None, description="with hypotheses or --compare: references in a file in place of those of a data set"
     )
-    compare: CompareConfig = CompareConfig()
+    compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:

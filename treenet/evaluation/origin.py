@@ -17,14 +17,13 @@ from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
+from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import Settings, UserError, read_yaml
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.store import read_index
 
 LAST = "last"
 NOT_RECORDED = "without provenance: recorded before results named their weights"
-# Settings that change where and how fast a result is computed, or what is shown of it.
-_NOT_ASKED = {"use_gpu", "compare", "hypotheses", "references"}
 _RECORDED = ("checkpoint", "weights_sha256", "weights", "data", "decoding", "software")
 _SHOWN = 8  # digits of a hash
 
@@ -35,8 +34,8 @@ def fingerprints(index: Mapping) -> dict[str, str]:
 
 
 def asked_for(settings: Settings) -> dict:
-    """What the user set of the settings that a result depends on."""
-    return settings.model_dump(mode="json", exclude_unset=True, exclude=_NOT_ASKED)
+    """Those settings that the user set and that the result depends on."""
+    return settings.model_dump(mode="json", exclude_unset=True, exclude=excluded(type(settings), Effect.NONE))
 
 
 def origin(run: LoadedModel, settings: Settings) -> dict:

@@ -7,7 +7,7 @@ Shapes: E encoder layers, L leaves, W words.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treeproc.common.files import atomic_write, json_bytes, read_text
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.store import check_hashes, read_index
@@ -78,7 +79,7 @@ class ParseSettings(Settings):
         None, description="score sentences of at most so many words without punctuation; 10 is what WSJ10 means"
     )
     seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
-    use_gpu: bool = Field(False, description="parse on the GPU")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="parse on the GPU")
 
 
 class GoldTree(NamedTuple):

@@ -18,15 +18,13 @@ from treenet.config import OPERATIONAL, TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treeproc.common.errors import shown
 from treeproc.common.files import atomic_write, held, json_bytes, read_json
+from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import inside
 
 LEDGER = "ledger.json"
 _LOCK, _CELL_LOCK = ".ledger-lock", ".cell-lock"  # of FOLDER, held for one change, and of FOLDER/cells/NAME, held while it runs
 WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
-# Settings that may change between two commands on one run, but not between the cells of a grid: scores depend on them.
-_OF_SCORES = {"decoding", "max_steps", "validate_every", "checkpoint_every", "average", "average_checkpoints", "patience"}
-_OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL if name not in _OF_SCORES for end in (":", "."))
 
 
 @dataclass(frozen=True)
@@ -236,7 +234,7 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
     # Settings of an earlier version lack new fields, which have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))
-    changed = [line for line in lines if not line.startswith(_OPERATIONAL_KEYS)]
+    changed = [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
     if data_fingerprint != cell.data_fingerprint:
         changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
     return changed

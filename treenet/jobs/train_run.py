@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from treenet.config import OPERATIONAL, TrainConfig
+from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.train_job import COMMAND, check_job, train_job
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
@@ -19,10 +19,10 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
+from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 
-OPERATIONAL_KEYS = tuple(name + end for name in OPERATIONAL for end in (":", "."))  # that a line of `differences` starts with
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143
 
@@ -127,7 +127,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
         return  # nothing was trained here yet: a setting that was refused may be mended
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
-    changed = [line for line in differences(old, new) if not line.startswith(OPERATIONAL_KEYS)]
+    changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], MAY_CHANGE)]
     before = read_facts(run_dir).get("data_fingerprint")
     if before != facts["data_fingerprint"]:
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from treenet.config import ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
+from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
 from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.metrics import Comparison, compare_systems
@@ -13,12 +13,6 @@ from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.settings import UserError, differences
 
-# Settings that say where and how fast a run is computed, and how much it tells: two runs that differ in these alone are the
-# same experiment.
-_NOT_COMPARED = (
-    "data", "workers", "min_workers", "use_gpu", "log_every", "keep_checkpoints", "compile", "max_skipped_updates",
-    "batch.tokens_per_device", "decoding.max_tokens",
-)  # fmt: skip
 # Of sections that a run does not record: its architecture does not read them.
 _DEFAULTS = {
     f"model.{name}.{key}": value
@@ -70,7 +64,7 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
         batches = [
             key
             for key in own | other
-            if (key == "seed" or key.startswith("batch.")) and key not in _NOT_COMPARED and own.get(key) != other.get(key)
+            if (key == "seed" or key.startswith("batch.")) and key not in OPERATIONAL and own.get(key) != other.get(key)
         ]
         if batches:
             said = ", ".join(f"{key} is {own.get(key)}, not {other.get(key)}" for key in batches)
@@ -203,7 +197,7 @@ def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
     groups: dict[str, dict[str, ReportRun]] = {}
     for run in filter(reads_trees, runs):
         flat = flatten(run.config)
-        own = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in _NOT_COMPARED}
+        own = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in OPERATIONAL}
         rest = {key: value for key, value in own.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
         groups.setdefault(repr((sorted(rest.items(), key=str), run.marks)), {}).setdefault(variant(run), run)
     largest = max(groups.values(), key=len, default={})

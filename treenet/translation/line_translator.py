@@ -19,6 +19,7 @@ from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.search import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 
@@ -28,16 +29,16 @@ Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
 class TranslateSettings(Settings):
     """What to translate, with what, and what to write."""
 
-    input: DataPath | None = Field(
+    input: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
     )
-    trees: DataPath | None = Field(
+    trees: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="trees in Penn Treebank brackets, one line for each line of the input; unset, the lines are parsed"
     )
-    score: DataPath | None = Field(
+    score: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="given translations, one for each line of the input: they are scored, and nothing is searched"
     )
-    output: DataPath | None = Field(
+    output: Annotated[DataPath | None, Effect.NONE] = Field(
         None,
         description="file to write, whole or not at all; what is done lies in OUTPUT.parts until then, and the same command "
         "goes on after it; unset, standard output",
@@ -52,8 +53,10 @@ class TranslateSettings(Settings):
     json_lines: bool = Field(False, description="write a JSON object a line instead of text")
     max_leaves: PositiveInt = Field(1000, description="lines of more pieces are not translated")
     lines_at_once: PositiveInt = Field(1000, description="lines that are parsed and translated together, and by one worker")
-    workers: int = Field(0, ge=0, description="Ray actors that translate, a CPU each; 0 translates in this process, without Ray")
-    use_gpu: bool = Field(False, description="translate on the GPU, one a worker")
+    workers: Annotated[int, Effect.NONE] = Field(
+        0, ge=0, description="Ray actors that translate, a CPU each; 0 translates in this process, without Ray"
+    )
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU, one a worker")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 
     @field_validator("checkpoint")

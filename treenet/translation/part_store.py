@@ -10,11 +10,9 @@ from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
 from treenet.translation.line_translator import Translated, TranslateSettings, local_runs
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-
-# Where lines come from and go to, and who translates them, changes no translation.
-_OPERATIONAL = {"input", "trees", "score", "output", "workers", "use_gpu"}
 
 
 class PartStore:
@@ -22,7 +20,7 @@ class PartStore:
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
         self._folder = settings.output.parent / f"{settings.output.name}.parts"
-        self._made_of = [settings.model_dump_json(exclude=_OPERATIONAL)]
+        self._made_of = [settings.model_dump_json(exclude=excluded(TranslateSettings, Effect.NONE))]
         for run in local_runs(settings, runs):
             files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]

@@ -1,10 +1,11 @@
 """The settings of a preprocessing job, and what follows for what the user leaves open."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
 from treeproc.job.borrowed import borrow_settings
@@ -20,7 +21,7 @@ from treeproc.subwords import SubwordConfig
 class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
-    splits: dict[str, SplitFiles] = Field(
+    splits: Annotated[dict[str, SplitFiles], Effect.NONE] = Field(
         {}, description="files of train, valid, test and of further test splits, of any names: newstest, test_2017"
     )
     vocab_from: DataPath | None = Field(

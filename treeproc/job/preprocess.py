@@ -10,6 +10,7 @@ from treeproc.common.errors import shown, without_credentials
 from treeproc.common.files import atomic_write, file_sha256, locked, read_json
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder, recorded
+from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.job.borrowed import check_borrower
@@ -178,8 +179,6 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         return _Job(whole, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
-# Where things lie; what they are is told by hashes.
-_PLACES = {"splits": True, "parser": {"models"}, "target_parser": {"models"}}
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
 _OPEN_UNTIL = {
     **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
@@ -208,7 +207,7 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
         written = load_settings(PreprocessConfig, path).settled(_begun(out))
-        old, new = (c.model_dump(mode="json", exclude=_PLACES) for c in (written, config))
+        old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
             if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
                 atomic_write(path, dump_settings(written).encode())

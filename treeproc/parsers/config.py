@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree, read_brackets, write_brackets
@@ -72,7 +73,7 @@ class ParserConfig(Settings):
         "'corenlp' asks a CoreNLP server; 'spacy' (arcs alone), 'benepar' and 'supar' are those packages, where installed; "
         "'given' takes the trees of the input; 'words' parses nothing, for control trees",
     )
-    models: Annotated[Path, AfterValidator(Path.absolute)] | None = Field(
+    models: Annotated[Annotated[Path, AfterValidator(Path.absolute)] | None, Effect.NONE] = Field(
         None,
         description="folder of models that workflows/train_parser.py made (its OUT/models), for name: stanza or shipped; the "
         "folder or file of a model of benepar's; a folder with SuPar's files, by the names constituency.pt and depparse.pt",

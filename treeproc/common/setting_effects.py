@@ -1,0 +1,46 @@
+"""What a setting may change. A field says it of itself, as `Annotated[int, Effect.NONE]`; without, it changes results."""
+
+from enum import Enum
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+
+class Effect(Enum):
+    """How far the effect of a setting reaches."""
+
+    PROGRESS = "how far a run goes and which of its states count; no step that is done"
+    NONE = "where and how fast something is computed, or how much is shown"
+
+
+def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
+    """Dotted keys of the settings with one of the effects; a section that has one is one key."""
+    keys: list[str] = []
+    for name, field in cls.model_fields.items():
+        if any(effect in field.metadata for effect in effects):
+            keys.append(name)
+        elif section := _section(field.annotation):
+            keys += [f"{name}.{key}" for key in keys_with(section, *effects)]
+    return tuple(keys)
+
+
+def is_below(key: str, keys: tuple[str, ...]) -> bool:
+    """Whether a dotted key is one of `keys`, or lies in one that is a section."""
+    return f"{key}.".startswith(tuple(f"{one}." for one in keys))
+
+
+def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
+    """The settings with one of the effects, in the form of pydantic's `exclude`."""
+    found: dict[str, Any] = {}
+    for key in keys_with(cls, *effects):
+        place, (*sections, last) = found, key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = True
+    return found
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a field holds; of an optional one too."""
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
