@@ -163,27 +163,27 @@ def test_an_error_keeps_its_begin_and_its_end():
     assert len(f"error: {error}") <= 500
 
 
-class Inner(Settings):
+class MarkedSection(Settings):
     """A section of a run's settings."""
 
     width: int = 1
     threads: Annotated[int, Effect.NONE] = 1
 
 
-class Outer(Settings):
+class MarkedSettings(Settings):
     """Settings of a run, of which some change no result."""
 
     steps: Annotated[int, Effect.PROGRESS] = 1
-    section: Inner = Inner()
-    other: Inner | None = None
-    search: Annotated[Inner, Effect.PROGRESS] = Inner()
+    section: MarkedSection = MarkedSection()
+    other: MarkedSection | None = None
+    search: Annotated[MarkedSection, Effect.PROGRESS] = MarkedSection()
 
 
 def test_a_setting_says_itself_what_it_changes():
-    assert keys_with(Outer, Effect.NONE) == ("section.threads", "other.threads", "search.threads")
-    lasting = keys_with(Outer, Effect.NONE, Effect.PROGRESS)
+    assert keys_with(MarkedSettings, Effect.NONE) == ("section.threads", "other.threads", "search.threads")
+    lasting = keys_with(MarkedSettings, Effect.NONE, Effect.PROGRESS)
     assert lasting == ("steps", "section.threads", "other.threads", "search")
     assert is_below("search.width", lasting) and is_below("steps", lasting) and not is_below("section.width", lasting)
     assert not is_below("searching", lasting)
-    kept = Outer(other=Inner()).model_dump(exclude=excluded(Outer, Effect.NONE, Effect.PROGRESS))
+    kept = MarkedSettings(other=MarkedSection()).model_dump(exclude=excluded(MarkedSettings, Effect.NONE, Effect.PROGRESS))
     assert kept == {"section": {"width": 1}, "other": {"width": 1}}
