@@ -499,7 +499,7 @@ def test_in_a_browser_the_keyboard_does_the_same(window, first_view):
 
 def test_in_a_browser_nothing_fails_nothing_is_loaded_and_no_text_runs(window, out):
     assert [entry for entry in window.log("browser") if entry["level"] != "INFO"] == []
-    asked = [url for url in window.requests() if not url.startswith(("chrome:", "data:"))]
+    asked = [url for url in window.requests() if not url.startswith(("chrome:", "chrome-untrusted:", "data:"))]
     assert set(asked) == {(out / "index.html").as_uri()}
     assert window.run("return document.title;") == "A <i>title</i>"
 
