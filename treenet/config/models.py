@@ -174,7 +174,7 @@ class RelationsConfig(ArchitectureSection):
     @property
     def kinds(self) -> dict[str, RelationConfig]:
         """The kinds that are not left out, by name; those on values first."""
-        kinds = {name: getattr(self, name) for name in ("sequence", "structural", "tree_distance", "tree_traversal")}
+        kinds = {name: value for name, value in self if isinstance(value, RelationConfig)}
         return dict(sorted(((name, kind) for name, kind in kinds.items() if kind.clip), key=lambda item: not item[1].values))
 
     @property

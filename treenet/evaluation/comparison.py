@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from treenet.evaluation.metrics import compare_systems, sentence_chrf
+from treenet.evaluation.metrics import METRICS, compare_systems, sentence_chrf
 from treenet.evaluation.origin import describe_origin, recorded_origin
 from treenet.evaluation.run_results import System
 from treenet.evaluation.significance import ABOUT_WEIGHTS
@@ -89,9 +89,10 @@ def format_comparison(found: dict) -> str:
         lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]
     lines.append("")
     lines.append(f"{'':6}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
-    for name, title in (("bleu", "BLEU"), ("chrf", "chrF")):
-        one = found["metrics"][name]
-        lines.append(f"{title:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}")
+    for name, one in found["metrics"].items():
+        lines.append(
+            f"{METRICS[name].column:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
+        )
     lines.append(f"p is about {ABOUT_WEIGHTS}, and says nothing of models trained with other seeds: see workflows/scaling.py")
     lines += [one["signature"] for one in found["metrics"].values()]
     equal = found["num_examples"] - found["num_better"] - found["num_worse"]

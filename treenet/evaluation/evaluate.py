@@ -12,7 +12,15 @@ from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.buckets import BucketConfig, measure_sources, score_buckets
 from treenet.evaluation.comparison import CompareConfig, compare
-from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER, build_tokenizer, check_lines, choose_tokenizer, compute_scores
+from treenet.evaluation.metrics import (
+    METRIC_TITLES,
+    METRICS,
+    NO_TOKENIZER,
+    build_tokenizer,
+    check_lines,
+    choose_tokenizer,
+    compute_scores,
+)
 from treenet.evaluation.origin import asked_for, fingerprints, origin
 from treenet.evaluation.run_results import System, read_scores, write_result
 from treenet.runs.checkpoint import AVERAGED
@@ -200,10 +208,12 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
 def format_scores(everything: dict[str, dict]) -> str:
     """A small table, one line per result."""
     width = max(len("result"), *map(len, everything))
-    columns = {"bleu": "BLEU", "bleu_tokenized": "tok. BLEU", "bleu_compound_split": "split BLEU", "chrf": "chrF"}
-    rows = [f"{'result':{width}}" + "".join(f"{title:>11}" for title in columns.values()) + f"{'lines':>9}"]
+    rows = [f"{'result':{width}}" + "".join(f"{metric.column:>11}" for metric in METRICS.values()) + f"{'lines':>9}"]
     for name, scores in everything.items():
-        rows.append(f"{name:{width}}" + "".join(f"{scores[key]:11.2f}" for key in columns) + f"{scores['num_examples']:9d}")
+        shown = (
+            f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in METRICS
+        )  # an older result lacks a newer metric
+        rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
     return "\n".join(rows)
 
 

@@ -10,9 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Literal
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric as SacrebleuMetric
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
@@ -56,12 +58,28 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
         raise UserError(f"{what}: there are no lines to score")
 
 
-METRIC_TITLES = {
-    "bleu": "BLEU",
-    "bleu_tokenized": "tokenised BLEU",
-    "bleu_compound_split": "compound-split BLEU",
-    "chrf": "chrF",
+@dataclass(frozen=True)
+class Metric:
+    """A corpus metric of sacrebleu. `build` is told whether a data set came tokenised."""
+
+    title: str
+    column: str  # its title in a narrow table
+    build: Callable[[bool], SacrebleuMetric]
+    reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
+    compared: bool = False  # whether two systems are tested by it
+
+
+# The metrics of every evaluation, in the order of its table.
+METRICS = {
+    # force: no advice to detokenise
+    "bleu": Metric("BLEU", "BLEU", lambda tokenized: BLEU(tokenize="13a", force=tokenized), compared=True),
+    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", lambda _: BLEU(tokenize="none", force=True), "tokens"),
+    "bleu_compound_split": Metric(
+        "compound-split BLEU", "split BLEU", lambda _: BLEU(tokenize="none", force=True), "tokens_of_compounds"
+    ),
+    "chrf": Metric("chrF", "chrF", lambda _: CHRF(), compared=True),
 }
+METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()}
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 
@@ -94,27 +112,24 @@ def split_compounds(tokens: str) -> str:
 
 
 def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = INTERNATIONAL) -> dict:
-    """Corpus BLEU (13a, detokenised, cased), tokenised and compound-split BLEU over the tokens of `tokenizer`, and chrF.
+    """The `METRICS` of a corpus with their signatures, as scores.json holds them; tokens are those of `tokenizer`.
 
-    With their signatures, as scores.json holds them; a signature names the tokeniser.
+    A signature names the tokeniser.
     """
     check_lines(hypotheses, references)
-    scores: dict = {"num_examples": len(references)}
-
-    def add(name: str, metric: BLEU | CHRF, sides: Sequence[Sequence[str]], tokens: str | None = None) -> None:
-        scores[name] = metric.corpus_score(sides[0], [sides[1]]).score
-        signature = metric.get_signature().format()
-        scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens}") if tokens else signature
-
-    sides = (hypotheses, references)
-    add("bleu", BLEU(tokenize="13a", force=tokenizer == NO_TOKENIZER), sides)  # force: no advice to detokenise
-    split = build_tokenizer(tokenizer)
+    tokens = [[build_tokenizer(tokenizer)(line) for line in side] for side in (hypotheses, references)]
+    compounds = [[split_compounds(line) for line in side] for side in tokens]
+    forms = {"lines": (hypotheses, references), "tokens": tokens, "tokens_of_compounds": compounds}
     moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
-    sides = tuple([split(line) for line in side] for side in sides)
-    add("bleu_tokenized", BLEU(tokenize="none", force=True), sides, tokenizer + moses)
-    sides = tuple([split_compounds(line) for line in side] for side in sides)
-    add("bleu_compound_split", BLEU(tokenize="none", force=True), sides, f"{tokenizer}+compounds{moses}")
-    add("chrf", CHRF(), (hypotheses, references))
+    names = {"tokens": f"{tokenizer}{moses}", "tokens_of_compounds": f"{tokenizer}+compounds{moses}"}
+    scores: dict = {"num_examples": len(references)}
+    for name, one in METRICS.items():
+        metric, (system, reference) = one.build(tokenizer == NO_TOKENIZER), forms[one.reads]
+        scores[name] = metric.corpus_score(system, [reference]).score
+        signature = metric.get_signature().format()
+        scores[f"{name}_signature"] = (
+            signature.replace("tok:none", f"tok:{names[one.reads]}") if one.reads in names else signature
+        )
     return scores
 
 
@@ -128,22 +143,23 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.nd
 def compare_systems(
     baseline: Sequence[str], system: Sequence[str], references: Sequence[str], num_samples: int = 1000
 ) -> dict[str, Comparison]:
-    """Paired bootstrap (Koehn 2004) of `system` against `baseline`, for `bleu` and `chrf`.
+    """Paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics that are `compared`.
 
     Sacrebleu fixes the seed of the samples, and the signature states it.
     """
     check_lines(baseline, references, "baseline translations")
     check_lines(system, references, "system translations")
+    compared = [name for name, metric in METRICS.items() if metric.compared]
     test = PairedTest(
         [("baseline", baseline), ("system", system)],
-        {"bleu": BLEU(tokenize="13a", force=True), "chrf": CHRF()},
+        {name: METRICS[name].build(True) for name in compared},
         [references],
         test_type="bs",
         n_samples=num_samples,
     )
     signatures, results = test()
     comparisons = {}
-    for key, name in zip(("bleu", "chrf"), signatures, strict=True):
+    for key, name in zip(compared, signatures, strict=True):
         first, second = results[name]
         # Sacrebleu counts samples that lie strictly above the difference: none for equal systems.
         p_value = 1.0 if first.score == second.score else second.p_value
