@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treenet.config import ConstituentConfig, TrainConfig
+from treenet.config import ConstituentConfig, TrainConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.constituents import NeighbouringAttention, constituent_prior
 from treeproc.common.settings import load_settings
@@ -122,5 +122,7 @@ def test_the_configuration_for_translation_differs_in_the_model_alone(repository
         load_settings(TrainConfig, configs / f"iwslt14_en_de{end}.yaml", ["data=somewhere"]).model_dump()
         for end in ("", "_constituent_transformer")
     )
-    assert ours["model"].pop("name") == "constituent_transformer" and base["model"].pop("name") == "tree_transformer"
+    own = {"name": "constituent_transformer", "constituents": ConstituentConfig().model_dump()}
+    assert {name: ours["model"].pop(name) for name in own} == own
+    assert base["model"].pop("name") == "tree_transformer" and base["model"].pop("tree") == TreeAttentionConfig().model_dump()
     assert ours == base

@@ -210,9 +210,8 @@ def format_scores(everything: dict[str, dict]) -> str:
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}" + "".join(f"{metric.column:>11}" for metric in METRICS.values()) + f"{'lines':>9}"]
     for name, scores in everything.items():
-        shown = (
-            f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in METRICS
-        )  # an older result lacks a newer metric
+        # An older result lacks a newer metric.
+        shown = (f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in METRICS)
         rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
     return "\n".join(rows)
 

@@ -117,7 +117,8 @@ def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokeniz
     A signature names the tokeniser.
     """
     check_lines(hypotheses, references)
-    tokens = [[build_tokenizer(tokenizer)(line) for line in side] for side in (hypotheses, references)]
+    split = build_tokenizer(tokenizer)
+    tokens = [[split(line) for line in side] for side in (hypotheses, references)]
     compounds = [[split_compounds(line) for line in side] for side in tokens]
     forms = {"lines": (hypotheses, references), "tokens": tokens, "tokens_of_compounds": compounds}
     moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
@@ -126,10 +127,8 @@ def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokeniz
     for name, one in METRICS.items():
         metric, (system, reference) = one.build(tokenizer == NO_TOKENIZER), forms[one.reads]
         scores[name] = metric.corpus_score(system, [reference]).score
-        signature = metric.get_signature().format()
-        scores[f"{name}_signature"] = (
-            signature.replace("tok:none", f"tok:{names[one.reads]}") if one.reads in names else signature
-        )
+        signature, tokens_of = metric.get_signature().format(), names.get(one.reads)
+        scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens_of}") if tokens_of else signature
     return scores
 
 
