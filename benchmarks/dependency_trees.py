@@ -40,13 +40,13 @@ def trees_of(sentences: Sequence[Sentence], shape: str) -> tuple[list[SpanTree],
     governors = [g + first if g >= 0 else -1 for s, first in zip(sentences, edges.tolist(), strict=False) for g in s.governors]
     columns = (*coded([s.deprels for s in sentences]), *coded([s.upos for s in sentences]))
     words = pa.array([word for s in sentences for word in s.words], pa.string())
-    forest, lifted = dependency_phrases(Sentences(edges, np.array(governors), *columns, words), shape, "upos")
-    cuts = forest.node_edges(edges)
-    names = np.array(forest.names)
+    flat_trees, lifted = dependency_phrases(Sentences(edges, np.array(governors), *columns, words), shape, "upos")
+    cuts = flat_trees.node_edges(edges)
+    names = np.array(flat_trees.names)
     trees = []
     for first, low, high in zip(edges.tolist(), cuts, cuts[1:], strict=False):
-        starts, ends = forest.starts[low:high] - first, forest.ends[low:high] - first
-        trees.append(SpanTree(names[forest.labels[low:high]].tolist(), starts.tolist(), ends.tolist()))
+        starts, ends = flat_trees.starts[low:high] - first, flat_trees.ends[low:high] - first
+        trees.append(SpanTree(names[flat_trees.labels[low:high]].tolist(), starts.tolist(), ends.tolist()))
     return trees, lifted
 
 

@@ -36,7 +36,7 @@ from treenet.models import Seq2Seq, VocabSizes, build_model, names_for
 from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
-from treenet.training.step import Stepper
+from treenet.training.step import TrainStep
 from treenet.translation.search import beam_search
 from treeproc.common.settings import load_settings
 
@@ -120,12 +120,15 @@ def random_example(index: int, num_pieces: int, binary: bool) -> dict:
 
 def trainer(model: Seq2Seq, config: TrainConfig, captions: Captions, device: torch.device) -> Callable[[], None]:
     """One update on all examples."""
-    stepper, micro_batches = Stepper(model, build_task(config), Ranks(0, 1, device)), MicroBatches(captions, config.batch, 0, 1)
+    train_step, micro_batches = (
+        TrainStep(model, build_task(config), Ranks(0, 1, device)),
+        MicroBatches(captions, config.batch, 0, 1),
+    )
     rows, steps = np.arange(len(captions.examples)), itertools.count()
 
     def update() -> None:
         model.train()
-        result = stepper.update(micro_batches.share(rows), micro_batches, next(steps))
+        result = train_step.update(micro_batches.rank_batch(rows), micro_batches, next(steps))
         assert result.updated
 
     return update

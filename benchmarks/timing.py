@@ -37,7 +37,7 @@ from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import Parser, ParserConfig, build_parser
 from treeproc.readers import read_lines
 from treeproc.shards.schema import EOS_ID
-from treeproc.trees.forest import binarise, normal_form, read_forest
+from treeproc.trees.flat_trees import binarise, normal_form, read_flat_trees
 
 LENGTHS = (10, 20, 30, 40, 50, 60, 80, 100, 120)
 NUM_CLASSES = 5
@@ -61,17 +61,17 @@ class Reader:
         """Every line as a batch of one that is still to be collated."""
         rows = []
         for parsed in self.parser.parse(lines):
-            words, brackets = parsed.words["text"], read_forest(pa.array(parsed.trees, pa.string()))
-            forest = binarise(normal_form(brackets, collapse_unary=True, classes=None, leaf_classes=None), len(words), "right")
-            names = [forest.names[label] for label in forest.labels.tolist()]
+            words, brackets = parsed.words["text"], read_flat_trees(pa.array(parsed.trees, pa.string()))
+            trees = binarise(normal_form(brackets, collapse_unary=True, classes=None, leaf_classes=None), len(words), "right")
+            names = [trees.names[label] for label in trees.labels.tolist()]
             rows.append(
                 RowLists(
                     example_ids=[0],
                     pieces=[np.array([self.pieces.setdefault(word, EOS_ID + 1 + len(self.pieces)) for word in words])],
                     labels=[np.array([self.labels.setdefault(name, 1 + len(self.labels)) for name in names])],
-                    starts=[forest.starts],
-                    ends=[forest.ends],
-                    subtree_ends=[forest.subtree_ends()],
+                    starts=[trees.starts],
+                    ends=[trees.ends],
+                    subtree_ends=[trees.subtree_ends()],
                     targets=[np.zeros(0, dtype=np.int64)],
                 )
             )

@@ -70,11 +70,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 def measure_data_wait(case: str, config: TrainConfig, steps: int) -> None:
     """The loop's own way through the batches, after two steps that warm up."""
     trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
-    with Prefetcher(trainer.shares()) as stream:
-        for index, share in enumerate(stream):
+    with Prefetcher(trainer.rank_batches()) as stream:
+        for index, rank_batch in enumerate(stream):
             if index == 2:
                 begin, waited = time.monotonic(), stream.waited
-            trainer.step(share)
+            trainer.step(rank_batch)
             if index == steps + 1:
                 break
         seconds = time.monotonic() - begin
@@ -87,7 +87,9 @@ def resumed_folder(config: TrainConfig, folder: Path) -> Path:
     trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     trainer.resume(folder)
     trainer.state.step = RESUME_AT
-    snapshot = take_snapshot(RESUME_AT, trainer.stepper.model, trainer.stepper.optimizer, asdict(trainer.state), trainer.meta)
+    snapshot = take_snapshot(
+        RESUME_AT, trainer.train_step.model, trainer.train_step.optimizer, asdict(trainer.state), trainer.meta
+    )
     write_checkpoint(folder, snapshot, keep=1)
     return folder
 
@@ -151,7 +153,7 @@ def measure_trees(case: str, data: Path, flat: Path, options: argparse.Namespace
         rows = trainers["tree"].plan.batch(index)
         for name in names[index % 3 :] + names[: index % 3]:
             begin = clock()
-            trainers[name].step(trainers[name].micro_batches.share(rows))
+            trainers[name].step(trainers[name].micro_batches.rank_batch(rows))
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             if index:  # the first warms up
@@ -179,7 +181,7 @@ def _workers(rank: int, config: TrainConfig, steps: int, rounds: int, rendezvous
             begin = time.monotonic()
             if trainer:
                 for step in range(first, first + steps):
-                    trainer.step(trainer.micro_batches.share(trainer.plan.batch(step)))
+                    trainer.step(trainer.micro_batches.rank_batch(trainer.plan.batch(step)))
             dist.barrier()
             seconds.append(time.monotonic() - begin)
         if index:

@@ -32,10 +32,10 @@ def reference_joined(module: NeighbouringAttention, x: torch.Tensor, below: list
     return out
 
 
-def reference_prior(joined: list, length: int, diagonal: torch.Tensor) -> torch.Tensor:
+def reference_prior(link_probs: list, length: int, diagonal: torch.Tensor) -> torch.Tensor:
     """C by products; `diagonal` is what stands for the empty one."""
     rows = [
-        [math.prod(joined[min(i, j) : max(i, j)], start=diagonal / diagonal) if i != j else diagonal for j in range(length)]
+        [math.prod(link_probs[min(i, j) : max(i, j)], start=diagonal / diagonal) if i != j else diagonal for j in range(length)]
         for i in range(length)
     ]
     return torch.stack([torch.stack(row) for row in rows])
@@ -67,11 +67,11 @@ def test_three_layers_equal_the_formulas(config, lengths):
     states = torch.randn(LAYERS, len(lengths), max(lengths) + 1, D_MODEL, dtype=torch.float64, requires_grad=True)
     weight = torch.randn_like(states)
     pad_mask = torch.arange(states.shape[2]) >= torch.tensor(lengths)[:, None]
-    fast, slow, joined = 0.0, 0.0, None
+    fast, slow, link_probs = 0.0, 0.0, None
     below: list = [None] * len(lengths)
     for layer, (module, attention) in enumerate(zip(modules, attentions, strict=True)):
-        joined = module(states[layer], ~pad_mask[:, 1:], joined)
-        prior = constituent_prior(joined, layer, config)
+        link_probs = module(states[layer], ~pad_mask[:, 1:], link_probs)
+        prior = constituent_prior(link_probs, layer, config)
         out = attention(states[layer], padding_to_attend_mask(pad_mask), prior=prior)
         for row, length in enumerate(lengths):
             x = states[layer, row, :length]
@@ -91,11 +91,11 @@ def test_three_layers_equal_the_formulas(config, lengths):
 
 def test_what_is_joined_stays_joined_above():
     torch.manual_seed(1)
-    config, joined, links = ConstituentConfig(neighbour_scale=1.0), None, torch.ones(2, 11, dtype=torch.bool)
+    config, link_probs, links = ConstituentConfig(neighbour_scale=1.0), None, torch.ones(2, 11, dtype=torch.bool)
     for layer in range(6):
-        above = NeighbouringAttention(D_MODEL, config)(3 * torch.randn(2, 12, D_MODEL), links, joined)
-        assert joined is None or (above >= joined).all()
-        joined, prior = above, constituent_prior(above, layer, config)
+        above = NeighbouringAttention(D_MODEL, config)(3 * torch.randn(2, 12, D_MODEL), links, link_probs)
+        assert link_probs is None or (above >= link_probs).all()
+        link_probs, prior = above, constituent_prior(above, layer, config)
         assert (prior >= 0).all() and (prior <= 1).all() and torch.equal(prior, prior.transpose(1, 2))
 
 
@@ -105,11 +105,11 @@ def test_scores_far_apart_have_finite_gradients(scale):
     torch.manual_seed(2)
     config = ConstituentConfig(neighbour_scale=scale)
     modules = [NeighbouringAttention(D_MODEL, config) for _ in range(3)]
-    x, links, joined = torch.randn(4, 30, D_MODEL, requires_grad=True), torch.ones(4, 29, dtype=torch.bool), None
+    x, links, link_probs = torch.randn(4, 30, D_MODEL, requires_grad=True), torch.ones(4, 29, dtype=torch.bool), None
     total = 0.0
     for layer, module in enumerate(modules):
-        joined = module(x, links, joined)
-        prior = constituent_prior(joined, layer, config)
+        link_probs = module(x, links, link_probs)
+        prior = constituent_prior(link_probs, layer, config)
         total = total + (prior * torch.randn_like(prior)).sum()
     assert prior.isfinite().all()
     gradients = torch.autograd.grad(total, [x, *(p for module in modules for p in module.parameters())])

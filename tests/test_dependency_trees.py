@@ -49,12 +49,12 @@ def side_by_side(examples):
 def trees(examples, shape, labels="upos"):
     """The nodes of every sentence as (start, end, label), and the arcs lifted."""
     found = side_by_side(examples)
-    forest, lifted = dependency_phrases(found, shape, labels)
-    cuts = np.searchsorted(forest.starts, found.edges)
+    trees, lifted = dependency_phrases(found, shape, labels)
+    cuts = np.searchsorted(trees.starts, found.edges)
     out = []
     for first, low, high in zip(found.edges.tolist(), cuts, cuts[1:], strict=False):
-        rows = zip(forest.starts[low:high], forest.ends[low:high], forest.labels[low:high], strict=True)
-        out.append([(int(start) - first, int(end) - first, forest.names[label]) for start, end, label in rows])
+        rows = zip(trees.starts[low:high], trees.ends[low:high], trees.labels[low:high], strict=True)
+        out.append([(int(start) - first, int(end) - first, trees.names[label]) for start, end, label in rows])
     return out, lifted.tolist()
 
 

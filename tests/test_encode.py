@@ -14,7 +14,7 @@ from treeproc.shards.rows import Batches, batch_views, ipc_bytes, pick, record_b
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.stages.encode import Encoder, TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
-from treeproc.trees.forest import Forest, binarise, normal_form, read_forest, with_classes
+from treeproc.trees.flat_trees import FlatTrees, binarise, normal_form, read_flat_trees, with_classes
 from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
 
 LABELS = ["ROOT", "S", "NP-SBJ-1", "NP", "VP=2", "", "TOP", "-X-"]
@@ -130,47 +130,47 @@ def test_brackets_are_accepted_by_both_readers_or_by_none(texts):
         expected = [read_brackets(text) for text in texts]
     except ValueError as error:
         with pytest.raises(ValueError, match="tree [0-9]+: ") as raised:
-            read_forest(pa.array(texts, pa.string()))
+            read_flat_trees(pa.array(texts, pa.string()))
         assert str(raised.value).endswith(str(error))
         return
-    brackets = read_forest(pa.array(texts, pa.string()))
+    brackets = read_flat_trees(pa.array(texts, pa.string()))
     assert [brackets.tag_names[i] for i in brackets.tags] == [tag for _, tags, _ in expected for tag in tags if tag != "-NONE-"]
-    assert [brackets.forest.names[i] for i in brackets.forest.labels] == [label for *_, t in expected for label in t.labels]
+    assert [brackets.trees.names[i] for i in brackets.trees.labels] == [label for *_, t in expected for label in t.labels]
     assert np.diff(brackets.node_edges).tolist() == [len(tree) for *_, tree in expected]
 
 
-def forest_of(tree: SpanTree) -> Forest:
-    return Forest(np.arange(len(tree)), np.array(tree.starts), np.array(tree.ends), tree.labels)
+def flat_trees_of(tree: SpanTree) -> FlatTrees:
+    return FlatTrees(np.arange(len(tree)), np.array(tree.starts), np.array(tree.ends), tree.labels)
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(nested(n), st.just(n))), st.sampled_from(["left", "right"]))
 def test_binarised_trees(case, side):
     tree, num_leaves = normalise(case[0], collapse_unary=True), case[1]
-    forest = binarise(forest_of(tree), num_leaves, side)
+    trees = binarise(flat_trees_of(tree), num_leaves, side)
     expected = reference_binarise(tree, num_leaves, side)
-    assert [forest.names[i] for i in forest.labels] == expected.labels
-    assert (forest.starts.tolist(), forest.ends.tolist()) == (expected.starts, expected.ends)
-    assert forest.parents().tolist() == parents_and_subtree_ends(expected)[0]
-    assert forest.subtree_ends().tolist() == parents_and_subtree_ends(expected)[1]
+    assert [trees.names[i] for i in trees.labels] == expected.labels
+    assert (trees.starts.tolist(), trees.ends.tolist()) == (expected.starts, expected.ends)
+    assert trees.parents().tolist() == parents_and_subtree_ends(expected)[0]
+    assert trees.subtree_ends().tolist() == parents_and_subtree_ends(expected)[1]
 
 
 def test_deep_trees_do_not_overflow():
     depth = 10_000
-    forest = read_forest(pa.array(["(S " * depth + "(N a)" + ")" * depth] * 2)).forest
-    assert len(forest) == 2 * depth and forest.parents().max() == 2 * depth - 2
+    trees = read_flat_trees(pa.array(["(S " * depth + "(N a)" + ")" * depth] * 2)).trees
+    assert len(trees) == 2 * depth and trees.parents().max() == 2 * depth - 2
 
 
 def test_classes_of_a_chain_are_the_topmost_ones():
-    brackets = read_forest(pa.array(["(ROOT (S (NP (A a)) (VP (B b))))", "(C c)", "(S (VP (A d)))"]))
-    forest = normal_form(
+    brackets = read_flat_trees(pa.array(["(ROOT (S (NP (A a)) (VP (B b))))", "(C c)", "(S (VP (A d)))"]))
+    trees = normal_form(
         brackets,
         collapse_unary=True,
         classes=np.array([3, 1, -1, 2, -1, 4], dtype=np.int8),
         leaf_classes=np.array([0, 1, 2, 0], dtype=np.int8),
     )
-    assert [forest.names[i] for i in forest.labels] == ["S", "NP", "VP", "X", "VP"]
-    assert forest.classes.tolist() == [3, -1, 2, 2, 4]
+    assert [trees.names[i] for i in trees.labels] == ["S", "NP", "VP", "X", "VP"]
+    assert trees.classes.tolist() == [3, -1, 2, 2, 4]
 
 
 @settings(deadline=None, max_examples=150)
@@ -182,7 +182,7 @@ def test_other_trees_take_the_classes_of_equal_spans(trees, random):
     for span in zip(other.starts, other.ends, strict=True):
         nodes = zip(given_tree.starts, given_tree.ends, classes, strict=True)
         expected.append(next((c for start, end, c in nodes if (start, end) == span and c >= 0), -1))
-    found = with_classes(forest_of(other), replace(forest_of(given_tree), classes=np.array(classes, dtype=np.int8)))
+    found = with_classes(flat_trees_of(other), replace(flat_trees_of(given_tree), classes=np.array(classes, dtype=np.int8)))
     assert found.classes.tolist() == expected and found.classes.dtype == np.int8
 
 

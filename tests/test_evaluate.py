@@ -27,7 +27,7 @@ from treenet.structure import TreeStructure
 from treenet.translation.search import Hypothesis, beam_search
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
-from treeproc.trees.forest import Forest
+from treeproc.trees.flat_trees import FlatTrees
 
 ROOT = Path(__file__).parents[1]
 MODEL = ModelConfig(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
@@ -145,7 +145,7 @@ def test_shuffled_trees_change_a_tree_model_and_leave_a_plain_one(run):
 @settings(deadline=None, max_examples=60)
 def test_random_trees_are_trees(num_leaves, num_nodes, seed):
     spans = random_spans(num_leaves, num_nodes, np.random.default_rng(seed))
-    tree = Forest(np.zeros(num_nodes, dtype=int), *np.array(spans).T, names=[])
+    tree = FlatTrees(np.zeros(num_nodes, dtype=int), *np.array(spans).T, names=[])
     parent, subtree_end = tree.parents(), tree.subtree_ends()
     assert len(spans) == num_nodes and spans[0] == (0, num_leaves)
     assert parent[0] == -1 and (parent[1:] >= 0).all() and (parent[1:] < np.arange(1, num_nodes)).all()

@@ -178,12 +178,12 @@ def test_a_word_of_several_pieces_is_one_word(finished):
         row["leaves"] = {**row["leaves"], "word_index": np.arange(len(row["leaves"]["piece"])) // 2}
     settings = ParseSettings(parsing={"min_layer": 0})
     sentences = parse_examples(model, rows, list(gold_trees(config.data, rows)), settings)
-    for row, joined, sentence in zip(rows, find_links(model, rows), sentences, strict=True):
+    for row, link_probs, sentence in zip(rows, find_links(model, rows), sentences, strict=True):
         pieces, spans = row["leaves"]["piece"], row["spans"]
-        assert joined.shape == (2, len(pieces) - 1) and (joined[1] >= joined[0]).all()
+        assert link_probs.shape == (2, len(pieces) - 1) and (link_probs[1] >= link_probs[0]).all()
         words, tags, gold = sentence.gold
         assert len(words) == len(tags) == (len(pieces) + 1) // 2
-        assert sentence.parse == parse_links(joined[:, 1::2], settings.parsing)
+        assert sentence.parse == parse_links(link_probs[:, 1::2], settings.parsing)
         expected = [(start // 2, (end + 1) // 2) for start, end in zip(spans["start"], spans["end"], strict=True)]
         assert [span for span, _ in gold] == expected
         assert "".join(words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")

@@ -14,7 +14,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.readers.moses import undo_moses, unescape
-from treeproc.readers.words import blank_words
+from treeproc.readers.words import join_with_blanks
 from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
@@ -47,7 +47,7 @@ def test_tokens_stand_where_they_say(tokens):
 
 
 def line_tokens(line: str):
-    words = blank_words(line.split())[1]
+    words = join_with_blanks(line.split())[1]
     return treebank_tokens(list(zip(words["start_char"], words["end_char"], words["text"], strict=True)))
 
 

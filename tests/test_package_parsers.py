@@ -12,7 +12,7 @@ from treeproc.common.settings import UserError
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
-from treeproc.parsers.config import blank_words
+from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.store import open_shards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
@@ -113,7 +113,7 @@ def test_spacy_splits_sentences_and_takes_given_words(spacy_config):
     line = "The man saw a dog . I don't see dogs"
     (row,) = split.parse([line])
     check_rows([line], [row], dependencies=True)
-    given = Given(words=blank_words(line))
+    given = Given(words=split_at_blanks(line))
     (row,) = split.parse([line], [given])
     assert row.words["text"] == line.split()
     check_arcs_of(row, [len(tags) for tags, _ in read_trees(vars(row))])
@@ -122,7 +122,7 @@ def test_spacy_splits_sentences_and_takes_given_words(spacy_config):
     check_arcs_of(whole, [len(line.split())])
     moses = "I don 't see dogs"
     treebank = build_parser(spacy_config.model_copy(update={"treebank_words": True}))
-    (row,) = treebank.parse([moses], [Given(words=blank_words(moses))])
+    (row,) = treebank.parse([moses], [Given(words=split_at_blanks(moses))])
     assert row.words["text"] == moses.split() and row.words["pos_tag"] == SENTENCES[1][2].split()
     short = build_parser(spacy_config.model_copy(update={"max_words": 3}))
     assert short.parse(LINES[:1]) == [fallback(LINES[0], "flat_too_long", None, dependencies=True)]
@@ -285,7 +285,9 @@ def test_benepar_gives_trees_over_words_of_spacy(benepar_model, pipeline):
     check_rows(LINES, rows, dependencies=True)
     assert rows[0].trees == TREES[:1] and rows[0].arcs["governor"] == [1, 2, -1, 4, 2, 2]
     quoted = "` don 't see `"
-    (row,) = build_parser(config.model_copy(update={"treebank_words": True})).parse([quoted], [Given(words=blank_words(quoted))])
+    (row,) = build_parser(config.model_copy(update={"treebank_words": True})).parse(
+        [quoted], [Given(words=split_at_blanks(quoted))]
+    )
     check_rows([quoted], [row], dependencies=False)
 
 
@@ -400,7 +402,7 @@ def test_supars_own_reader_gives_the_same(supar_models, monkeypatch):
     monkeypatch.undo()
     config = ParserConfig(name="supar", models=supar_models, dependencies=True, device="cpu")
     lines = [" ".join(w) for w in words]
-    rows = build_parser(config).parse(lines, [Given(words=blank_words(line)) for line in lines])
+    rows = build_parser(config).parse(lines, [Given(words=split_at_blanks(line)) for line in lines])
     for row, tree, heads, relations in zip(rows, trees, arcs.arcs, arcs.rels, strict=True):
         assert row.trees[0] == " ".join(str(tree).split()).replace("(_ ", "(X ")
         assert row.arcs == {"governor": [head - 1 for head in heads], "deprel": list(relations)}

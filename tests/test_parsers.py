@@ -27,7 +27,7 @@ from treeproc.parsers import (
     read_trees,
     shift_reduce,
 )
-from treeproc.parsers.config import blank_words
+from treeproc.parsers.config import split_at_blanks
 from treeproc.parsers.corenlp import CoreNLPParser, describe_server
 from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
@@ -494,7 +494,7 @@ def test_a_real_corenlp():
         pytest.skip("no CoreNLP server and no $CORENLP_HOME")
     parser = build_parser(config)
     lines = ["The old man saw a dog.", "I don't know."]
-    words = [Given(), Given(words=blank_words(lines[1]))]
+    words = [Given(), Given(words=split_at_blanks(lines[1]))]
     first, second = parser.parse(lines, words)
     assert first.words["text"] == ["The", "old", "man", "saw", "a", "dog", "."] and first.trees[0].startswith("(ROOT (S (NP")
     assert second.words["text"] == ["I", "don't", "know."]

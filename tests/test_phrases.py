@@ -225,10 +225,10 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     sums = {}
     for weight in (0.0, 0.5, 1.0):  # one set of weights
         trainer = Trainer(make_task(data, *phrases, f"model.phrases.tag_loss={weight}"), Ranks(0, 1, torch.device("cpu")))
-        trainer.stepper.model.load_state_dict(sums.get("weights", trainer.stepper.model.state_dict()), strict=False)
-        share = trainer.micro_batches.share(trainer.plan.batch(0))
-        sums[weight] = trainer.stepper.compute_gradient(share, trainer.micro_batches, 0).tolist()
-        sums["weights"] = trainer.stepper.model.state_dict()
+        trainer.train_step.model.load_state_dict(sums.get("weights", trainer.train_step.model.state_dict()), strict=False)
+        rank_batch = trainer.micro_batches.rank_batch(trainer.plan.batch(0))
+        sums[weight] = trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 0).tolist()
+        sums["weights"] = trainer.train_step.model.state_dict()
     (plain, nll, none), (half, *_, half_tags), (whole, whole_nll, tags) = sums[0.0], sums[0.5], sums[1.0]
     assert none == 0 < tags and half_tags == pytest.approx(tags / 2)
     assert whole_nll == pytest.approx(nll) and half == pytest.approx(plain + tags / 2) and whole == pytest.approx(plain + tags)

@@ -198,16 +198,16 @@ def test_r_drop_and_smoothing_are_taken(data, tmp_path):
 @pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
 def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options):
     trainer = Trainer(build_task(make_config(data, "model.name=tree_transformer", *options)), Ranks(0, 1, torch.device("cpu")))
-    model, share = trainer.stepper.model, trainer.micro_batches.share(trainer.plan.hardest_batch())
+    model, rank_batch = trainer.train_step.model, trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     assert len(tables) == 2 and all(table.sparse for table in tables)
     gradients = []
     for by_row in (True, False):
         for table in tables:
             table.sparse = by_row
-        trainer.stepper.compute_gradient(share, trainer.micro_batches, 0)
+        trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 0)
         assert not any(parameter.grad.is_sparse for parameter in model.parameters())
-        gradients.append(trainer.stepper._gradient.clone())
+        gradients.append(trainer.train_step._gradient.clone())
     torch.testing.assert_close(*gradients)
     assert gradients[0].count_nonzero() > 0
 

@@ -248,7 +248,7 @@ def test_updates_that_are_not_finite_are_skipped_and_twenty_in_a_row_stop(data, 
 
     def poisoned(*arguments):
         sums = true_loss(*arguments)
-        call = next(calls)  # call 0 is the rehearsal
+        call = next(calls)  # call 0 checks the memory
         return sums._replace(loss=sums.loss * float("nan")) if call == 3 or call > 5 else sums
 
     monkeypatch.setattr(task_losses, "projected_nll", poisoned)

@@ -126,7 +126,7 @@ def test_a_resumed_run_prepares_no_batch_that_it_has_done(data, tmp_path):
     trainer, asked = Trainer(make_task(data, "max_steps=30"), Ranks(0, 1, torch.device("cpu"))), []
     object.__setattr__(trainer.plan, "batch", lambda step: asked.append(step) or np.arange(3))
     trainer.resume(tmp_path)
-    next(iter(trainer.shares()))
+    next(iter(trainer.rank_batches()))
     assert asked == [20]
 
 

@@ -53,10 +53,10 @@ def test_micro_batches_cut_a_share_and_lose_no_example(data, limit):
     for number in range(trainer.plan.num_batches):
         rows = trainer.plan.batch(number)
         for rank in range(3):
-            share = MicroBatches(source, config, rank, 3).share(rows)
-            assert np.concatenate([*share.cuts, []]).tolist() == rows[rank::3].tolist() == share.rows.tolist()
-            assert share.global_tokens == source.target_tokens(rows)
-            for cut, batch in zip(share.cuts, share.batches, strict=True):
+            rank_batch = MicroBatches(source, config, rank, 3).rank_batch(rows)
+            assert np.concatenate([*rank_batch.cuts, []]).tolist() == rows[rank::3].tolist() == rank_batch.rows.tolist()
+            assert rank_batch.global_tokens == source.target_tokens(rows)
+            for cut, batch in zip(rank_batch.cuts, rank_batch.batches, strict=True):
                 width = int(example_costs({name: column[cut] for name, column in source.lengths.items()}).max())
                 assert len(cut) == 1 or width * len(cut) <= limit
                 assert batch.example_ids.tolist() == source.lengths["example_id"][cut].tolist()
@@ -143,24 +143,24 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path,
 
 
 def test_what_was_added_before_memory_ran_out_does_not_count(data):
-    """The second micro-batch fails after the first has left its gradient: the share starts anew."""
+    """The second micro-batch fails after the first has left its gradient: the rank's batch starts anew."""
     trainer = Trainer(make_task(data, "batch.tokens_per_device=32"), RANK_0)
     micro_batches, rows = trainer.micro_batches, trainer.plan.hardest_batch()
-    share = micro_batches.share(rows)
-    assert len(share.batches) >= 2
-    trainer.stepper.compute_gradient(share, micro_batches, 0)
-    expected = [parameter.grad.clone() for parameter in trainer.stepper.model.parameters()]
-    calls, true_loss = itertools.count(), trainer.stepper._objective
+    rank_batch = micro_batches.rank_batch(rows)
+    assert len(rank_batch.batches) >= 2
+    trainer.train_step.compute_gradient(rank_batch, micro_batches, 0)
+    expected = [parameter.grad.clone() for parameter in trainer.train_step.model.parameters()]
+    calls, true_loss = itertools.count(), trainer.train_step._objective
 
     def failing(*arguments):
         if next(calls) == 1:
             raise torch.OutOfMemoryError
         return true_loss(*arguments)
 
-    trainer.stepper._objective = failing
-    trainer.stepper.compute_gradient(share, micro_batches, 0)
+    trainer.train_step._objective = failing
+    trainer.train_step.compute_gradient(rank_batch, micro_batches, 0)
     assert micro_batches.limit < 32
-    for parameter, grad in zip(trainer.stepper.model.parameters(), expected, strict=True):
+    for parameter, grad in zip(trainer.train_step.model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, grad, rtol=1e-4, atol=1e-7)
 
 
@@ -221,9 +221,9 @@ def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp
 def test_the_two_passes_drop_other_units(data):
     trainer = Trainer(make_task(data, "optimizer.r_drop=1", "model.dropout=0.3"), RANK_0)
     batch, seen = trainer.micro_batches.source.batch([0, 1]), []
-    true_output = trainer.stepper._output
-    trainer.stepper._output = lambda *arguments: seen.append(true_output(*arguments)) or seen[-1]
-    trainer.stepper._objective(batch, [1, 2])
+    true_output = trainer.train_step._output
+    trainer.train_step._output = lambda *arguments: seen.append(true_output(*arguments)) or seen[-1]
+    trainer.train_step._objective(batch, [1, 2])
     assert len(seen) == 2 and not torch.allclose(*(states for states, _ in seen))
 
 
@@ -250,12 +250,12 @@ def test_moving_average_follows_its_definition():
 
 def test_the_average_is_what_is_validated(data):
     trainer = Trainer(make_task(data, "ema_decay=0.9", "optimizer.learning_rate=0.05"), RANK_0)
-    for share in itertools.islice(trainer.shares(), 12):
-        trainer.step(share)
-    measured, own = trainer.validate()["nll"], trainer.stepper.average
-    trainer.stepper.average = None
+    for rank_batch in itertools.islice(trainer.rank_batches(), 12):
+        trainer.step(rank_batch)
+    measured, own = trainer.validate()["nll"], trainer.train_step.average
+    trainer.train_step.average = None
     assert trainer.validate()["nll"] != measured
-    trainer.stepper.model.load_state_dict(own.weights, strict=False)
+    trainer.train_step.model.load_state_dict(own.weights, strict=False)
     assert trainer.validate()["nll"] == measured
 
 

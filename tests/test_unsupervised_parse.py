@@ -20,18 +20,18 @@ from treeproc.common.settings import UserError
 from treeproc.trees.spans import check_tree, read_brackets
 
 
-def reference_parse(joined: np.ndarray, layer: int, start: int, end: int, config: ParsingConfig) -> set[tuple[int, int]]:
+def reference_parse(link_probs: np.ndarray, layer: int, start: int, end: int, config: ParsingConfig) -> set[tuple[int, int]]:
     """Spans inside and with [start, end], words that links start, ..., end - 1 stand between, recursively."""
     spans = {(start, end + 1)}
     if end - start == 1:
         return spans
-    cut = min(range(start, end), key=lambda k: joined[layer, k])
-    if joined[layer, cut] > config.split_threshold:
-        return spans if layer == config.min_layer else reference_parse(joined, layer - 1, start, end, config)
+    cut = min(range(start, end), key=lambda k: link_probs[layer, k])
+    if link_probs[layer, cut] > config.split_threshold:
+        return spans if layer == config.min_layer else reference_parse(link_probs, layer - 1, start, end, config)
     for first, last in ((start, cut), (cut + 1, end)):
         if last > first:
-            strong = all(joined[layer, k] > config.descend_threshold for k in range(first, last))
-            spans |= reference_parse(joined, max(layer - 1, config.min_layer) if strong else layer, first, last, config)
+            strong = all(link_probs[layer, k] > config.descend_threshold for k in range(first, last))
+            spans |= reference_parse(link_probs, max(layer - 1, config.min_layer) if strong else layer, first, last, config)
     return spans
 
 
@@ -43,18 +43,18 @@ def reference_parse(joined: np.ndarray, layer: int, start: int, end: int, config
 )
 @settings(deadline=None, max_examples=100)
 def test_the_parse_is_that_of_the_recursive_algorithm(words, seed, thresholds, layers):
-    joined = np.sort(np.random.default_rng(seed).random((4, words - 1)) ** 0.3, axis=0).astype(np.float32)
+    link_probs = np.sort(np.random.default_rng(seed).random((4, words - 1)) ** 0.3, axis=0).astype(np.float32)
     config = ParsingConfig(
         start_layer=max(layers), min_layer=min(layers), split_threshold=thresholds[0], descend_threshold=thresholds[1]
     )
-    found = parse_links(joined, config)
+    found = parse_links(link_probs, config)
     assert len(set(found)) == len(found)
-    assert set(found) == reference_parse(joined, max(layers), 0, words - 1, config)
+    assert set(found) == reference_parse(link_probs, max(layers), 0, words - 1, config)
 
 
 def test_the_weakest_link_is_cut_and_strong_spans_are_left_to_lower_layers():
-    joined = np.array([[0.2, 0.9, 0.1, 0.3], [0.75, 0.95, 0.5, 0.85]])  # a b c | d e, then a | b c
-    assert sorted(parse_links(joined, ParsingConfig(min_layer=1))) == [(0, 3), (0, 5), (1, 3), (3, 5)]
+    link_probs = np.array([[0.2, 0.9, 0.1, 0.3], [0.75, 0.95, 0.5, 0.85]])  # a b c | d e, then a | b c
+    assert sorted(parse_links(link_probs, ParsingConfig(min_layer=1))) == [(0, 3), (0, 5), (1, 3), (3, 5)]
     flat = np.array([[0.9, 0.95, 0.99]])
     assert parse_links(flat, ParsingConfig(min_layer=0)) == [(0, 4)]
     assert parse_links(np.zeros((1, 0)), ParsingConfig(min_layer=0)) == []

@@ -5,7 +5,7 @@ A model whose translations stay the same does not use its trees.
 
 import numpy as np
 
-from treeproc.trees.forest import Forest
+from treeproc.trees.flat_trees import FlatTrees
 
 ATTEMPTS = 20
 
@@ -46,7 +46,7 @@ def shuffle_tree(example: dict, seed: int) -> dict:
             break
     start, end = np.array(spans, dtype=np.int32).T
     labels = np.asarray(example["nodes"]["label"])[random.permutation(num_nodes)]
-    tree = Forest(labels, start, end, names=[])
+    tree = FlatTrees(labels, start, end, names=[])
     return {
         **example,
         "nodes": {"label": labels, "parent": tree.parents().astype(np.int32)},

@@ -37,7 +37,7 @@ from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.store import check_hashes, read_index
-from treeproc.trees.forest import BINARY_PREFIX
+from treeproc.trees.flat_trees import BINARY_PREFIX
 
 _BATCH_TOKENS = 8192
 _SHOWN_LABELS = 6
@@ -109,28 +109,28 @@ def check_layers(layers: int, config: ParsingConfig) -> int:
     return first
 
 
-def parse_links(joined: np.ndarray, config: ParsingConfig) -> list[Bracket]:
+def parse_links(link_probs: np.ndarray, config: ParsingConfig) -> list[Bracket]:
     """Spans of two words or more of the tree over W words, from the probabilities [E, W - 1] of the links between them.
 
     Top-down: a span is cut at its weakest link in its layer. Where even that is stronger than `split_threshold`, the layer
     below is asked, and in `min_layer` the span stays flat; parts begin in the layer of their span, or in the one below where
     all their links are stronger than `descend_threshold`. Raises UserError for layers that are not there.
     """
-    first = check_layers(len(joined), config)
-    spans, open_spans = [], [(0, joined.shape[1] + 1, first)]
+    first = check_layers(len(link_probs), config)
+    spans, open_spans = [], [(0, link_probs.shape[1] + 1, first)]
     while open_spans:
         start, end, layer = open_spans.pop()
         if end - start < 2:
             continue
         spans.append((start, end))
-        while layer > config.min_layer and joined[layer, start : end - 1].min() > config.split_threshold:
+        while layer > config.min_layer and link_probs[layer, start : end - 1].min() > config.split_threshold:
             layer -= 1
-        links = joined[layer, start : end - 1]
+        links = link_probs[layer, start : end - 1]
         if end - start == 2 or links.min() > config.split_threshold:
             continue
         middle = start + 1 + int(links.argmin())
         for part in ((middle, end), (start, middle)):
-            strong = joined[layer, part[0] : part[1] - 1].min(initial=1.0) > config.descend_threshold
+            strong = link_probs[layer, part[0] : part[1] - 1].min(initial=1.0) > config.descend_threshold
             open_spans.append((*part, max(layer - 1, config.min_layer) if strong else layer))
     return spans
 
@@ -225,7 +225,7 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
     def find(batch: TreeBatch) -> list[np.ndarray]:
         found = model.encoder.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()
-        return [joined[:, : length - 1] for joined, length in zip(found, lengths, strict=True)]
+        return [link_probs[:, : length - 1] for link_probs, length in zip(found, lengths, strict=True)]
 
     model.eval()
     none = np.zeros((len(model.encoder.layers), 0), dtype=np.float32)

@@ -31,39 +31,42 @@ def padding_to_attend_mask(pad_mask: Tensor) -> Tensor:
 
 
 @dataclass
-class Readers:
-    """R hypotheses as queries over the memories of A sentences, up to M a sentence: their memory is read once for all."""
+class BeamLayout:
+    """Layout of a beam search: R hypotheses, as queries over the memories of A sentences, in a padded grid [A, M].
 
-    num_places: int  # A * M
-    width: int  # M
-    place: Tensor | None  # [R] flat place in [A, M]; None when the hypotheses fill it in this order
+    M is the largest number of hypotheses of a sentence. The memory of a sentence is kept once for all its hypotheses.
+    """
+
+    num_slots: int  # A * M
+    beam_width: int  # M
+    slot: Tensor | None  # [R] flat position in [A, M]; None when the hypotheses fill the grid in this order
 
     @classmethod
-    def build(cls, sentence: Tensor, num_sentences: int) -> Readers:
-        """`sentence` [R]: which of the A memories a hypothesis reads; each has at least one."""
+    def build(cls, sentence: Tensor, num_sentences: int) -> BeamLayout:
+        """`sentence` [R]: index of the memory of a hypothesis; each of the A memories has at least one."""
         counts = sentence.bincount(minlength=num_sentences)
-        width = int(counts.max())
+        beam_width = int(counts.max())
         order = sentence.argsort(stable=True)
         rank = torch.empty_like(sentence)
         rank[order] = torch.arange(len(sentence), device=sentence.device) - (counts.cumsum(0) - counts)[sentence[order]]
-        place = sentence * width + rank
-        full = num_sentences * width == len(sentence) and torch.equal(place, torch.arange(len(place), device=place.device))
-        return cls(num_sentences * width, width, None if full else place)
+        slot = sentence * beam_width + rank
+        full = num_sentences * beam_width == len(sentence) and torch.equal(slot, torch.arange(len(slot), device=slot.device))
+        return cls(num_sentences * beam_width, beam_width, None if full else slot)
 
-    def join(self, x: Tensor) -> Tensor:
-        """[R, 1, D] -> [A, M, D], 0 where a sentence has fewer."""
-        if self.place is not None:
-            x = x.new_zeros(self.num_places, *x.shape[1:]).index_copy(0, self.place, x)
-        return x.reshape(-1, self.width, x.shape[2])
+    def pad(self, x: Tensor) -> Tensor:
+        """[R, 1, D] -> [A, M, D], padded with 0 where a sentence has fewer than M hypotheses."""
+        if self.slot is not None:
+            x = x.new_zeros(self.num_slots, *x.shape[1:]).index_copy(0, self.slot, x)
+        return x.reshape(-1, self.beam_width, x.shape[2])
 
-    def split(self, x: Tensor) -> Tensor:
-        """[A, M, D] -> [R, 1, D]."""
+    def unpad(self, x: Tensor) -> Tensor:
+        """[A, M, D] -> [R, 1, D], without the padding."""
         x = x.flatten(0, 1)[:, None]
-        return x if self.place is None else x.index_select(0, self.place)
+        return x if self.slot is None else x.index_select(0, self.slot)
 
 
 class _Attention(nn.Module):
-    """What all attentions share: heads, dropout, the output projection."""
+    """Base class of attention layers: heads, dropout, the output projection."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float):
         super().__init__()
@@ -159,9 +162,9 @@ class CrossAttention(_Attention):
         return self.split_heads(keys), self.split_heads(values)
 
     def forward(
-        self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, readers: Readers | None = None
+        self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, layout: BeamLayout | None = None
     ) -> Tensor:
-        """x [B, T, D] attends to projected memory -> [B, T, D]; with `readers`, x is [R, 1, D] and the memory of A sentences."""
-        if readers is None:
+        """x [B, T, D] attends to projected memory -> [B, T, D]; with a `layout`, x is [R, 1, D] and the memory of A sentences."""
+        if layout is None:
             return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)
-        return readers.split(self.attend(self.split_heads(self.queries(readers.join(x))), *keys_values, attend_mask))
+        return layout.unpad(self.attend(self.split_heads(self.queries(layout.pad(x))), *keys_values, attend_mask))

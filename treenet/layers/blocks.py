@@ -8,7 +8,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CrossAttention, KeysValues, Readers
+from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 
@@ -76,13 +76,13 @@ class DecoderLayer(nn.Module):
         memory: KeysValues,
         memory_attend_mask: Tensor | None,
         past: KeysValues | None = None,
-        readers: Readers | None = None,
+        layout: BeamLayout | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step.
 
-        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence.
+        With a `layout` (beam search), x is one position of several hypotheses a sentence, which share a memory.
         """
         attended, past = self.self_attention(x, past)
         x = self.self_attention_norm(x + self.dropout(attended))
-        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, readers)))
+        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, layout)))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), past

@@ -43,17 +43,17 @@ class NeighbouringAttention(nn.Module):
         preference = ahead[:, 1:] - back[:, :-1]  # s_{i,i+1} - s_{i,i-1} of the leaves i between two links
         to_next = F.pad(F.logsigmoid(preference), (1, 0))[:, : links.shape[1]]  # none of a single leaf
         to_previous = F.pad(F.logsigmoid(-preference).masked_fill(~links[:, 1:], 0.0), (0, 1))[:, : links.shape[1]]
-        joined = (0.5 * (to_next + to_previous)).exp()  # the square root of p_{i,i+1} p_{i+1,i}
-        return joined if below is None else below + (1 - below) * joined
+        link_probs = (0.5 * (to_next + to_previous)).exp()  # the square root of p_{i,i+1} p_{i+1,i}
+        return link_probs if below is None else below + (1 - below) * link_probs
 
 
-def constituent_prior(joined: Tensor, layer: int, config: ConstituentConfig) -> Tensor:
+def constituent_prior(link_probs: Tensor, layer: int, config: ConstituentConfig) -> Tensor:
     """C [B, L, L], the product of a_k over the links between two leaves, from a [B, L - 1] of layer `layer`, counted from 0.
 
     The product is the exponential of a sum of logarithms, and the sum a difference of two cumulative sums, which never grow:
     C_ij = exp(-|S_i - S_j|). A leaf and itself have the empty product, 1, or what the released code makes of it.
     """
-    sums = F.pad(joined.clamp_min(torch.finfo(joined.dtype).tiny).log().cumsum(1), (1, 0))
+    sums = F.pad(link_probs.clamp_min(torch.finfo(link_probs.dtype).tiny).log().cumsum(1), (1, 0))
     prior = (-(sums[:, :, None] - sums[:, None, :]).abs()).exp()
     if config.diagonal == "one":
         return prior

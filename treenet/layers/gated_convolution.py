@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from treenet.layers.attention import KeysValues, Readers
+from treenet.layers.attention import BeamLayout, KeysValues
 from treenet.layers.dropout import Dropout
 from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
 
@@ -103,12 +103,12 @@ class MultiStepAttentionLayer(nn.Module):
         memory: KeysValues,
         memory_attend_mask: Tensor,
         past: Tensor | None = None,
-        readers: Readers | None = None,
+        layout: BeamLayout | None = None,
         weights: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """x and the embedded target pieces [B, T, D], memory [B, 1, S, D] -> [B, T, D] and the `past` of the next step.
 
-        With `readers`, which says who shares a memory, x is one position of several hypotheses a sentence. `weights` are
+        With a `layout` (beam search), x is one position of several hypotheses a sentence, which share a memory. `weights` are
         its own, where they have been computed before.
         """
         windows, query_weight, *rest = self.weights() if weights is None else weights
@@ -116,15 +116,15 @@ class MultiStepAttentionLayer(nn.Module):
         if not self.released:
             x = HALF * (convolved + x)
             queries = F.linear(x, query_weight, self.queries.bias) + embedded
-            return x + self.attend(queries, memory, memory_attend_mask, readers), past
+            return x + self.attend(queries, memory, memory_attend_mask, layout), past
         queries = HALF * (F.linear(convolved, query_weight, self.queries.bias) + embedded)
-        attended = F.linear(self.attend(queries, memory, memory_attend_mask, readers), rest[0], self.output.bias)
+        attended = F.linear(self.attend(queries, memory, memory_attend_mask, layout), rest[0], self.output.bias)
         return HALF * (HALF * (attended + convolved) + x), past
 
-    def attend(self, queries: Tensor, memory: KeysValues, attend_mask: Tensor, readers: Readers | None) -> Tensor:
+    def attend(self, queries: Tensor, memory: KeysValues, attend_mask: Tensor, layout: BeamLayout | None) -> Tensor:
         """One head, scores without a divisor (equations 1 and 2): queries [B, T, D] -> [B, T, D]."""
-        if readers is not None:
-            queries = readers.join(queries)
+        if layout is not None:
+            queries = layout.pad(queries)
         queries = split_heads(queries * math.sqrt(queries.shape[2]), 1)  # `attend` divides by it
         attended = merge_heads(attend(queries, *memory, attend_mask, self.attention_dropout if self.training else 0.0))
-        return attended if readers is None else readers.split(attended)
+        return attended if layout is None else layout.unpad(attended)

@@ -16,7 +16,7 @@ from treenet.data.plan import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
-from treeproc.trees.forest import normal_form, read_forest
+from treeproc.trees.flat_trees import normal_form, read_flat_trees
 
 _PARSED = "parsed"  # parse_status of what the parser analysed; all others are fallbacks
 
@@ -97,22 +97,22 @@ def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows
 
 def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
     """What parsed rows of one tree each say. Raises ValueError when words, trees and arcs do not belong together."""
-    brackets = read_forest(pa.array([example[f"{prefix}trees"][0] for example in examples], pa.string()))
-    forest, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
+    brackets = read_flat_trees(pa.array([example[f"{prefix}trees"][0] for example in examples], pa.string()))
+    trees, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
     words = [len(example[f"{prefix}words"]["text"]) for example in examples]
     if wrong := np.flatnonzero(np.diff(edges) != words).tolist():
         raise ValueError(f"line {examples[wrong[0]]['example_id'] + 1} has a tree over another number of words than it has")
     tags = [brackets.tag_names[tag] for tag in brackets.tags.tolist()]
-    labels = [forest.names[label] for label in forest.labels.tolist()]
+    labels = [trees.names[label] for label in trees.labels.tolist()]
     # Node i lies below every earlier node whose subtree is still open; a root has level 1.
-    closed = np.cumsum(np.bincount(forest.subtree_ends(), minlength=len(forest) + 1))[: len(forest)]
-    level = np.arange(1, len(forest) + 1) - closed
+    closed = np.cumsum(np.bincount(trees.subtree_ends(), minlength=len(trees) + 1))[: len(trees)]
+    level = np.arange(1, len(trees) + 1) - closed
     lowest = np.zeros(edges[-1], dtype=np.int64)
-    for node, (start, end) in enumerate(zip(forest.starts.tolist(), forest.ends.tolist(), strict=True)):
+    for node, (start, end) in enumerate(zip(trees.starts.tolist(), trees.ends.tolist(), strict=True)):
         lowest[start:end] = node  # pre-order: what is below comes later
 
     children, bare = np.flatnonzero(level == 2), np.flatnonzero(level[lowest] == 1)
-    start = np.concatenate([forest.starts[children], bare])
+    start = np.concatenate([trees.starts[children], bare])
     names = [labels[node] for node in children.tolist()] + [tags[word] for word in bare.tolist()]
     top: list[list[str]] = [[] for _ in examples]
     for place in np.argsort(start, kind="stable").tolist():
@@ -129,7 +129,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
         )
     return Syntax(
         word_edges=edges,
-        depth=np.maximum.reduceat(level, forest.node_edges(edges)[:-1]),
+        depth=np.maximum.reduceat(level, trees.node_edges(edges)[:-1]),
         top=[" ".join(one) for one in top],
         pos_tag=tags,
         phrase=[labels[node] for node in lowest.tolist()],

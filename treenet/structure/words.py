@@ -1,6 +1,6 @@
-"""Words of a batch: their tags, and the ways between them in their dependency trees.
+"""Words of a batch: their tags, and the paths between them in their dependency trees.
 
-Shapes: B batch, L leaves, W words. Roots hang on one ROOT, which is no word, but counts on a way.
+Shapes: B batch, L leaves, W words. Roots hang on one ROOT, which is no word, but counts on a path.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
 @dataclass
 class Dependencies(Structure):
-    """Dependency trees. The shortest way from word i to word j goes `up` arcs, then `down` arcs."""
+    """Dependency trees. The shortest path from word i to word j goes `up` arcs, then `down` arcs."""
 
     deprel: Tensor  # [B, W] int64, UNKNOWN_LABEL_ID where padded
     depth: Tensor  # [B, W] int64, arcs below the root, which has 0
     up: Tensor  # [B, W, W] int16
     down: Tensor  # [B, W, W] int16
-    side: Tensor  # [B, W, W] int8; -1 or 1 where the way leads by a sibling of word i on its left or right, that is up = 1
+    side: Tensor  # [B, W, W] int8; -1 or 1 where the path leads over a sibling of word i on its left or right, that is up = 1
 
     @classmethod
     def build(cls, governors: Sequence[np.ndarray], deprels: Sequence[np.ndarray]) -> "Dependencies":
@@ -39,7 +39,7 @@ class Dependencies(Structure):
         up, down = (depth[:, :, None] + 1 - common, depth[:, None, :] + 1 - common)
         side = np.zeros(up.shape, dtype=np.int8)
         tree, word, other = np.nonzero((up == 1) & (down > 0))
-        sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the way to `other` turns down
+        sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the path to `other` turns down
         side[tree, word, other] = np.sign(sibling - word)
         return cls(
             deprel=torch.from_numpy(deprel.astype(np.int64)),

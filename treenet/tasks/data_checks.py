@@ -10,7 +10,7 @@ from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
-from treeproc.trees.forest import BINARY_PREFIX
+from treeproc.trees.flat_trees import BINARY_PREFIX
 
 PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control
 

@@ -1,4 +1,4 @@
-"""A rank's share of a global batch, cut into micro-batches that fit into its memory."""
+"""The batch of a rank, a part of the global batch, cut into micro-batches that fit into its memory."""
 
 import sys
 from collections.abc import Callable
@@ -16,20 +16,20 @@ from treeproc.common.settings import UserError
 
 
 @dataclass(frozen=True)
-class Share:
-    """What one rank computes of an update. A batch of fewer examples than there are ranks leaves some ranks nothing."""
+class RankBatch:
+    """The part of a global batch that one rank computes. With more ranks than examples, some ranks have an empty one."""
 
     cuts: list[np.ndarray]  # rows of each micro-batch
     batches: list[TreeBatch]  # the micro-batches
-    rows: np.ndarray  # of all of them
-    limit: int | None  # that they were cut by
+    rows: np.ndarray  # of all micro-batches
+    limit: int | None  # most padded tokens of a micro-batch, when they were cut
     global_tokens: int  # target pieces with EOS of the global batch
     positions: int  # of source and target in all micro-batches
     padding: int  # how many of them are padding
 
 
 class MicroBatches:
-    """Cuts the share `[rank::world_size]` of batches from `source`.
+    """Cuts this rank's batches, rows `[rank::world_size]` of the global ones from `source`.
 
     `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens; it shrinks where memory runs out.
     """
@@ -39,24 +39,24 @@ class MicroBatches:
         self._budget_counts = config.budget_counts
         self._slice = slice(rank, None, world_size)
 
-    def share(self, rows: np.ndarray) -> Share:
-        """This rank's share of the global batch `rows`, which are in the order of the plan."""
+    def rank_batch(self, rows: np.ndarray) -> RankBatch:
+        """This rank's batch of the global batch `rows`, which are in the order of the plan."""
         return self._build(rows[self._slice], self.source.target_tokens(rows))
 
     def add_up(
-        self, share: Share, compute: Callable[[TreeBatch], Tensor], start: Callable[[], None] = lambda: None
+        self, rank_batch: RankBatch, compute: Callable[[TreeBatch], Tensor], start: Callable[[], None] = lambda: None
     ) -> Tensor | float:
-        """Sum of `compute` over the micro-batches of a share; 0 when there are none.
+        """Sum of `compute` over the micro-batches of a rank's batch; 0 when there are none.
 
-        When memory runs out, `start` is called again and the whole share is computed anew, in smaller micro-batches.
+        When memory runs out, `start` is called again and the complete batch is computed anew, in smaller micro-batches.
         Raises UserError when an example does not fit alone.
         """
         while True:
-            if share.limit != self.limit:
-                share = self._build(share.rows, share.global_tokens)
+            if rank_batch.limit != self.limit:
+                rank_batch = self._build(rank_batch.rows, rank_batch.global_tokens)
             start()
             total, too_large = 0.0, None
-            for rows, batch in zip(share.cuts, share.batches, strict=True):
+            for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=True):
                 try:
                     total = total + compute(batch)
                 except torch.OutOfMemoryError:
@@ -90,11 +90,11 @@ class MicroBatches:
         lengths = {name: self.source.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
         return np.maximum.accumulate(example_costs(lengths, self._budget_counts))
 
-    def _build(self, rows: np.ndarray, global_tokens: int) -> Share:
+    def _build(self, rows: np.ndarray, global_tokens: int) -> RankBatch:
         limit = self.limit
         starts = cut_batches(self._costs(rows), limit)[1:-1] if limit is not None and len(rows) else []
         cuts = [cut for cut in np.split(rows, starts) if len(cut)]
         batches = [self.source.batch(cut) for cut in cuts]
         masks = [mask for batch in batches for mask in batch.pad_masks()]
         positions, padding = sum(mask.numel() for mask in masks), sum(int(mask.sum()) for mask in masks)
-        return Share(cuts, batches, rows, limit, global_tokens, positions, padding)
+        return RankBatch(cuts, batches, rows, limit, global_tokens, positions, padding)

@@ -2,7 +2,7 @@
 
 The gradient of an update is the sum over all target tokens of the global batch divided by their number, so neither the
 number of ranks nor the micro-batches change it. Forward and backward passes run without communication, and one sum of a
-flat gradient follows: a rank may compute its share in its own way, twice, or have none, and no other rank waits for ever.
+flat gradient follows: a rank may compute its batch in its own way, twice, or have none, and no other rank waits for ever.
 """
 
 import math
@@ -19,7 +19,7 @@ from treenet.layers.dropout import share_dropout_keys
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
 from treenet.training.ema import MovingAverage
-from treenet.training.micro_batches import MicroBatches, Share
+from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
 from treeproc.common.settings import UserError
@@ -41,7 +41,7 @@ class StepResult:
     wants_stop: bool
 
 
-class Stepper:
+class TrainStep:
     """Model, optimiser and moving average of one rank, and what changes them; the losses are those of the task."""
 
     def __init__(self, model: nn.Module, task: Task, ranks: Ranks):
@@ -58,7 +58,7 @@ class Stepper:
 
     def update(
         self,
-        share: Share,
+        rank_batch: RankBatch,
         micro_batches: MicroBatches,
         step: int,
         *,
@@ -75,10 +75,10 @@ class Stepper:
             group["lr"] = rate
         sums: Tensor | float = 0.0
         try:
-            sums = self.compute_gradient(share, micro_batches, step)
+            sums = self.compute_gradient(rank_batch, micro_batches, step)
         except UserError as error:
             failure = str(error)
-        facts = [wants_stop, failure is not None, share.positions, share.padding, waited]
+        facts = [wants_stop, failure is not None, rank_batch.positions, rank_batch.padding, waited]
         totals = torch.tensor([0.0, 0.0, 0.0, *facts], dtype=torch.float64, device=self.ranks.device)
         totals[:3] += sums
         self.ranks.sum(totals)
@@ -96,7 +96,7 @@ class Stepper:
         sums = loss_sum, nll_sum, auxiliary_sum
         return StepResult(updated, *sums, norm, rate, positions, padding, waited, stops > 0)
 
-    def compute_gradient(self, share: Share, micro_batches: MicroBatches, step: int) -> Tensor | float:
+    def compute_gradient(self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int) -> Tensor | float:
         """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
 
         Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, as dropout of attention weights and
@@ -111,10 +111,10 @@ class Stepper:
 
         def compute(batch: TreeBatch) -> Tensor:
             sums = self._objective(batch, seeds[1:])
-            (sums.loss / share.global_tokens).backward()
+            (sums.loss / rank_batch.global_tokens).backward()
             return sums.totals()
 
-        return micro_batches.add_up(share, compute, start)
+        return micro_batches.add_up(rank_batch, compute, start)
 
     def validate(self, batch: TreeBatch) -> Tensor:
         """What a validation adds up over batches, float64: loss and nll, what else the task counts, and the model's own loss."""

@@ -28,10 +28,10 @@ from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.memory import keep_freed_memory, peak_memory
-from treenet.training.micro_batches import MicroBatches, Share
+from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.state import Stopwatch, TrainState, is_finished
-from treenet.training.step import Stepper, StepResult
+from treenet.training.step import StepResult, TrainStep
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -102,7 +102,7 @@ class Trainer:
             "settings": config.lasting(),
         }
         torch.manual_seed(config.seed)
-        self.stepper = Stepper(task.build_model(self.meta).to(ranks.device), task, ranks)
+        self.train_step = TrainStep(task.build_model(self.meta).to(ranks.device), task, ranks)
         self.state = TrainState()
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
@@ -111,43 +111,47 @@ class Trainer:
     def resume(self, run_dir: Path) -> None:
         """Continue from the latest whole checkpoint, if there is one. All ranks take the one that the leader sees."""
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
-            average = self.stepper.average.weights if self.stepper.average else None
+            average = self.train_step.average.weights if self.train_step.average else None
             state = load_checkpoint(
                 folder,
-                self.stepper.model,
-                self.stepper.optimizer,
+                self.train_step.model,
+                self.train_step.optimizer,
                 data_fingerprint=self.meta["data_fingerprint"],
                 average=average,
             )
             self.state = TrainState(**state)
 
-    def rehearse(self) -> None:
-        """Forward and backward of the batch that needs the most memory, without an update.
+    def check_memory(self) -> None:
+        """Forward and backward pass of the batch that needs the most memory, without an update.
 
-        Memory that does not suffice shows now and not after hours. Raises TrainingFailed on all ranks.
+        A lack of memory shows now and not after hours. Raises TrainingFailed on all ranks.
         """
         failure = None
         try:
-            self.stepper.compute_gradient(self.micro_batches.share(self.plan.hardest_batch()), self.micro_batches, 0)
+            self.train_step.compute_gradient(self.micro_batches.rank_batch(self.plan.hardest_batch()), self.micro_batches, 0)
         except UserError as error:
             failure = str(error)
         self.ranks.fail_together(failure)
 
-    def shares(self) -> Iterator[Share]:
-        """This rank's share of every batch from the present step on."""
+    def rank_batches(self) -> Iterator[RankBatch]:
+        """This rank's batch of every update from the present step on."""
         for step in range(self.state.step, self.config.max_steps):
-            yield self.micro_batches.share(self.plan.batch(step))
+            yield self.micro_batches.rank_batch(self.plan.batch(step))
 
-    def step(self, share: Share, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None) -> StepResult:
+    def step(
+        self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
+    ) -> StepResult:
         """One update, counted in `state`."""
         state, limit = self.state, self.config.max_skipped_updates
-        result = self.stepper.update(share, self.micro_batches, state.step, wants_stop=wants_stop, failure=failure, waited=waited)
+        result = self.train_step.update(
+            rank_batch, self.micro_batches, state.step, wants_stop=wants_stop, failure=failure, waited=waited
+        )
         state.step += 1
         state.positions += result.positions
         state.padding += result.padding
         state.waited += result.waited
         if result.updated:
-            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, share.global_tokens)
+            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, rank_batch.global_tokens)
         else:
             state.count_skipped()
         if state.skipped_in_row >= limit:
@@ -166,16 +170,16 @@ class Trainer:
         if is_finished(config, state.step, state.validations_since_best):
             return Outcome(state.step, finished=True)
         with phase("compiling, trying the largest batch" if config.compile else "trying the largest batch"):
-            self.rehearse()
-        stream = Prefetcher(self.shares())
+            self.check_memory()
+        stream = Prefetcher(self.rank_batches())
         log = MetricLog(run_dir, state.step) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
         with stream, log or nullcontext(), writer or nullcontext(), progress or nullcontext():
             watch, waited = Stopwatch(), 0.0
-            for share in stream:
+            for rank_batch in stream:
                 result = self.step(
-                    share,
+                    rank_batch,
                     waited=stream.waited - waited,
                     wants_stop=should_stop(),
                     failure=writer.failure if writer else None,
@@ -229,14 +233,14 @@ class Trainer:
         started = time.monotonic()
         totals = torch.zeros(self.task.num_sums, dtype=torch.float64, device=self.ranks.device)
         tokens, failure = 0, None
-        average, model = self.stepper.average, self.stepper.model
+        average, model = self.train_step.average, self.train_step.model
         model.eval()
         with average.in_place() if average else nullcontext():
             for rows in plan_in_order(self.valid.source.lengths, self.config.batch.max_tokens):
-                share = self.valid.share(rows)
-                tokens += share.global_tokens
+                rank_batch = self.valid.rank_batch(rows)
+                tokens += rank_batch.global_tokens
                 try:
-                    totals += self.valid.add_up(share, self.stepper.validate)
+                    totals += self.valid.add_up(rank_batch, self.train_step.validate)
                 except UserError as error:
                     failure = str(error)
                     break
@@ -247,7 +251,7 @@ class Trainer:
         return {**metrics, "seconds": seconds, "elapsed": self.state.elapsed + seconds}
 
     def _save(self, writer: CheckpointWriter, valid: dict[str, float] | None, due: bool) -> None:
-        state, stepper = self.state, self.stepper
+        state, train_step = self.state, self.train_step
         meta = {
             **self.meta,
             "epoch": self.plan.epoch(state.step),
@@ -257,5 +261,5 @@ class Trainer:
             **self.task.checkpoint_facts(valid),
             "validations_since_best": state.validations_since_best,
         }
-        average = stepper.average.weights if stepper.average else None
-        writer.write(take_snapshot(state.step, stepper.model, stepper.optimizer, asdict(state), meta, average))
+        average = train_step.average.weights if train_step.average else None
+        writer.write(take_snapshot(state.step, train_step.model, train_step.optimizer, asdict(state), meta, average))

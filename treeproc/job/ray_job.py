@@ -29,13 +29,13 @@ _LOOKS, _PAUSE_S = 3, 1.0
 
 
 class _ShardActor:
-    """Runs in an actor: builds the worker once, then does one row after the other."""
+    """A Ray actor: builds the worker once, then processes one row after the other."""
 
     def __init__(self, worker_class: type, arguments: dict, token: AnyPath):
         self._worker, self._error, self._meter = None, "", Meter()
         try:
             # Nodes may join while the job runs, so every actor looks again.
-            if problem := _blindness(token):
+            if problem := _unseen_folder(token):
                 raise UserError(problem)
             self._worker = worker_class(**arguments)
         except UserError as error:  # raised here, Ray would print its own traceback
@@ -62,8 +62,8 @@ def _silence_ray_data() -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def _blindness(token: AnyPath) -> str:
-    """Why this node cannot work on the data set, or nothing when it sees the token."""
+def _unseen_folder(token: AnyPath) -> str:
+    """The problem of a node that does not see the folder of the token; empty when it sees it."""
     for look in range(_LOOKS):
         try:
             if token.exists():
@@ -85,7 +85,7 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
     try:
         nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
         if len(nodes) > 1:
-            probe = ray.remote(num_cpus=0)(_blindness)
+            probe = ray.remote(num_cpus=0)(_unseen_folder)
             places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
             answers = ray.get([probe.options(scheduling_strategy=place).remote(token) for place in places])
             if problems := list(filter(None, answers)):

@@ -15,7 +15,7 @@ from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, is_fallback
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.files import pair_up, read_byte_lines
-from treeproc.readers.words import blank_words
+from treeproc.readers.words import join_with_blanks
 from treeproc.stages.language import known
 from treeproc.stages.notices import SideNotices, Wanted, is_noticed
 
@@ -239,7 +239,7 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
     texts = [text for row in rows for text in row["words"]["text"]]
     brackets = [text for row in rows for text in row["trees"]]
     if line is None:
-        line, words = blank_words(texts)
+        line, words = join_with_blanks(texts)
     else:
         words = _place_words(line, texts)
     return line, Given(words, brackets)

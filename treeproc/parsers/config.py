@@ -223,8 +223,8 @@ def flat_arcs(num_words: int) -> dict[str, list]:
     return {"governor": [-1] * num_words, "deprel": [UNANALYSED] * num_words}
 
 
-def blank_words(line: str) -> dict[str, list]:
-    """Blank-separated words with their offsets."""
+def split_at_blanks(line: str) -> dict[str, list]:
+    """The words of a line, split at blanks, with their character offsets."""
     matches = list(re.finditer(r"\S+", line))
     return {
         "text": [match.group() for match in matches],
@@ -235,7 +235,7 @@ def blank_words(line: str) -> dict[str, list]:
 
 def fallback(line: str, status: str, words: dict[str, list] | None = None, dependencies: bool = False) -> ParsedLine:
     """Given or blank-separated words under one node: what remains when no parser helps."""
-    words = dict(words or blank_words(line))
+    words = dict(words or split_at_blanks(line))
     count = len(words["text"])
     words["pos_tag"] = [UNANALYSED] * count
     tree = write_brackets(flat_tree(count), words["text"], words["pos_tag"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.readers.files import read_texts
-from treeproc.readers.words import blank_words
+from treeproc.readers.words import join_with_blanks
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
 
@@ -67,7 +67,7 @@ def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:
         if not all(kept):
             tree = keep_leaves(tree, kept)
             words, tags = ([x for x, keep in zip(side, kept, strict=True) if keep] for side in (words, tags))
-        source, spans = blank_words(words)
+        source, spans = join_with_blanks(words)
         yield {"source": source, "words": spans, "trees": [write_brackets(tree, words, tags)] if words else []}
 
 
@@ -83,7 +83,7 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
         if unknown := sorted({*classes, *tree.labels} - _CLASSES):
             raise UserError(f"{name}, line {line}: every bracket must have a class from 0 to 4, but one has {unknown[0]!r}")
         plain = SpanTree([UNANALYSED] * len(tree), tree.starts, tree.ends)
-        source, spans = blank_words(words)
+        source, spans = join_with_blanks(words)
         yield {
             "source": source,
             "words": spans,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.readers.files import read_texts
-from treeproc.readers.words import blank_words
+from treeproc.readers.words import join_with_blanks
 
 _LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
 _SENTIMENT = {"neg": 0, "pos": 1}
@@ -70,5 +70,5 @@ def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict
 
 
 def _prefix_row(words: list[str], label: int) -> dict:
-    source, spans = blank_words(words)
+    source, spans = join_with_blanks(words)
     return {"source": source, "words": spans, "label": label}

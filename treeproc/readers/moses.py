@@ -2,7 +2,7 @@
 
 import re
 
-from treeproc.readers.words import blank_words
+from treeproc.readers.words import join_with_blanks
 
 _ESCAPES = {
     "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'",
@@ -22,7 +22,7 @@ def unescape(line: str) -> list[str]:
 
 def undo_moses(row: dict) -> dict:
     """A row whose sides are Moses tokens to plain tokens between blanks; `words` are the source's, with their places."""
-    source, words = blank_words(unescape(row["source"]))
+    source, words = join_with_blanks(unescape(row["source"]))
     plain = {**row, "source": source, "words": words}
     if "target" in row:
         plain["target"] = " ".join(unescape(row["target"]))

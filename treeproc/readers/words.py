@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def blank_words(words: Sequence[str]) -> tuple[str, dict[str, list]]:
+def join_with_blanks(words: Sequence[str]) -> tuple[str, dict[str, list]]:
     """The line of the words joined by blanks, and the words with their character offsets in it."""
     starts, ends, position = [], [], 0
     for word in words:

@@ -20,7 +20,16 @@ from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.control_trees import ControlTree, control_spans
 from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape, Sentences, dependency_phrases
-from treeproc.trees.forest import Brackets, Forest, binarise, join_documents, normal_form, read_forest, split_words, with_classes
+from treeproc.trees.flat_trees import (
+    Brackets,
+    FlatTrees,
+    binarise,
+    join_documents,
+    normal_form,
+    read_flat_trees,
+    split_words,
+    with_classes,
+)
 from treeproc.trees.spans import SpanTree
 
 # Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
@@ -106,10 +115,12 @@ class Encoder:
         """Tags and the tree over the words of one parsed row, in the normal form of the settings."""
         (batch,) = record_batches([parsed], select(FULL_PARSED_SCHEMA, parsed.keys()))
         views = batch_views(batch)
-        brackets = read_forest(views[self._config.parsed_columns[1]][1])
-        forest = self._word_forest(brackets, views, views["example_id"], {}, Counter(), None)
+        brackets = read_flat_trees(views[self._config.parsed_columns[1]][1])
+        flat_trees = self._word_trees(brackets, views, views["example_id"], {}, Counter(), None)
         tags = [brackets.tag_names[tag] for tag in brackets.tags]
-        return tags, SpanTree([forest.names[i] for i in forest.labels], forest.starts.tolist(), forest.ends.tolist())
+        return tags, SpanTree(
+            [flat_trees.names[i] for i in flat_trees.labels], flat_trees.starts.tolist(), flat_trees.ends.tolist()
+        )
 
     def encode(self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
@@ -120,15 +131,15 @@ class Encoder:
         config, ids = self._config, text["example_id"]
         words_column, trees_column = config.parsed_columns
         (word_edges, words), (tree_edges, trees) = parsed[words_column], parsed[trees_column]
-        brackets = read_forest(trees)
+        brackets = read_flat_trees(trees)
         wrong = np.flatnonzero(np.diff(brackets.leaf_edges[tree_edges]) != np.diff(word_edges))
         if len(wrong):
             raise ValueError(f"line {ids[wrong[0]] + 1} has trees over another number of words than it has")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
-        forest = self._word_forest(brackets, parsed, ids, text, counts if counts is not None else Counter(), donated)
-        forest = split_words(forest, brackets.tags, brackets.tag_names, piece_counts)
+        flat_trees = self._word_trees(brackets, parsed, ids, text, counts if counts is not None else Counter(), donated)
+        flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts)
         if config.binarize != "none":
-            forest = binarise(forest, len(pieces), config.binarize)
+            flat_trees = binarise(flat_trees, len(pieces), config.binarize)
         leaf_edges = edges_of(piece_counts)[word_edges]
         word_index = np.arange(word_edges[-1]) - np.repeat(word_edges[:-1], np.diff(word_edges))
         tag_ids = np.array([self.tags[name] for name in brackets.tag_names], dtype=np.int64)
@@ -142,7 +153,7 @@ class Encoder:
                     "pos_tag": np.repeat(tag_ids[brackets.tags], piece_counts),
                 },
             ),
-            **self._node_columns(forest, leaf_edges),
+            **self._node_columns(flat_trees, leaf_edges),
         }
         schema = encoded_columns(text.keys(), parsed.keys(), config)
         if "tgt_pieces" in schema.names:
@@ -150,7 +161,7 @@ class Encoder:
             columns["tgt_pieces"] = Lists(lengths, flat)
         columns |= {name: text[name] for name in ("label", "score") if name in schema.names}
         if "node_labels" in schema.names:
-            columns["node_labels"] = Lists(columns["nodes"].lengths, forest.classes)
+            columns["node_labels"] = Lists(columns["nodes"].lengths, flat_trees.classes)
         if "leaf_labels" in schema.names:
             # A piece has the label of its word; arcs stay between words.
             columns["leaf_labels"] = Lists(np.diff(leaf_edges), np.repeat(text["leaf_labels"][1], piece_counts))
@@ -166,25 +177,25 @@ class Encoder:
         """Lines of the side that models write: (pieces of all lines, pieces per line)."""
         return self._other_subwords.encode_lines(lines)
 
-    def _node_columns(self, forest: Forest, leaf_edges: np.ndarray) -> dict[str, Lists]:
+    def _node_columns(self, flat_trees: FlatTrees, leaf_edges: np.ndarray) -> dict[str, Lists]:
         """Nodes and spans, counted from the first leaf and the first node of each row."""
-        node_edges = forest.node_edges(leaf_edges)
+        node_edges = flat_trees.node_edges(leaf_edges)
         counts = np.diff(node_edges)
         first_leaf, first_node = np.repeat(leaf_edges[:-1], counts), np.repeat(node_edges[:-1], counts)
-        parents = forest.parents()
-        label_ids = np.array([self.labels[name] for name in forest.names], dtype=np.int64)
-        labels = label_ids[forest.labels] if len(forest) else forest.labels
+        parents = flat_trees.parents()
+        label_ids = np.array([self.labels[name] for name in flat_trees.names], dtype=np.int64)
+        labels = label_ids[flat_trees.labels] if len(flat_trees) else flat_trees.labels
         spans = {
-            "start": forest.starts - first_leaf,
-            "end": forest.ends - first_leaf,
-            "subtree_end": forest.subtree_ends() - first_node,
+            "start": flat_trees.starts - first_leaf,
+            "end": flat_trees.ends - first_leaf,
+            "subtree_end": flat_trees.subtree_ends() - first_node,
         }
         nodes = {"label": labels, "parent": np.where(parents < 0, -1, parents - first_node)}
         return {"nodes": Lists(counts, nodes), "spans": Lists(counts, spans)}
 
-    def _word_forest(
+    def _word_trees(
         self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter, donated: Donated | None
-    ) -> Forest:
+    ) -> FlatTrees:
         """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
         config = self._config
         word_edges, tree_edges = (parsed[name][0] for name in config.parsed_columns)
@@ -199,32 +210,32 @@ class Encoder:
         if config.tree_source == "parsed" or classes is not None:
             own = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
         if own is not None and config.tree_source == "parsed":
-            forest = own
+            flat_trees = own
         else:
             if config.tree_source == "dependencies":
-                made = _dependency_forest(config, brackets, parsed, ids, counts)
+                made = _dependency_trees(config, brackets, parsed, ids, counts)
             elif config.tree_source == "shuffled":
                 tree_edges, texts = donated
-                brackets = read_forest(texts)
+                brackets = read_flat_trees(texts)
                 if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
                     raise ValueError("a line has as many words as another line, but trees over another number of them")
                 made = normal_form(brackets, collapse_unary=config.collapse_unary)
             else:
-                made = _control_forest(config, word_edges, ids)
-            forest = made if own is None else with_classes(made, own)
+                made = _control_trees(config, word_edges, ids)
+            flat_trees = made if own is None else with_classes(made, own)
         if config.tree_source in ("parsed", "dependencies", "shuffled") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
-            forest = join_documents(forest, word_edges, np.diff(holds_words[tree_edges]))
-        return forest
+            flat_trees = join_documents(flat_trees, word_edges, np.diff(holds_words[tree_edges]))
+        return flat_trees
 
 
-def _control_forest(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> Forest:
+def _control_trees(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> FlatTrees:
     """One control tree per example, over its words."""
     starts, ends = control_spans(config.tree_source, np.diff(word_edges), ids, config.seed)
-    return Forest(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
+    return FlatTrees(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
 
 
-def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, ids: np.ndarray, counts: Counter) -> Forest:
+def _dependency_trees(config: TreeConfig, brackets: Brackets, parsed: Views, ids: np.ndarray, counts: Counter) -> FlatTrees:
     """The trees that the arcs make, one for each sentence of an example; `counts` takes up the arcs that were lifted."""
     (word_edges, words), (tree_edges, _) = (parsed[name] for name in config.parsed_columns)
     arcs = parsed[config.arcs_column][1]
@@ -235,7 +246,7 @@ def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, id
             row = int(np.searchsorted(tree_edges, number, side="right")) - 1
             raise ValueError(f"line {ids[row] + 1}, sentence {number - tree_edges[row] + 1}: {problem}")
     relations = arcs["deprel"].dictionary_encode()
-    forest, lifted = dependency_phrases(
+    flat_trees, lifted = dependency_phrases(
         Sentences(
             brackets.leaf_edges,
             governors,
@@ -250,7 +261,7 @@ def _dependency_forest(config: TreeConfig, brackets: Brackets, parsed: Views, id
     )
     counts["lifted_arcs"] += int(lifted.sum())
     counts["lifted_sentences"] += int(np.count_nonzero(lifted))
-    return forest
+    return flat_trees
 
 
 class EncodeShard:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, read_trees
-from treeproc.parsers.config import blank_words
+from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import Shard, ShardRecord, write_shard
 from treeproc.trees.spans import normalise
@@ -67,7 +67,7 @@ class ParseShard:
                 counts.update(f"label.{label}" for label in normalise(tree, collapse_unary=False).labels)
         if self._target is not None:
             lines = [e["target"] for e in examples]
-            given = [Given(blank_words(line)) for line in lines] if self._target_tokens else None
+            given = [Given(split_at_blanks(line)) for line in lines] if self._target_tokens else None
             for row, parsed in zip(rows, self._target.parse(lines, given), strict=True):
                 row |= {f"target_{name}": value for name, value in vars(parsed).items()}
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})

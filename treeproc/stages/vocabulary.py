@@ -17,7 +17,7 @@ from treeproc.shards.store import Shard, ShardRecord, fingerprint, read_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
-from treeproc.trees.forest import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_forest
+from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
 
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
@@ -44,10 +44,10 @@ class VocabularyCounts:
 
     def add(self, text: dict, parsed: dict) -> None:
         words_column, trees_column = self._tree.parsed_columns
-        brackets = read_forest(parsed[trees_column][1])
+        brackets = read_flat_trees(parsed[trees_column][1])
         if self._tree.tree_source != "dependencies":
-            forest = normal_form(brackets, collapse_unary=False)
-            self.labels.update(forest.names[i] for i in np.unique(forest.labels))
+            trees = normal_form(brackets, collapse_unary=False)
+            self.labels.update(trees.names[i] for i in np.unique(trees.labels))
         self.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
         if self._tree.arcs_column in parsed:
             self.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import make_projective, yields
-from treeproc.trees.forest import Forest
+from treeproc.trees.flat_trees import FlatTrees
 
 PhraseShape = Literal["flat", "left", "right", "layered"]
 PhraseLabels = Literal["upos", "deprel"]
@@ -91,7 +91,7 @@ def phrase_label(relation: str) -> str:
     return relation.partition(":")[0]
 
 
-def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[Forest, np.ndarray]:
+def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[FlatTrees, np.ndarray]:
     """One tree per sentence, with one root over all of its words, and the arcs that were lifted for it [S].
 
     Where no word has a governor, the tree is flat. Labels by `upos` are those of the head's tag (NP, VP, ADJP, ...) and of what
@@ -108,7 +108,7 @@ def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseL
     if labels == "deprel":
         names, codes = [phrase_label(name) for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
-    return Forest(codes[order], starts[order], ends[order], names), lifted
+    return FlatTrees(codes[order], starts[order], ends[order], names), lifted
 
 
 @dataclass(frozen=True)

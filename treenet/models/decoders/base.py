@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
-from treenet.layers.attention import KeysValues, Readers, padding_to_attend_mask
+from treenet.layers.attention import BeamLayout, KeysValues, padding_to_attend_mask
 from treenet.models.encoders.base import Encoder, Memory
 
 
@@ -25,7 +25,7 @@ class DecoderState:
 
     sources: Tensor  # [R] row of the encoded batch that a hypothesis translates
     active: Tensor  # [A] the rows that are translated, ascending
-    readers: Readers
+    layout: BeamLayout
     memory: list[KeysValues]  # per layer, [A, H, S, K]
     memory_attend_mask: Tensor  # [A, 1, 1, S]
     past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
@@ -35,16 +35,16 @@ class DecoderState:
     def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
         """One empty hypothesis for each of the sentences whose memory has `pad_mask` [B, S], True = padding."""
         sources = torch.arange(len(pad_mask), device=pad_mask.device)
-        readers = Readers.build(sources, len(sources))
-        return cls(sources, sources, readers, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
+        layout = BeamLayout.build(sources, len(sources))
+        return cls(sources, sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
 
     def select(self, rows: Tensor) -> "DecoderState":
         """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all."""
-        sources, active, readers = self.sources[rows], self.active, self.readers
+        sources, active, layout = self.sources[rows], self.active, self.layout
         memory, attend_mask = self.memory, self.memory_attend_mask
         if not torch.equal(sources, self.sources):
             active, place = sources.unique(return_inverse=True)
-            readers = Readers.build(place, len(active))
+            layout = BeamLayout.build(place, len(active))
             # Beam search mostly reorders hypotheses of one sentence: the memory, by far the larger part, stays in place.
             if not torch.equal(active, self.active):
                 kept = torch.searchsorted(self.active, active)
@@ -52,7 +52,7 @@ class DecoderState:
                 attend_mask = attend_mask[kept]
         past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
         changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
-        return replace(self, sources=sources, active=active, readers=readers, **changed)
+        return replace(self, sources=sources, active=active, layout=layout, **changed)
 
 
 class Decoder(nn.Module, ABC):

@@ -63,7 +63,7 @@ class ConvS2SDecoder(Decoder):
         x, embedded = self._embed(tokens[:, None], first=state.step)
         pasts = []
         for layer, weights, (past,) in zip(self.layers, state.weights, state.past, strict=True):
-            x, past = layer(x, embedded, state.memory[0], state.memory_attend_mask, past, state.readers, weights)
+            x, past = layer(x, embedded, state.memory[0], state.memory_attend_mask, past, state.layout, weights)
             pasts.append((past,))
         return self.output(x[:, 0]), replace(state, past=pasts, step=state.step + 1)
 

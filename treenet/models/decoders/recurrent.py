@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.layers.attention import CrossAttention, KeysValues, Readers, padding_to_attend_mask
+from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.decoders.base import Decoder, DecoderState
@@ -77,7 +77,7 @@ class RecurrentDecoder(Decoder):
         return DecoderState.begin(memory.pad_mask, self._project(memory), [memory.start] * len(self.layers))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        x, past = self._run(tokens[:, None], state.past, state.memory, state.memory_attend_mask, state.readers)
+        x, past = self._run(tokens[:, None], state.past, state.memory, state.memory_attend_mask, state.layout)
         return x[:, 0], replace(state, past=past, step=state.step + 1)
 
     def _project(self, memory: Memory) -> list[KeysValues]:
@@ -90,7 +90,7 @@ class RecurrentDecoder(Decoder):
         past: Sequence[LSTMState],
         memory: Sequence[KeysValues],
         attend_mask: Tensor,
-        readers: Readers | None = None,
+        layout: BeamLayout | None = None,
     ) -> tuple[Tensor, list[LSTMState]]:
         """tokens [R, T] -> what logits are computed from [R, T, D], and the states after the last of them."""
         x = self.dropout(self.embedding(tokens))
@@ -100,6 +100,6 @@ class RecurrentDecoder(Decoder):
             states.append((hidden[0], cell[0]))
             x = self.dropout(x)
         for keys_values in memory:
-            attended = self.cross_attention(x, keys_values, attend_mask, readers)
+            attended = self.cross_attention(x, keys_values, attend_mask, layout)
             x = self.combine(torch.cat([x, attended], dim=2)).tanh()
         return x, states

@@ -69,7 +69,7 @@ class TransformerDecoder(Decoder):
         x = self._embed(tokens[:, None], first=state.step)
         pasts = []
         for layer, memory, past in zip(self.layers, state.memory, state.past, strict=True):
-            x, past = layer(x, memory, state.memory_attend_mask, past, state.readers)
+            x, past = layer(x, memory, state.memory_attend_mask, past, state.layout)
             pasts.append(past)
         return x[:, 0], replace(state, past=pasts, step=state.step + 1)
 

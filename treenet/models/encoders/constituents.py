@@ -40,11 +40,11 @@ class ConstituentEncoder(TransformerEncoder):
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
         links = ~batch.leaf_pad_mask[:, 1:]
         x = self.dropout(self.embed_leaves(batch))
-        joined: list[Tensor] = []
+        link_probs: list[Tensor] = []
         for number, (neighbours, layer) in enumerate(zip(self.neighbours, self.layers, strict=True)):
-            joined.append(neighbours(x, links, joined[-1] if joined else None))
-            x = layer(x, attend_mask, prior=constituent_prior(joined[-1], number, self.constituents))
-        return x, joined
+            link_probs.append(neighbours(x, links, link_probs[-1] if link_probs else None))
+            x = layer(x, attend_mask, prior=constituent_prior(link_probs[-1], number, self.constituents))
+        return x, link_probs
 
 
 register("constituent_transformer", Architecture(ConstituentEncoder, TransformerDecoder, uses=("masked_lm",)))

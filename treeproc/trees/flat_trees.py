@@ -1,6 +1,6 @@
-"""All trees of many examples as flat arrays: what `trees.py` does to one tree, without a Python step per node.
+"""The trees of many examples as flat arrays: the operations of `spans.py` on all trees at once, without a Python loop.
 
-The leaves of all trees stand in one row, so that a span says which tree it is in. Nodes are in pre-order, tree after
+The leaves of all trees are numbered in one sequence, so that a span identifies its tree. Nodes are in pre-order, tree after
 tree; because subtrees are nested, starts never fall, and a node's subtree ends where a start reaches its end.
 
 Shapes: T trees, W leaves, N nodes.
@@ -25,8 +25,11 @@ _KINDS[ord("(")], _KINDS[ord(")")] = _OPEN, _CLOSE
 
 
 @dataclass(frozen=True)
-class Forest:
-    """Nonterminals in pre-order. `names[labels[i]]` is the label of node i, which spans leaves [starts[i], ends[i])."""
+class FlatTrees:
+    """The nonterminals of a batch of trees, in pre-order.
+
+    `names[labels[i]]` is the label of node i, which spans leaves [starts[i], ends[i]).
+    """
 
     labels: np.ndarray  # [N]
     starts: np.ndarray  # [N]
@@ -57,14 +60,14 @@ class Forest:
         above = ordered[np.searchsorted(ordered, key - (count + 1)) - 1] % (count + 1) if count else key
         return np.where(depth > 0, above, -1)
 
-    def keep(self, kept: np.ndarray) -> "Forest":
+    def keep(self, kept: np.ndarray) -> "FlatTrees":
         """Without the nodes that are not kept; what they spanned belongs to their parents."""
         classes = None if self.classes is None else self.classes[kept]
-        return Forest(self.labels[kept], self.starts[kept], self.ends[kept], self.names, classes)
+        return FlatTrees(self.labels[kept], self.starts[kept], self.ends[kept], self.names, classes)
 
-    def add(self, labels: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: list[str], *, above: bool) -> "Forest":
+    def add(self, labels: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: list[str], *, above: bool) -> "FlatTrees":
         """With further nodes, above or below the nodes that span the same leaves. They have no class."""
-        parts = [Forest(labels + len(self.names), starts, ends, names), self]
+        parts = [FlatTrees(labels + len(self.names), starts, ends, names), self]
         first, second = parts if above else parts[::-1]
         all_starts, all_ends = np.concatenate([first.starts, second.starts]), np.concatenate([first.ends, second.ends])
         longest = int((all_ends - all_starts).max(initial=0)) + 1
@@ -74,24 +77,24 @@ class Forest:
         if self.classes is not None:
             none = np.full(len(labels), -1, dtype=self.classes.dtype)
             classes = np.concatenate([none, self.classes] if above else [self.classes, none])[order]
-        return Forest(
+        return FlatTrees(
             np.concatenate([first.labels, second.labels])[order], all_starts[order], all_ends[order], self.names + names, classes
         )
 
 
 @dataclass(frozen=True)
 class Brackets:
-    """Trees as they were read. `tag_names[tags[w]]` is the tag of leaf w."""
+    """Trees as the brackets give them. `tag_names[tags[w]]` is the tag of leaf w."""
 
-    forest: Forest
+    trees: FlatTrees
     tags: np.ndarray  # [W]
     tag_names: list[str]
     leaf_edges: np.ndarray  # [T + 1]
     node_edges: np.ndarray  # [T + 1]
 
 
-def read_forest(texts: pa.Array) -> Brackets:
-    """Penn Treebank brackets, one tree a string. Words tagged -NONE- are no leaves, and nodes without leaves go.
+def read_flat_trees(texts: pa.Array) -> Brackets:
+    """Reads Penn Treebank brackets, one tree a string. Words tagged -NONE- are no leaves, and nodes without leaves go.
 
     Raises ValueError, with the number of the string and the character position, when a string is not one tree.
     """
@@ -144,9 +147,9 @@ def read_forest(texts: pa.Array) -> Brackets:
     close[np.argsort(depth[nodes].astype(levels), kind="stable")] = node_ends[
         np.argsort((depth[node_ends] + 1).astype(levels), kind="stable")
     ]
-    forest = Forest(codes[~is_word].astype(np.int64), leaves_before[nodes], leaves_before[close], names)
+    trees = FlatTrees(codes[~is_word].astype(np.int64), leaves_before[nodes], leaves_before[close], names)
     leaf_edges = np.concatenate([[0], leaves_before[last]]).astype(np.int64)
-    return Brackets(forest, codes[is_leaf].astype(np.int64), names, leaf_edges, np.searchsorted(at[nodes], edges))
+    return Brackets(trees, codes[is_leaf].astype(np.int64), names, leaf_edges, np.searchsorted(at[nodes], edges))
 
 
 def _raise_error(texts: pa.Array) -> None:
@@ -160,52 +163,52 @@ def _raise_error(texts: pa.Array) -> None:
 
 def normal_form(
     brackets: Brackets, *, collapse_unary: bool, classes: np.ndarray | None = None, leaf_classes: np.ndarray | None = None
-) -> Forest:
-    """The normal form of `trees.normalise`, on all trees. `classes` [N] belong to the nodes as they were read.
+) -> FlatTrees:
+    """The normal form of `normalise` in `spans.py`, of all trees. `classes` [N] belong to the nodes as they were read.
 
     Of the nodes that a unary chain or a ROOT collapses into one, it has the lowest label, but the class of the topmost
-    that has one: a label says what a phrase is, a class what the whole stands for. The node of a bare word has the
+    that has one: a label says what a phrase is, a class what the complete phrase stands for. The node of a bare word has the
     word's class.
     """
-    forest = replace(brackets.forest, classes=classes)
-    forest = forest.keep(forest.starts < forest.ends)
-    same = np.zeros(len(forest), dtype=bool)
-    same[:-1] = (forest.starts[1:] == forest.starts[:-1]) & (forest.ends[1:] == forest.ends[:-1])
-    names = [plain_label(name) for name in forest.names]
+    trees = replace(brackets.trees, classes=classes)
+    trees = trees.keep(trees.starts < trees.ends)
+    same = np.zeros(len(trees), dtype=bool)
+    same[:-1] = (trees.starts[1:] == trees.starts[:-1]) & (trees.ends[1:] == trees.ends[:-1])
+    names = [plain_label(name) for name in trees.names]
     if not collapse_unary:
         roots = np.array([name in ROOT_LABELS for name in names], dtype=bool)
-        same &= roots[forest.labels] if len(names) else same
-    if forest.classes is not None and len(forest):
-        forest = replace(forest, classes=_first_classes(forest.classes, same))
-    forest = replace(forest, names=[name or UNANALYSED for name in names]).keep(~same)
-    tree_nodes = np.diff(forest.node_edges(brackets.leaf_edges))
+        same &= roots[trees.labels] if len(names) else same
+    if trees.classes is not None and len(trees):
+        trees = replace(trees, classes=_first_classes(trees.classes, same))
+    trees = replace(trees, names=[name or UNANALYSED for name in names]).keep(~same)
+    tree_nodes = np.diff(trees.node_edges(brackets.leaf_edges))
     bare = np.flatnonzero((tree_nodes == 0) & (np.diff(brackets.leaf_edges) > 0))
     if len(bare):
         starts = brackets.leaf_edges[bare]
         is_bare = np.zeros(brackets.leaf_edges[-1] + 1, dtype=bool)
         is_bare[starts] = True
-        forest = forest.add(np.zeros_like(starts), starts, brackets.leaf_edges[bare + 1], [UNANALYSED], above=True)
-        if forest.classes is not None and leaf_classes is not None:
-            mine = is_bare[forest.starts]
-            forest.classes[mine] = leaf_classes[forest.starts[mine]]
-    return forest
+        trees = trees.add(np.zeros_like(starts), starts, brackets.leaf_edges[bare + 1], [UNANALYSED], above=True)
+        if trees.classes is not None and leaf_classes is not None:
+            mine = is_bare[trees.starts]
+            trees.classes[mine] = leaf_classes[trees.starts[mine]]
+    return trees
 
 
-def with_classes(forest: Forest, given: Forest) -> Forest:
-    """A forest over the leaves of `given`: its nodes take the classes of the given ones over the same leaves, else -1."""
+def with_classes(trees: FlatTrees, given: FlatTrees) -> FlatTrees:
+    """The trees with classes: a node takes the class of the node of `given` over the same leaves, else -1."""
     if given.classes is None:
-        return forest
-    width = int(max(forest.ends.max(initial=0), given.ends.max(initial=0))) + 1
+        return trees
+    width = int(max(trees.ends.max(initial=0), given.ends.max(initial=0))) + 1
     labelled = np.flatnonzero(given.classes >= 0)
     keys = given.starts[labelled] * width + given.ends[labelled]
     order = np.argsort(keys, kind="stable")  # of a chain the topmost comes first
-    wanted = forest.starts * width + forest.ends
+    wanted = trees.starts * width + trees.ends
     at = np.searchsorted(keys[order], wanted)
-    classes = np.full(len(forest), -1, dtype=given.classes.dtype)
+    classes = np.full(len(trees), -1, dtype=given.classes.dtype)
     there = np.flatnonzero(at < len(keys))
     there = there[keys[order[at[there]]] == wanted[there]]
     classes[there] = given.classes[labelled[order[at[there]]]]
-    return replace(forest, classes=classes)
+    return replace(trees, classes=classes)
 
 
 def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
@@ -217,55 +220,55 @@ def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
     return first[run]
 
 
-def join_documents(forest: Forest, leaf_edges: np.ndarray, trees_per_row: np.ndarray) -> Forest:
+def join_documents(trees: FlatTrees, leaf_edges: np.ndarray, trees_per_row: np.ndarray) -> FlatTrees:
     """A node DOC over every row of several trees."""
     rows = np.flatnonzero(trees_per_row > 1)
-    return forest.add(np.zeros_like(rows), leaf_edges[rows], leaf_edges[rows + 1], [DOCUMENT_LABEL], above=True)
+    return trees.add(np.zeros_like(rows), leaf_edges[rows], leaf_edges[rows + 1], [DOCUMENT_LABEL], above=True)
 
 
-def split_words(forest: Forest, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray) -> Forest:
+def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray) -> FlatTrees:
     """The trees over subword pieces instead of words (paper, section 7.4 and figure 7).
 
     A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
     """
     edges = edges_of(pieces_per_word)
-    over_pieces = replace(forest, starts=edges[forest.starts], ends=edges[forest.ends])
+    over_pieces = replace(trees, starts=edges[trees.starts], ends=edges[trees.ends])
     split = np.flatnonzero(pieces_per_word > 1)
     names = [SPLIT_WORD_PREFIX + name for name in tag_names]
     return over_pieces.add(tags[split], edges[split], edges[split + 1], names, above=False)
 
 
-def binarise(forest: Forest, num_leaves: int, side: str) -> Forest:
+def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
     """At most two children everywhere. New nodes are called @ and the label of the node they divide.
 
     right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c).
     """
-    parents = forest.parents()
+    parents = trees.parents()
     # Children are nodes and the leaves that no lower node covers.
-    lowest = _lowest_nodes(forest, num_leaves)
+    lowest = _lowest_nodes(trees, num_leaves)
     bare = np.flatnonzero(lowest >= 0)
     below = np.flatnonzero(parents >= 0)
     parent = np.concatenate([parents[below], lowest[bare]])
-    start = np.concatenate([forest.starts[below], bare])
-    end = np.concatenate([forest.ends[below], bare + 1])
+    start = np.concatenate([trees.starts[below], bare])
+    end = np.concatenate([trees.ends[below], bare + 1])
     order = np.lexsort((start, parent))
     parent, start, end = parent[order], start[order], end[order]
-    count = np.bincount(parent, minlength=len(forest))
+    count = np.bincount(parent, minlength=len(trees))
     rank = np.arange(len(parent)) - edges_of(count)[parent]
     new = (rank >= 1) & (rank <= count[parent] - 2)
     of = parent[new]
-    starts, ends = (start[new], forest.ends[of]) if side == "right" else (forest.starts[of], end[new])
-    return forest.add(forest.labels[of], starts, ends, [BINARY_PREFIX + name for name in forest.names], above=False)
+    starts, ends = (start[new], trees.ends[of]) if side == "right" else (trees.starts[of], end[new])
+    return trees.add(trees.labels[of], starts, ends, [BINARY_PREFIX + name for name in trees.names], above=False)
 
 
-def _lowest_nodes(forest: Forest, num_leaves: int) -> np.ndarray:
+def _lowest_nodes(trees: FlatTrees, num_leaves: int) -> np.ndarray:
     """[W], the lowest node over every leaf; -1 where there is none."""
     # From the last node that starts at or before a leaf, climb to the first that reaches beyond it.
-    parents = forest.parents()
+    parents = trees.parents()
     leaf = np.arange(num_leaves)
-    node = np.searchsorted(forest.starts, leaf, side="right") - 1
+    node = np.searchsorted(trees.starts, leaf, side="right") - 1
     while True:
-        short = (node >= 0) & (forest.ends[node] <= leaf) if len(forest) else np.zeros(num_leaves, dtype=bool)
+        short = (node >= 0) & (trees.ends[node] <= leaf) if len(trees) else np.zeros(num_leaves, dtype=bool)
         if not short.any():
             return node
         node[short] = parents[node[short]]
