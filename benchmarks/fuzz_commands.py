@@ -107,9 +107,9 @@ def judge(case: Case, status: int, seconds: float, errors: str, output: str, bef
     if any(len(line) > MOST_CHARACTERS for line in [*lines, *(output.split("\n") if status == 2 else [])]):
         faults.append("long line")
     if status == 2 and "traceback" not in faults:
-        told = [line for line in lines if line.startswith("error: ")]
+        error_lines = [line for line in lines if line.startswith("error: ")]
         others = [line for line in lines if not line.startswith("error: ") and not _NOTE.match(line)]
-        if others or (len(told) != 1 and case.workflow != "verify") or (told and lines[-1] != told[-1]):
+        if others or (len(error_lines) != 1 and case.workflow != "verify") or (error_lines and lines[-1] != error_lines[-1]):
             faults.append("not one line")
     if everything(case.folder, case.may_change()) != before:
         faults.append("written elsewhere")

@@ -10,7 +10,7 @@ gives rows, or one line with file and line.
 
 Whole commands: `--commands` of every kind of damage (fuzz_cases.py) in forks of one process, and `--processes` more as users
 start them. They end with a result or one line of at most 500 characters within 60 seconds, and write nowhere else. What
-breaks a rule is told on standard error. Status 1 if anything does.
+breaks a rule is reported on standard error. Status 1 if anything does.
 """
 
 import argparse

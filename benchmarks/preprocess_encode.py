@@ -46,7 +46,7 @@ def make_data(data: Path, count: int, rows_per_shard: int = 2000) -> tuple[Recor
         )
         for i in range(num_shards)
     ]  # fmt: skip
-    parsed = [parser(text=record, mark="") for record in text]
+    parsed = [parser(text=record, fingerprint="") for record in text]
     write_vocabulary(data, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig())
     return text, parsed
 
@@ -67,7 +67,7 @@ def best_rate(amount: int, step: Callable[[], None], seconds: float) -> float:
 
 def encode_all(data: Path, base: Path, text: Records, parsed: Records, tree: TreeConfig) -> Records:
     worker = EncodeShard(data, tree, base)
-    return [worker(text=t, parsed=p, mark="") for t, p in zip(text, parsed, strict=True)]
+    return [worker(text=t, parsed=p, fingerprint="") for t, p in zip(text, parsed, strict=True)]
 
 
 def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import ENCODED_SCHEMA
-from treeproc.shards.store import fingerprint, read_index, write_index
+from treeproc.shards.store import fingerprint_of, read_index, write_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import SubwordConfig, train_pieces
 
@@ -39,13 +39,13 @@ def write_vocabulary(
     if dependencies:
         (vocab / "deprels.txt").write_text("<unk>\nnsubj\nobj\nroot\n")
     config = ParserConfig(name=parser, dependencies=dependencies)
-    marks = {f"{name}_fingerprint": fingerprint(name, parser, tree_source) for name in ("text", "tree")}
+    fingerprints = {f"{name}_fingerprint": fingerprint_of(name, parser, tree_source) for name in ("text", "tree")}
     write_index(
         folder / "encoded",
         [],
-        fingerprint=fingerprint(parser, tree_source, list(words)),
-        vocab_fingerprint=fingerprint(list(words)),
-        **marks,
+        fingerprint=fingerprint_of(parser, tree_source, list(words)),
+        vocab_fingerprint=fingerprint_of(list(words)),
+        **fingerprints,
         columns=[*ENCODED_SCHEMA.names, *(["arcs"] if dependencies else [])],
         num_pieces=NUM_PIECES,
         num_labels=len(LABELS),

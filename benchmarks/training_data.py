@@ -47,14 +47,14 @@ def write_captions(folder: Path, *, rows: int, num_pieces: int, flat: bool = Fal
             facts = {"example_id": row, "leaves": leaves, "nodes": nodes, "tgt_pieces": tgt_pieces}
             lengths.append({"split": split, "shard": 0, "row": row, **facts})
         counts = dict(zip(("leaves", "nodes", "tgt_pieces"), map(sum, zip(*sizes, strict=True)), strict=True))
-        name, mark = shard_name(split, 0, 1), f"random-{flat}"
-        place = {"split": split, "index": 0, "fingerprint": mark}
+        name, fingerprint = shard_name(split, 0, 1), f"random-{flat}"
+        place = {"split": split, "index": 0, "fingerprint": fingerprint}
         records.append(write_shard(encoded, name, examples, ENCODED_SCHEMA, **place, counts=counts))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
         writer.write_table(pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA))
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
-    marks = {f"{stage}_fingerprint": f"{stage}-{flat}" for stage in ("text", "tree", "vocab")}
+    fingerprints = {f"{stage}_fingerprint": f"{stage}-{flat}" for stage in ("text", "tree", "vocab")}
     sizes = {"num_pieces": num_pieces, "num_labels": LABELS}
-    write_index(encoded, records, fingerprint=f"random-{flat}", columns=ENCODED_SCHEMA.names, **sizes, **marks)
+    write_index(encoded, records, fingerprint=f"random-{flat}", columns=ENCODED_SCHEMA.names, **sizes, **fingerprints)
     return folder

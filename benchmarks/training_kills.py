@@ -47,7 +47,7 @@ SETTINGS = {
 
 
 def last_step(run: Path) -> int:
-    """The step of the last whole line of metrics.jsonl, 0 without one; reads no more than the end of the file."""
+    """The step of the last complete line of metrics.jsonl, 0 without one; reads no more than the end of the file."""
     try:
         with open(run / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
@@ -115,9 +115,13 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     data = write_captions(folder / "data", rows=1000, num_pieces=500)
     config = folder / "train.yaml"
     config.write_text(json.dumps(SETTINGS | {"data": str(data), "max_steps": options.steps}))
-    training, whole, killed = Workflow("train_wmt.py", config, scratch, 4 * LIMIT_S), folder / "undisturbed", folder / "killed"
-    seconds = training.finish(whole)
-    trained = read_metrics(whole)[-1]["elapsed"]
+    training, undisturbed, killed = (
+        Workflow("train_wmt.py", config, scratch, 4 * LIMIT_S),
+        folder / "undisturbed",
+        folder / "killed",
+    )
+    seconds = training.finish(undisturbed)
+    trained = read_metrics(undisturbed)[-1]["elapsed"]
     figure("undisturbed", "seconds", seconds, steps=options.steps)
     kinds = [KINDS[i % len(KINDS)] for i in range(options.kills)]
     rng.shuffle(kinds)
@@ -130,12 +134,12 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
         figure(kind, "kills", sum(moments.values()), moments=moments)
     figure("all", "kills", sum(killer.done.values()), seconds=round(time.monotonic() - killer.begin, 1))
     figure("all", "drivers_failed_that_nobody_killed", killer.failed)
-    expected, found = losses(whole), losses(killed)
+    expected, found = losses(undisturbed), losses(killed)
     different = sum(a != b for a, b in zip(expected, found, strict=False)) + abs(len(expected) - len(found))
     figure("all", "different_losses", different, steps=len(found))
-    different += validations(whole) != validations(killed)
-    weights = [file_sha256(latest_checkpoint(run) / WEIGHTS) for run in (whole, killed)]
-    averages = [file_sha256(run / "averaged" / WEIGHTS) for run in (whole, killed)]
+    different += validations(undisturbed) != validations(killed)
+    weights = [file_sha256(latest_checkpoint(run) / WEIGHTS) for run in (undisturbed, killed)]
+    averages = [file_sha256(run / "averaged" / WEIGHTS) for run in (undisturbed, killed)]
     figure("all", "same_weights", int(weights[0] == weights[1] and averages[0] == averages[1]))
     passed = not different and not killer.failed and weights[0] == weights[1] and averages[0] == averages[1]
     figure("all", "passed", int(passed))

@@ -37,14 +37,14 @@ class ReferenceSentence:
         self.relations = [name.partition(":")[0] for name in relations]
         self.tags, self.words, self.shape = [_UNIVERSAL.get(tag, tag) for tag in tags], words, shape
         size = range(len(words))
-        self.marks = {i for i in size if self.relations[i] == "punct" and i not in self.governors}
+        self.punctuation = {i for i in size if self.relations[i] == "punct" and i not in self.governors}
         self.pairs = {}
         for head in size:
-            inside = self.below(head) - self.marks
+            inside = self.below(head) - self.punctuation
             if inside:
                 left, right = min(inside) - 1, max(inside) + 1
                 pair = {left, right}
-                own = pair <= self.marks and all(self.governors[i] == head for i in pair)
+                own = pair <= self.punctuation and all(self.governors[i] == head for i in pair)
                 if own and (words[left], words[right]) in zip(OPENING, CLOSING, strict=True):
                     self.pairs[head] = pair
         self.edges = set().union(*self.pairs.values()) if self.pairs else set()
@@ -57,11 +57,11 @@ class ReferenceSentence:
     def joined(self, word):
         head = self.governors[word]
         joins = self.relations[word] == "cc" and head >= 0 and self.relations[head] == "conj"
-        begins = joins and min(self.below(head) - (self.marks - self.edges)) == word
+        begins = joins and min(self.below(head) - (self.punctuation - self.edges)) == word
         return self.governors[head] if begins else head
 
     def dependents(self, head):
-        return [i for i, above in enumerate(self.governors) if above == head and i not in self.marks]
+        return [i for i, above in enumerate(self.governors) if above == head and i not in self.punctuation]
 
     def layer(self, word, head):
         relation, tag, left = self.relations[word], self.tags[word], word < head
@@ -116,7 +116,7 @@ class ReferenceSentence:
         label = _PHRASES.get(tag, "X")
         out, covered = [], {head}
         used = [layer for layer, _ in groups]
-        if self.shape == "layered" and head not in self.marks:
+        if self.shape == "layered" and head not in self.punctuation:
             if not groups:
                 alone = (tag in _NOMINAL and relation in _ARGUMENTS) or (relation == "advmod" and tag == "ADV")
             else:
@@ -125,7 +125,7 @@ class ReferenceSentence:
                 out.append((head, head + 1, label))
         for layer, group in groups:
             for i in group:
-                covered |= self.below(i) - (self.marks - self.edges)
+                covered |= self.below(i) - (self.punctuation - self.edges)
             if self.shape == "layered":
                 label = NAMES.get(layer, label)
             elif any(self.relations[i] in _SUBJECTS for i in group):

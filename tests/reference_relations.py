@@ -43,7 +43,7 @@ def reference_path(governors: tuple[int, ...], start: int, end: int) -> str:
 
 
 def reference_structural(governors: tuple[int, ...], i: int, j: int, same: str) -> int:
-    """The relative structural position of word j to word i, by the rule as it is told."""
+    """The relative structural position of word j to word i, by the rule as written."""
     distance = reference_distances(governors)
     root = len(governors)
     depth = [row[root] - 1 for row in distance]

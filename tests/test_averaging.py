@@ -105,9 +105,9 @@ def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, c
         path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     faults = {"weights": "model.safetensors is damaged", "meta": "meta.json is damaged"}
     why = faults.get(damage, "its meta.json is of step 1")
-    said = f"step_00000002 cannot be averaged: {why}; .*average_checkpoints.py --out .* allow_fewer=true takes the others"
+    message = f"step_00000002 cannot be averaged: {why}; .*average_checkpoints.py --out .* allow_fewer=true takes the others"
     for fewer in (False, True):  # also at the end of training, where there may be fewer
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             average_checkpoints(tmp_path, choice, 3, allow_fewer=fewer)
     assert not (tmp_path / "averaged").exists() and len(list((tmp_path / "checkpoints").iterdir())) == 3
     averaged = average_checkpoints(tmp_path, choice, 3, allow_fewer=True, allow_damaged=True)
@@ -132,7 +132,7 @@ def test_what_merely_looks_like_a_checkpoint_is_left_out_and_said(tmp_path):
     (place / "step_00000009").write_text("a note")
     (place / "step_00000004").mkdir()  # a kill while it was removed
     (place / "step_00000004" / WEIGHTS).write_bytes(b"")
-    said = {
+    message = {
         "step_000000003": "not the name of a checkpoint",
         "step_00000004": "meta.json is missing",
         "step_00000009": "not a folder",
@@ -140,7 +140,7 @@ def test_what_merely_looks_like_a_checkpoint_is_left_out_and_said(tmp_path):
     }
     for choice in ("last", "best"):
         averaged = average_checkpoints(tmp_path, choice, 2)
-        assert same_weights(averaged, mean_of(1, 2)) and meta_of(averaged)["averaged_left_out"] == said
+        assert same_weights(averaged, mean_of(1, 2)) and meta_of(averaged)["averaged_left_out"] == message
     save(tmp_path, 5, 5)  # training goes on beside them
     assert (place / "step_00000009").is_file()
 
@@ -236,7 +236,7 @@ def test_checkpoints_of_other_vocabularies_are_refused(tmp_path, changed, named)
 
 
 def test_what_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match="no whole checkpoint"):
+    with pytest.raises(UserError, match="no complete checkpoint"):
         average_checkpoints(tmp_path, "last", 2)
     save(tmp_path, 1, 1)
     with pytest.raises(UserError, match="no moving average; train with ema_decay"):

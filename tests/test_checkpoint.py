@@ -1,4 +1,4 @@
-"""Checkpoints: whole or passed over, the last k kept."""
+"""Checkpoints: complete or passed over, the last k kept."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from treenet.runs.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
     find_fault,
-    is_whole,
+    is_complete,
     latest_checkpoint,
     load_checkpoint,
     read_meta,
@@ -95,19 +95,19 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, name, damage, capsys):
         (folder / name).write_bytes(content[: len(content) // 2])
     else:
         (folder / name).write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    assert not is_whole(folder)
+    assert not is_complete(folder)
     assert latest_checkpoint(tmp_path).name == "step_00000001"
-    assert "step_00000002 is not whole" in capsys.readouterr().err
+    assert "step_00000002 is not complete" in capsys.readouterr().err
 
 
 def test_every_flipped_bit_of_the_meta_is_noticed(tmp_path):
     folder, _, _ = save(tmp_path, 1, valid_nll=2.5)
     content = (folder / "meta.json").read_bytes()
-    assert is_whole(folder)
+    assert is_complete(folder)
     for place in range(len(content)):
         flipped = content[place] ^ (1 << place % 8)
         (folder / "meta.json").write_bytes(content[:place] + bytes([flipped]) + content[place + 1 :])
-        assert not is_whole(folder), (place, chr(content[place]), chr(flipped))
+        assert not is_complete(folder), (place, chr(content[place]), chr(flipped))
 
 
 def test_a_changed_fact_of_the_meta_is_noticed_and_one_of_an_earlier_version_opens(tmp_path):
@@ -118,7 +118,7 @@ def test_a_changed_fact_of_the_meta_is_noticed_and_one_of_an_earlier_version_ope
         assert find_fault(folder) == "meta.json is damaged" and read_meta(folder) == {}
     old = {name: value for name, value in meta.items() if name not in ("sha256", "meta_version")}
     (folder / "meta.json").write_text(json.dumps(old))
-    assert is_whole(folder) and read_meta(folder) == old
+    assert is_complete(folder) and read_meta(folder) == old
     assert load_checkpoint(folder, model, optimizer, data_fingerprint="abc") == {"step": 1}
 
 
@@ -136,10 +136,10 @@ def test_files_of_any_kind_are_no_traceback(tmp_path, files):
     kept = {} if not isinstance(files, dict) or files.keys() <= meta["files"].keys() else meta["files"]
     listed = {**kept, **files} if isinstance(files, dict) else files
     (folder / "meta.json").write_text(json.dumps({"step": 1, "data_fingerprint": "abc", "files": listed}))
-    assert not is_whole(folder) and latest_checkpoint(tmp_path) is None
+    assert not is_complete(folder) and latest_checkpoint(tmp_path) is None
     for text in ("[1]", "5", "null", '{"files"', "[" * 100_000):
         (folder / "meta.json").write_text(text)
-        assert not is_whole(folder)
+        assert not is_complete(folder)
 
 
 def test_a_folder_that_merely_looks_like_a_checkpoint_is_none(tmp_path, capsys):
@@ -150,7 +150,7 @@ def test_a_folder_that_merely_looks_like_a_checkpoint_is_none(tmp_path, capsys):
     (place / "step_00000009").write_text("a file")
     assert [path.name for path in checkpoint_folders(tmp_path)] == ["step_00000001", "step_00000007"]
     assert latest_checkpoint(tmp_path) == folder
-    assert "step_00000007 is not whole (its meta.json is of step 1)" in capsys.readouterr().err
+    assert "step_00000007 is not complete (its meta.json is of step 1)" in capsys.readouterr().err
 
 
 def test_steps_of_nine_digits_come_after_those_of_eight(tmp_path):

@@ -1,4 +1,4 @@
-"""Damaged files are found before they are used, and what can be mended is."""
+"""Damaged files are found before they are used, and what can be repaired is."""
 
 import json
 import subprocess

@@ -91,7 +91,7 @@ def test_trees_of_arcs_stand_beside_constituents_of_the_same_pieces():
     names = ("iwslt14_part_en_de", "iwslt14_part_en_de_dependencies")
     (_, parsed), (_, of_arcs) = make(names[0]), make(names[1], f"parsed={names[0]}")
     assert (parsed["tree_source"], of_arcs["tree_source"]) == ("parsed", "dependencies")
-    same = [mark for mark in parsed if mark.endswith("fingerprint") and parsed[mark] == of_arcs[mark]]
+    same = [key for key in parsed if key.endswith("fingerprint") and parsed[key] == of_arcs[key]]
     assert "text_fingerprint" in same and "parsed_fingerprint" in same and "tree_fingerprint" not in same
     first, second = (rows(Path(name), "encoded", "train") for name in names)
     for own, other in zip(first, second, strict=True):

@@ -42,7 +42,7 @@ def times(folder: Path, pattern: str) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob(pattern)}
 
 
-def check_demo(out: Path, said: str) -> None:
+def check_demo(out: Path, message: str) -> None:
     metrics = [json.loads(line) for line in (out / "tree_transformer" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["event"] == "train"] == list(range(1, STEPS + 1))
     assert sorted(json.loads((out / "tree_transformer" / "scores.json").read_text())) == [
@@ -52,7 +52,7 @@ def check_demo(out: Path, said: str) -> None:
         assert len((out / name / "translations.test.txt").read_text().split("\n")) == 12 + 1
         assert json.loads((out / name / "averaged" / "meta.json").read_text())["averaged_steps"] == [3, 6, 9, 12][-5:]
     report = (out / "report.txt").read_text()
-    assert report in said and report.count("source  ") == 3 and "BLEU" in report and "└─ " in report
+    assert report in message and report.count("source  ") == 3 and "BLEU" in report and "└─ " in report
     assert (out / "learning_curves.png").stat().st_size > 5000
     same_data = [json.loads((out / name / "run.json").read_text()) for name in ("tree_transformer", "transformer")]
     assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1

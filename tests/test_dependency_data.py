@@ -80,9 +80,9 @@ def test_arcs_become_the_trees_of_a_data_set(data):
     assert first[:3] == [("S", 0, 8), ("NP", 0, 1), ("VP", 1, 7)] and ("NP", 2, 4) in first and ("S", 5, 7) in first
     assert second == [("S", 0, 3), ("NP", 0, 1), ("VP", 1, 2)]
     assert index["tree_settings"]["phrases"] == "layered"
-    told = "arcs that cross: 1 were lifted, in 1 sentences"
+    message = "arcs that cross: 1 were lifted, in 1 sentences"
     trees = "trees: dependencies (phrases=layered, phrase_labels=upos)"
-    assert all(told in text and trees in text for text in (summary(index, folder), describe(folder)[0]))
+    assert all(message in text and trees in text for text in (summary(index, folder), describe(folder)[0]))
     assert not verify(folder).problems
 
 
@@ -111,11 +111,11 @@ def test_vocab_from_a_data_set_of_arcs_takes_its_phrases(data, tmp_path):
 
 def test_other_trees_do_not_know_of_the_settings_of_phrases(data, tmp_path):
     again = {"parsed": data[0], "subwords": {"vocab_size": 290, "lowercase": True}, "workers": 0}
-    marks = []
+    fingerprints = []
     for name, tree in (("one", {}), ("two", {"phrases": "flat"})):
         tree |= {"tree_source": "balanced"}
-        marks.append(preprocess(PreprocessConfig.model_validate(again | {"tree": tree}), tmp_path / name))
-    assert marks[0]["fingerprint"] == marks[1]["fingerprint"] and "phrases" not in marks[0]["tree_settings"]
+        fingerprints.append(preprocess(PreprocessConfig.model_validate(again | {"tree": tree}), tmp_path / name))
+    assert fingerprints[0]["fingerprint"] == fingerprints[1]["fingerprint"] and "phrases" not in fingerprints[0]["tree_settings"]
 
 
 def test_data_sets_without_arcs_are_refused(tmp_path):

@@ -107,9 +107,9 @@ def test_bad_models_are_mended_as_stanza_mends_them(bad, plain, tagged):
     trainer = GraphTrainer(args=bad.args, vocab=bad.vocab, model=bad, device="cpu")
     (batch,) = list(DataLoader(document, 1000, bad.args, None, vocab=bad.vocab, evaluation=True))
     both = []
-    for mends in (False, True):
-        expected = trainer.predict(batch, resolve_head_constraints=mends)
-        bad.args = bad.args | {"resolve_head_constraints": mends}
+    for corrects in (False, True):
+        expected = trainer.predict(batch, resolve_head_constraints=corrects)
+        bad.args = bad.args | {"resolve_head_constraints": corrects}
         arcs = DependencyParser(bad).parse(words, tags, 4096)
         assert arcs == [[(head - 1, name) for head, name in sentence] for sentence in expected]
         both.append(arcs)

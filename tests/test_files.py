@@ -1,4 +1,4 @@
-"""Outputs at the places that users name: files whole or not at all, links kept, devices and pipes written to."""
+"""Outputs at the places that users name: files complete or not at all, links kept, devices and pipes written to."""
 
 import os
 import subprocess

@@ -209,10 +209,10 @@ def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
         time.sleep(1)
         assert all(process.poll() is None for process in started), "a cell is still at work"
         (tmp_path / "wait-a").unlink()
-        said = [process.communicate(timeout=60) for process in started]
-    assert [process.returncode for process in started] == [0, 0], said
+        message = [process.communicate(timeout=60) for process in started]
+    assert [process.returncode for process in started] == [0, 0], message
     assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
-    assert sum("waiting for cells of other processes: a" in out for out, _ in said) == 1
+    assert sum("waiting for cells of other processes: a" in out for out, _ in message) == 1
     assert all(entry.starts == 1 and entry.status == DONE for entry in Ledger.read(tmp_path).entries.values())
 
 
@@ -225,8 +225,8 @@ def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
         killed.send_signal(signal.SIGKILL)
         (tmp_path / "wait-b").unlink()
         other = next(process for process in started if process is not killed)
-        said = other.communicate(timeout=60)
-    assert other.returncode == 0, said
+        message = other.communicate(timeout=60)
+    assert other.returncode == 0, message
     assert [name for name, _ in slow.read("start")].count("b") == 2
     entries = Ledger.read(tmp_path).entries
     assert {name: (entry.status, entry.starts) for name, entry in entries.items()} == {

@@ -173,9 +173,9 @@ def test_every_workflow_explains_every_setting(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [str(path), "--help"])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(path), run_name="__main__")
-        told = capsys.readouterr().out
-        assert not ended.value.code and "--out DIR" in told, path.name
-        listing = told.partition("settings (in the --config file")[2].strip().split("\n")[1:]
+        message = capsys.readouterr().out
+        assert not ended.value.code and "--out DIR" in message, path.name
+        listing = message.partition("settings (in the --config file")[2].strip().split("\n")[1:]
         assert listing and all(
             line.strip().partition(": ")[2][:2] not in ("", " (") for line in listing if line.startswith("  ")
         ), path.name

@@ -201,14 +201,14 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
 
     config = finished / "config.yaml"
     out = tmp_path / "run"
-    status, told, _ = run("train_lm.py", "--config", config, "--out", out, "max_steps=6")
-    assert status == 0 and "masked pieces/s" in told and "unsupervised_parse.py --out" in told
-    status, told, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
-    assert status == 0 and "random" in told and "sent. F1" in told
+    status, message, _ = run("train_lm.py", "--config", config, "--out", out, "max_steps=6")
+    assert status == 0 and "masked pieces/s" in message and "unsupervised_parse.py --out" in message
+    status, message, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
+    assert status == 0 and "random" in message and "sent. F1" in message
     assert list(read_json(out / "scores.json")) == ["unsupervised_parse.test"]
     treebank = tmp_path / "gold.mrg"
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (NP (X gu) (X da)) (. .)) )\n")
-    status, told, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
+    status, message, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 0, error
     scores = read_json(out / "scores.json")["unsupervised_parse.treebank.gold"]
     assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")

@@ -1,4 +1,4 @@
-"""What the text stage notices in its lines: counted, shown by one example, said with what to do; of clean text, nothing."""
+"""Notices of the text stage about its lines: a count, an example and a hint; none about clean text."""
 
 import json
 import subprocess
@@ -33,8 +33,8 @@ ENGLISH = [
 TOKENS = ["the dog &apos;s well @-@ known tail , it seems .", "they do n't run .", "he said , &quot; yes &quot; ."]
 
 
-def told(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]:
-    """Notices of splits of source lines, and what is said of them; the shipped parser reads the source, none the target."""
+def notices_of(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]:
+    """Notices about splits of source lines, and their messages; the shipped parser reads the source, none the target."""
     config = PreprocessConfig.model_validate(
         {"splits": {split: {"source": ["a"], "target": ["b"]} for split in lines}, "parser": {"name": "shipped"}} | changes
     )
@@ -48,29 +48,33 @@ def told(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]:
 
 
 def test_tokenised_text_is_told_with_count_example_and_setting():
-    facts, said = told({"train": [*ENGLISH, *TOKENS]})
+    facts, messages = notices_of({"train": [*ENGLISH, *TOKENS]})
     assert facts["train"]["source"]["escapes"] == {"count": 2, "line": 4, "text": TOKENS[0]}
     assert facts["train"]["source"]["tokens"]["count"] == 3
-    assert len(said) == 1 and "3 of 6 lines of train source (50.0%)" in said[0] and said[0].endswith("set tokenized: moses")
-    assert f"train source line 4: {TOKENS[0]!r}" in said[0] and "escapes such as &apos; or @-@: 2 of 6" in said[0]
+    assert (
+        len(messages) == 1
+        and "3 of 6 lines of train source (50.0%)" in messages[0]
+        and messages[0].endswith("set tokenized: moses")
+    )
+    assert f"train source line 4: {TOKENS[0]!r}" in messages[0] and "escapes such as &apos; or @-@: 2 of 6" in messages[0]
 
 
 def test_text_that_is_not_tokenised_is_told_where_moses_is_set():
-    facts, said = told({"train": ENGLISH}, tokenized="moses")
-    assert len(said) == 1 and "3 of 3 lines" in said[0] and said[0].endswith("set tokenized: none")
+    facts, messages = notices_of({"train": ENGLISH}, tokenized="moses")
+    assert len(messages) == 1 and "3 of 3 lines" in messages[0] and messages[0].endswith("set tokenized: none")
     tokens = ["the dog 's tail , it seems .", "they don 't run .", "he said : yes !"]
-    assert told({"train": tokens}, tokenized="moses")[1] == []
+    assert notices_of({"train": tokens}, tokenized="moses")[1] == []
 
 
 def test_clean_text_is_told_nothing():
     """Of the sample's English and German sentences, read by a parser of their language; blanks before ? and ! are French."""
     for lines in (sample_lines(400), [*ENGLISH, "C'est vrai ? Non !", "R & D costs 5 % .NET pays, he says."]):
-        assert not [line for line in told({"train": lines})[1] if "several sentences" not in line]
+        assert not [line for line in notices_of({"train": lines})[1] if "several sentences" not in line]
 
 
 def test_escapes_in_plain_text_are_not_taken_for_tokens():
-    _, said = told({"train": [*ENGLISH, "Salt &amp; pepper are on the table."]})
-    assert len(said) == 1 and "write the characters themselves" in said[0] and "moses" not in said[0]
+    _, messages = notices_of({"train": [*ENGLISH, "Salt &amp; pepper are on the table."]})
+    assert len(messages) == 1 and "write the characters themselves" in messages[0] and "moses" not in messages[0]
 
 
 def test_given_words_are_not_told_to_be_tokens():
@@ -80,14 +84,17 @@ def test_given_words_are_not_told_to_be_tokens():
 
 
 def test_another_language_than_the_parsers_is_told_with_its_share():
-    facts, said = told({"train": [*ENGLISH * 3, GERMAN[0]], "test": GERMAN})
+    facts, messages = notices_of({"train": [*ENGLISH * 3, GERMAN[0]], "test": GERMAN})
     assert facts["test"]["source"]["language"] == {
         "count": 3, "line": 1, "text": GERMAN[0], "looked_at": 3, "seems": "de",
     }  # fmt: skip
-    assert len(said) == 1 and "another language (de) than the parser's (en): 1 of 10 lines of train source (10.0%)" in said[0]
-    assert told({"train": GERMAN}, parser={"name": "corenlp", "language": "de"})[1] == []
-    assert told({"train": GERMAN}, parser={"name": "words"})[1] == [], "no parser reads the lines"
-    facts, _ = told({"train": ENGLISH}, target_parser={"name": "corenlp", "language": "de"})
+    assert (
+        len(messages) == 1
+        and "another language (de) than the parser's (en): 1 of 10 lines of train source (10.0%)" in messages[0]
+    )
+    assert notices_of({"train": GERMAN}, parser={"name": "corenlp", "language": "de"})[1] == []
+    assert notices_of({"train": GERMAN}, parser={"name": "words"})[1] == [], "no parser reads the lines"
+    facts, _ = notices_of({"train": ENGLISH}, target_parser={"name": "corenlp", "language": "de"})
     assert facts["train"]["target"]["language"]["seems"] == "en"
 
 
@@ -129,34 +136,39 @@ def test_the_sample_does_not_depend_on_the_calls(sizes):
 )
 def test_several_sentences(line, several):
     assert has_several_sentences(line) == several
-    assert (told({"train": [line or "x"]})[0]["train"]["source"]["sentences"]["count"] == 1) == several
+    assert (notices_of({"train": [line or "x"]})[0]["train"]["source"]["sentences"]["count"] == 1) == several
 
 
 def test_several_sentences_name_the_setting_that_splits_them():
     lines = [*ENGLISH, "He came. She went."]
-    assert "parser.split_sentences: true" in told({"train": lines})[1][0] and "1 of 4 lines" in told({"train": lines})[1][0]
-    assert told({"train": lines}, parser={"name": "shipped", "split_sentences": True})[1] == []
+    assert (
+        "parser.split_sentences: true" in notices_of({"train": lines})[1][0]
+        and "1 of 4 lines" in notices_of({"train": lines})[1][0]
+    )
+    assert notices_of({"train": lines}, parser={"name": "shipped", "split_sentences": True})[1] == []
 
 
 @pytest.mark.parametrize(
     "mark", ["<unk>", "<T_3>", "__unk__", "sub@@ words", "[MASK]", "{{name}}", "%s", "%1$s", "%(user)s", "<URL>"]
 )
 def test_placeholders(mark):
-    facts, said = told({"train": [*ENGLISH, f"I saw {mark} there."]})
-    assert facts["train"]["source"]["placeholders"]["line"] == 4 and len(said) == 1 and "placeholders" in said[0]
+    facts, messages = notices_of({"train": [*ENGLISH, f"I saw {mark} there."]})
+    assert facts["train"]["source"]["placeholders"]["line"] == 4 and len(messages) == 1 and "placeholders" in messages[0]
 
 
 @pytest.mark.parametrize(
     "line", ["5 < 6 and 7 > 6", "a_b __ c", "me@@home", "[sic] {sigh} 5 %", "50%such", "user@example.org <me@x.org>"]
 )
 def test_what_is_no_placeholder(line):
-    assert told({"train": [line]})[0]["train"]["source"]["placeholders"]["count"] == 0
+    assert notices_of({"train": [line]})[0]["train"]["source"]["placeholders"]["count"] == 0
 
 
 def test_messages_stay_one_short_line():
     lines = [f"{'x' * 500} &apos;s <unk> , well . Yes . \u2028 {n}" for n in range(30)]
-    _, said = told({split: lines for split in ("train", "valid", "test")}, target_parser={"name": "corenlp", "language": "de"})
-    assert len(said) >= 3 and all(len(line) < 500 and len(line.splitlines()) == 1 for line in said)
+    _, messages = notices_of(
+        {split: lines for split in ("train", "valid", "test")}, target_parser={"name": "corenlp", "language": "de"}
+    )
+    assert len(messages) >= 3 and all(len(line) < 500 and len(line.splitlines()) == 1 for line in messages)
 
 
 @given(st.lists(st.text(st.sampled_from("aB1 ,.-“”ßÄäİ中。\u2028"), max_size=8), max_size=6))

@@ -421,5 +421,5 @@ def test_lines_that_were_dropped_or_not_parsed_are_listed(data):
     ]  # fmt: skip
     rows = (data / "parsed" / "fallbacks.tsv").read_text().splitlines()
     assert rows == ["split\tline\tside\tparse_status", "test\t1\tsource\tflat_too_long"]
-    told = summary(read_index(data / "encoded"), data)
-    assert str(data / "text" / "dropped.tsv") in told and str(data / "parsed" / "fallbacks.tsv") in told
+    message = summary(read_index(data / "encoded"), data)
+    assert str(data / "text" / "dropped.tsv") in message and str(data / "parsed" / "fallbacks.tsv") in message

@@ -326,12 +326,12 @@ def probed(folder, tmp_path_factory) -> Path:
 def test_a_tree_model_is_probed_beside_its_baselines(probed):
     entry = json.loads((probed / "probes.json").read_text())["averaged"]
     assert list(entry["tasks"]) == ["depth", "word_order", "pos_tag", "arc_depth"] and entry["layers"] == 2
-    for name, told in entry["tasks"].items():
+    for name, facts in entry["tasks"].items():
         kinds = ["first"] if name in ("pos_tag", "arc_depth") else ["mean", "root"]
         layers = [(states, layer, of) for states in ("untrained", "trained") for layer in (1, 2) for of in kinds]
-        assert [(one["states"], one["layer"], one["of"]) for one in told["results"]] == [("embeddings", 0, kinds[0]), *layers]
-        assert all(0 <= one["test"] <= 1 and one["l2"] in SMALL.l2 for one in told["results"])
-        assert sum(told["classes"].values()) == told["examples"]["train"]
+        assert [(one["states"], one["layer"], one["of"]) for one in facts["results"]] == [("embeddings", 0, kinds[0]), *layers]
+        assert all(0 <= one["test"] <= 1 and one["l2"] in SMALL.l2 for one in facts["results"])
+        assert sum(facts["classes"].values()) == facts["examples"]["train"]
     tags = entry["tasks"]["pos_tag"]
     assert tags["majority"] < 0.6 < 0.9 < tags["results"][0]["test"]  # the tag follows from the first piece
     assert (probed / "probes.averaged.png").stat().st_size > 5000
@@ -402,8 +402,8 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
     run = copied("plain")
     small = ["train_sentences=30", "eval_sentences=10", "train_words=50", "eval_words=20", "max_iterations=3", "l2=[0.1]"]
     main(["--out", str(run), "tasks=[length]", *small])
-    told = capsys.readouterr().out
-    assert "majority" in told and "length" in told and str(run / "probes.json") in told
+    facts = capsys.readouterr().out
+    assert "majority" in facts and "length" in facts and str(run / "probes.json") in facts
     shutil.copytree(folder / "data" / "encoded", tmp_path / "bare" / "encoded")
     no_arcs = write_probe_data(tmp_path / "no_arcs", train=9, valid=3, test=3, columns=("leaves", "nodes", "spans", "tgt_pieces"))
     for overrides, message in (
@@ -451,7 +451,7 @@ def test_a_report_marks_probes_of_earlier_weights(probed, tmp_path, capsys):
     run_training(load_settings(TrainConfig, run / "config.yaml", ["max_steps=2"]), run)
     warn_of_stale_results(run)
     command = f"python workflows/probe.py --out {run} "
-    assert "probes.json, averaged: not of the run as it is (weights " in (told := capsys.readouterr().err) and command in told
+    assert "probes.json, averaged: not of the run as it is (weights " in (facts := capsys.readouterr().err) and command in facts
     write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report", lambda line: None)
     page = (tmp_path / "report" / "index.html").read_text()
     assert "run, stale: trained" in page and f"<code>{command}" in page

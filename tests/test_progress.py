@@ -86,10 +86,10 @@ def run_phase(seconds: float, stream) -> None:
 
 
 def test_a_phase_is_a_line_in_a_log_where_it_takes_long(tmp_path):
-    for seconds, told in ((0.0, ""), (0.8, "loading the model ...\n")):
+    for seconds, message in ((0.0, ""), (0.8, "loading the model ...\n")):
         with open(tmp_path / "log", "w") as log:
             run_phase(seconds, log)
-        assert (tmp_path / "log").read_text() == told
+        assert (tmp_path / "log").read_text() == message
 
 
 def test_a_phase_is_seen_at_once_on_a_terminal_and_leaves_nothing():

@@ -127,8 +127,8 @@ def test_a_damaged_file_stops_nothing_and_is_kept(tmp_path, capsys, content):
         assert read_sessions(tmp_path) == []
         with recorded(tmp_path, "train") as record:
             record.note()
-        told = capsys.readouterr().err
-        assert told.startswith(f"warning: {path} is damaged (") and told.count("\n") == 1
+        message = capsys.readouterr().err
+        assert message.startswith(f"warning: {path} is damaged (") and message.count("\n") == 1
         assert (tmp_path / f"provenance.damaged-{number}.json").read_bytes() == content
         assert len(read_sessions(tmp_path)) == 1
 

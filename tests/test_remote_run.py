@@ -19,7 +19,7 @@ from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.evaluation.run_results import read_system, warn_of_stale_results
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
-from treenet.runs.checkpoint import checkpoint_folders, is_whole, latest_checkpoint
+from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
 from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
 from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
@@ -119,7 +119,7 @@ def test_what_was_not_uploaded_to_its_end_is_not_loaded(bucket, data, undisturbe
     assert losses(out) == undisturbed
     shutil.rmtree(tmp_path / "disk")
     mirror.pull()
-    assert all(map(is_whole, checkpoint_folders(mirror.folder))) and len(checkpoint_folders(mirror.folder)) == 12
+    assert all(map(is_complete, checkpoint_folders(mirror.folder))) and len(checkpoint_folders(mirror.folder)) == 12
 
 
 def test_a_local_copy_of_a_run_that_was_removed_from_the_store_does_not_count(bucket, data):
@@ -146,7 +146,7 @@ def test_every_command_reads_the_run(finished, repository, capsys):
         return capsys.readouterr().out
 
     with read_run(finished, "averaged") as folder:
-        assert is_whole(folder / "averaged") and not (folder / "checkpoints").exists()
+        assert is_complete(folder / "averaged") and not (folder / "checkpoints").exists()
     assert "mean of the last checkpoints, steps 10" in run("average_checkpoints.py", "--out", finished, "last=1")
     assert "s3://bucket/finished/translations.test.txt" in run("evaluate.py", "--out", finished)
     run("evaluate.py", "--out", finished, "checkpoint=5")
@@ -167,8 +167,8 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
             assert not capsys.readouterr().err
     warn_of_stale_results(finished)
     command = f"python workflows/evaluate.py --out {finished} split=test"
-    told = capsys.readouterr().err
-    assert f"{finished}/scores.json, test: not of the run as it is (weights " in told and told.endswith(f": {command}\n")
+    message = capsys.readouterr().err
+    assert f"{finished}/scores.json, test: not of the run as it is (weights " in message and message.endswith(f": {command}\n")
     with read_run(finished) as run:  # without the weights
         standing = read_system(run, "test", finished).standing
     assert standing.changed.startswith("weights ") and standing.command == command

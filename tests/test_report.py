@@ -127,7 +127,7 @@ def test_the_page_is_whole_and_loads_nothing(out, page):
 def test_texts_are_escaped(out, page):
     text = (out / "index.html").read_text()
     assert EVIL not in text and EVIL_LABEL not in text and "A <i>title" not in text and "no<mask" not in text
-    assert "A <i>title</i>" in page.texts and any(EVIL in said for said in page.texts)
+    assert "A <i>title</i>" in page.texts and any(EVIL in message for message in page.texts)
     views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
     assert any(EVIL_LABEL in name for view in views for name in view["names"])
 
@@ -151,7 +151,7 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
             assert f"{test.difference:+.2f}".replace("-", "−") in shown
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
-    assert any("Scores on test" in said and ABOUT_WEIGHTS in said for said in page.texts)
+    assert any("Scores on test" in message and ABOUT_WEIGHTS in message for message in page.texts)
 
 
 def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
@@ -197,12 +197,12 @@ def test_what_differs_is_shown_and_what_spoils_a_comparison_is_said(folder, page
     other = replace(
         runs[0],
         config={**runs[0].config, "seed": 5, "batch": {**runs[0].config["batch"], "max_tokens": 32}},
-        marks={**runs[0].marks, "vocab_fingerprint": "other", "tree_fingerprint": "other"},
+        fingerprints={**runs[0].fingerprints, "vocab_fingerprint": "other", "tree_fingerprint": "other"},
         step=9,
     )
-    said = warnings([other, runs[1]], runs[1])
-    assert len(said) == 4 and "another vocabulary" in said[0] and "other trees" in said[1] and "9 updates" in said[3]
-    assert "batch.max_tokens is 32, not 64" in said[2] and "seed is 5, not 1" in said[2]
+    message = warnings([other, runs[1]], runs[1])
+    assert len(message) == 4 and "another vocabulary" in message[0] and "other trees" in message[1] and "9 updates" in message[3]
+    assert "batch.max_tokens is 32, not 64" in message[2] and "seed is 5, not 1" in message[2]
 
 
 def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
@@ -319,7 +319,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
         row = next(row for row in page.rows if row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row)
         if "comparison" in point:  # one seed: no interval, no p over seeds, no star
             assert row[-4:-1] == ["–", "–", "–"] and row[-1][-1].isdigit()
-    assert any(ABOUT_SEEDS in said and ABOUT_WEIGHTS_OF_SEEDS in said for said in page.texts)
+    assert any(ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message for message in page.texts)
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 
@@ -445,8 +445,8 @@ def assert_shows(window, shares: np.ndarray) -> None:
     opacities, numbers = shown(window)
     np.testing.assert_allclose(opacities, [shade(share) for share in shares], atol=3e-3)
     # A number is rounded from 16 bits: where that may change its last digit, either is right.
-    for share, said in zip(shares, numbers, strict=True):
-        assert said in {share_text(share - 1e-5), share_text(share), share_text(share + 1e-5)}
+    for share, message in zip(shares, numbers, strict=True):
+        assert message in {share_text(share - 1e-5), share_text(share), share_text(share + 1e-5)}
 
 
 def test_in_a_browser_pointing_at_a_token_shades_what_it_attends_to(window, first_view):
@@ -474,8 +474,8 @@ def test_in_a_browser_layer_and_head_are_chosen(window, first_view):
             layers = weights if layer < 0 else weights[layer : layer + 1]
             heads = layers if head < 0 else layers[:, head : head + 1]
             assert_shows(window, heads.mean(axis=(0, 1, 2)))
-            said = window.run(FIRST + "return figure.querySelector('.readout p').textContent;")
-            assert (f", layer {layer + 1}" in said) == (layer >= 0) and (f", head {head + 1}" in said) == (head >= 0)
+            message = window.run(FIRST + "return figure.querySelector('.readout p').textContent;")
+            assert (f", layer {layer + 1}" in message) == (layer >= 0) and (f", head {head + 1}" in message) == (head >= 0)
     choose(window, 0, -1)
     choose(window, 1, -1)
 
@@ -493,8 +493,8 @@ def test_in_a_browser_the_keyboard_does_the_same(window, first_view):
     checked = window.run(FIRST + "return [...figure.querySelectorAll('[aria-checked=true]')].map((b) => b.dataset.t);")
     assert checked == [str(first_view.weights.shape[2] - 1)]
     on_phrases = first_view.weights[:, :, -1, len(first_view.leaves) :].sum(axis=2).mean()
-    said = window.run(FIRST + "return figure.querySelector('.readout').textContent;")
-    assert "end of sentence" in said and any(f"{100 * on_phrases + d:.1f} %" in said for d in (0, 0.05, -0.05))
+    message = window.run(FIRST + "return figure.querySelector('.readout').textContent;")
+    assert "end of sentence" in message and any(f"{100 * on_phrases + d:.1f} %" in message for d in (0, 0.05, -0.05))
 
 
 def test_in_a_browser_nothing_fails_nothing_is_loaded_and_no_text_runs(window, out):

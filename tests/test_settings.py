@@ -134,17 +134,17 @@ def test_what_the_file_system_refuses_is_one_line(number, capsys):
 
     with pytest.raises(SystemExit) as end:
         run_cli(main)
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.startswith("error: aaa") and os.strerror(number) in said
-    assert said.count("\n") == 1 and len(said) <= 501
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and message.startswith("error: aaa") and os.strerror(number) in message
+    assert message.count("\n") == 1 and len(message) <= 501
 
 
 def test_a_link_to_itself_is_one_line(tmp_path, capsys):
     (tmp_path / "out").symlink_to("out")
     with pytest.raises(SystemExit) as end:
         run_cli(lambda argv: (tmp_path / "out").resolve(strict=True))
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.startswith("error: ") and str(tmp_path / "out") in said and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert end.value.code == 2 and message.startswith("error: ") and str(tmp_path / "out") in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [MemoryError(), NO_MEMORY])

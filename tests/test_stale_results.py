@@ -1,4 +1,4 @@
-"""Scores belong to weights: a run is continued, averaged anew or decoded otherwise, and what was scored before is told apart."""
+"""Scores belong to weights: a run is continued, averaged anew or decoded otherwise, and earlier scores become stale."""
 
 import json
 import runpy
@@ -104,10 +104,10 @@ def test_scores_of_before_a_run_was_continued_are_refused_until_they_are_renewed
     old = read_scores(runs / "b")["test"]["weights_sha256"]
     continue_run(runs / "b")
     new = file_sha256(runs / "b" / "averaged" / "model.safetensors")
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     command = f"python workflows/evaluate.py --out {runs / 'b'} split=test"
     changed = rf"weights {old[:8]}, now {new[:8]}"
-    assert f"b/scores.json, test: not of the run as it is ({changed}); to renew it: {command}\n" in said
+    assert f"b/scores.json, test: not of the run as it is ({changed}); to renew it: {command}\n" in message
     with pytest.raises(UserError, match=rf"b/translations.test.txt is not of the run as it is \({changed}\); .*: {command}$"):
         compare(runs)
     renew(command)
@@ -146,9 +146,9 @@ def test_other_decoding_settings_make_scores_stale_unless_they_were_asked_for(ru
 def test_what_was_asked_for_is_part_of_the_command(runs, capsys):
     evaluate_run(runs / "a", EvaluateSettings(split="valid", target_language="de", decoding={"beam_size": 2}, shuffle_trees=True))
     continue_run(runs / "a")
-    told = [line for line in capsys.readouterr().err.splitlines() if "valid.shuffled_trees_1" in line]
+    message = [line for line in capsys.readouterr().err.splitlines() if "valid.shuffled_trees_1" in line]
     asked = "split=valid shuffle_trees=true decoding.beam_size=2 target_language=de"
-    assert told[0].endswith(f"python workflows/evaluate.py --out {runs / 'a'} {asked}")
+    assert message[0].endswith(f"python workflows/evaluate.py --out {runs / 'a'} {asked}")
 
 
 def test_results_of_other_checkpoints_and_files_do_not_go_stale(runs, capsys):
@@ -156,8 +156,8 @@ def test_results_of_other_checkpoints_and_files_do_not_go_stale(runs, capsys):
     evaluate_run(runs / "a", EvaluateSettings(untrained=True))
     workflow("evaluate")(["--out", str(runs / "a"), f"hypotheses={runs / 'b' / 'translations.test.txt'}"])
     continue_run(runs / "a")
-    told = [line for line in capsys.readouterr().err.splitlines() if "not of the run" in line]
-    assert len(told) == 1 and "scores.json, test: " in told[0]
+    message = [line for line in capsys.readouterr().err.splitlines() if "not of the run" in line]
+    assert len(message) == 1 and "scores.json, test: " in message[0]
 
 
 def test_scores_that_name_no_weights_are_compared_and_marked(runs, capsys):

@@ -221,12 +221,12 @@ def test_training_reads_the_objects(data, fresh_cache):
 def test_a_flipped_byte_is_found_and_a_rerun_heals_it(data, command, fresh_cache):
     remote, _ = data
     victim = next((remote / "encoded").glob("train-00002-*.arrow"))
-    whole = victim.read_bytes()
-    middle = len(whole) // 2
-    victim.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    intact = victim.read_bytes()
+    middle = len(intact) // 2
+    victim.write_bytes(intact[:middle] + bytes([intact[middle] ^ 1]) + intact[middle + 1 :])
     with pytest.raises(UserError, match=r"train-00002-.*\.arrow is damaged: its hash"):
         ExampleSource(remote / "encoded", "train")
     problems = verify(remote).problems
     assert any(problem.path == victim and "hash" in problem.what for problem in problems)
     job_here(command, remote)
-    assert victim.read_bytes() == whole and not verify(remote).problems
+    assert victim.read_bytes() == intact and not verify(remote).problems

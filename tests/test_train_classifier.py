@@ -129,10 +129,10 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     assert read_fresh_scores(SCORED, run, "") == before
     run_training(make_config(data, "max_steps=28", "average=last"), run)
     warn_of_stale_results(run)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert [line.partition("scores.json, ")[2].partition(":")[0] for line in told] == list(before)
+    message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert [line.partition("scores.json, ")[2].partition(":")[0] for line in message] == list(before)
     command = f"python workflows/train_classifier.py --config {run}/config.yaml --out {run}"
-    assert all(line.endswith(f"; to renew it: {command}") for line in told)
+    assert all(line.endswith(f"; to renew it: {command}") for line in message)
     with pytest.raises(UserError, match=rf"scores of valid are not of the run as it is \(weights .*; to renew them: {command}$"):
         read_fresh_scores(SCORED, run, "")
     after = score_run(run)

@@ -143,9 +143,9 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_pa
     children = psutil_processes(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     status = process.wait(timeout=150)
-    said = (tmp_path / "log").read_text()
-    assert status == 130 and said.endswith("\ninterrupted; the same command continues\n"), said[-3000:]
-    assert "Traceback" not in said and "Error" not in said and said.count("interrupted") == 1
+    message = (tmp_path / "log").read_text()
+    assert status == 130 and message.endswith("\ninterrupted; the same command continues\n"), message[-3000:]
+    assert "Traceback" not in message and "Error" not in message and message.count("interrupted") == 1
     deadline = time.monotonic() + 60
     while left := [child for child in children if child.is_running() and child.status() != "zombie"]:
         assert time.monotonic() < deadline, left

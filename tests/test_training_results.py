@@ -83,10 +83,10 @@ def test_an_average_of_fewer_than_asked_for_is_refused_or_said(summary, monkeypa
     kept = len(checkpoint_folders(summary.run_dir))
     with pytest.raises(SystemExit) as left:
         average(summary.run_dir, monkeypatch, capsys, "best=20")
-    said = capsys.readouterr().err
-    assert left.value.code == 2 and f"has {kept} validated checkpoints" in said and "fewer than the 20 asked for" in said
-    said = average(summary.run_dir, monkeypatch, capsys, "best=20", "allow_fewer=true")
-    assert said.endswith(f" ({kept} of the 20 asked for)\n")
+    message = capsys.readouterr().err
+    assert left.value.code == 2 and f"has {kept} validated checkpoints" in message and "fewer than the 20 asked for" in message
+    message = average(summary.run_dir, monkeypatch, capsys, "best=20", "allow_fewer=true")
+    assert message.endswith(f" ({kept} of the 20 asked for)\n")
     average(summary.run_dir, monkeypatch, capsys)
 
 
@@ -105,8 +105,8 @@ def test_training_that_ends_with_a_damaged_checkpoint_names_it_and_keeps_the_oth
     with pytest.raises(UserError, match="step_00000004 cannot be averaged: .* allow_fewer=true takes the others"):
         run_training(config, done.run_dir)
     assert checkpoint_folders(done.run_dir) == [first, last] and latest_checkpoint(done.run_dir) == last
-    said = average(done.run_dir, monkeypatch, capsys, "allow_fewer=true")
-    assert "steps 8 (1 of the 2 asked for); left out: step_00000004 (model.safetensors has another size" in said
+    message = average(done.run_dir, monkeypatch, capsys, "allow_fewer=true")
+    assert "steps 8 (1 of the 2 asked for); left out: step_00000004 (model.safetensors has another size" in message
 
 
 def test_an_average_whose_meta_was_changed_is_not_opened(data, tmp_path):

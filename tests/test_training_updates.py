@@ -16,7 +16,7 @@ from toyruns import losses, make_config, make_task, train_ranks
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import example_costs
 from treenet.runs import checkpoint
-from treenet.runs.checkpoint import checkpoint_folders, is_whole
+from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.losses import projected_nll
@@ -202,7 +202,7 @@ def _full_disk(rank: int) -> None:
 def test_a_full_disk_stops_all_ranks_and_leaves_the_last_good_checkpoint(data, tmp_path):
     first, second = train_ranks(2, make_config(data, "checkpoint_every=5"), tmp_path / "run", _full_disk)
     assert first == second and "No space left on device; free space" in first and "step_00000010" in first
-    assert [(folder.name, is_whole(folder)) for folder in checkpoint_folders(tmp_path / "run")] == [("step_00000005", True)]
+    assert [(folder.name, is_complete(folder)) for folder in checkpoint_folders(tmp_path / "run")] == [("step_00000005", True)]
 
 
 def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp_path, monkeypatch):

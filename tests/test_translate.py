@@ -275,11 +275,11 @@ def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run,
 def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workflow):
     source = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]])
     arguments = (f"input={source}", "lines_at_once=4", "--json")
-    expected, told = translate(*arguments)
+    expected, message = translate(*arguments)
     done = run_workflow("translate.py", "--out", run, *arguments, "workers=2", f"output={tmp_path / 'out.json'}")
     assert done.returncode == 0 and done.stdout == "", done.stderr
     assert (tmp_path / "out.json").read_text().split("\n") == [*expected, ""] and len(expected) == 47
-    assert without_phases(done.stderr)[-len(told) :] == told and len(told) == 3
+    assert without_phases(done.stderr)[-len(message) :] == message and len(message) == 3
 
 
 def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, monkeypatch):
@@ -306,10 +306,10 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     monkeypatch.setattr(LineTranslator, "__call__", lambda *a: translated.append(a[2]) or true_call(*a))
     (parts / f"{done}.json").write_text('{"key"')  # half written
     (parts / f".tmp-1-{done}.json").write_text("")
-    _, told = translate(*arguments)
+    _, message = translate(*arguments)
     assert translated == list(range(done - 1, 47))
-    assert f"{done - 1:,} lines were translated before; going on after them" in told
-    assert "1 of 47 lines have no translation: 24" in told[-1]
+    assert f"{done - 1:,} lines were translated before; going on after them" in message
+    assert "1 of 47 lines have no translation: 24" in message[-1]
     assert output.read_bytes() == expected
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["in.txt", "out.txt"]
 
@@ -344,9 +344,9 @@ def test_what_was_kept_counts_for_the_same_lines_settings_and_checkpoints_alone(
 
 def test_escapes_are_told_once_for_the_whole_input(translate, lines, tmp_path):
     source = write(tmp_path / "mixed.txt", [*lines[:2], "ba &apos;s be", *lines[2:5], "ba &apos;s be"])
-    told = warnings(translate(f"input={source}", "lines_at_once=3")[1])
-    assert len(told) == 1 and told[0].startswith(f"{source}: has escapes such as &apos; or @-@")
-    assert "1 of 3 lines (33.3%), for example line 3: 'ba &apos;s be'" in told[0]
+    message = warnings(translate(f"input={source}", "lines_at_once=3")[1])
+    assert len(message) == 1 and message[0].startswith(f"{source}: has escapes such as &apos; or @-@")
+    assert "1 of 3 lines (33.3%), for example line 3: 'ba &apos;s be'" in message[0]
 
 
 def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tmp_path):
@@ -359,9 +359,9 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
         return encoder.notices([EncodedLine(text) for text in texts], first_id=10)
 
     assert notices("The old woman went slowly across the street.", "") == {}
-    told = notices("We read a new book.", "Die alte Frau ging langsam über die Straße.", "they go , they come .")
-    assert "another language (de) than the parser's (en)" in told["language"] and "example line 12" in told["language"]
-    assert "looks tokenised, but" in told["tokens"] and set(told) == {"language", "tokens"}
+    message = notices("We read a new book.", "Die alte Frau ging langsam über die Straße.", "they go , they come .")
+    assert "another language (de) than the parser's (en)" in message["language"] and "example line 12" in message["language"]
+    assert "looks tokenised, but" in message["tokens"] and set(message) == {"language", "tokens"}
     both = notices("they &apos;re here , too .")
     assert "looks tokenised, with escapes such as &apos; or @-@, but" in both["tokens"] and set(both) == {"tokens"}
     write_index(data / "text", [], columns=["example_id", "source", "target", "words"])

@@ -95,8 +95,8 @@ def test_a_terminal_is_answered_line_by_line_with_the_bytes_of_a_file(run, in_a_
             assert read_until(process.stderr, b"> ") == b"> "
         write(b"\xff\n")
         assert read_until(process.stdout, b"\n") == b"\t\n"
-        told = read_until(process.stderr, b"> ").decode()
-        assert told == "warning: /dev/stdin, line 5: not valid UTF-8 (byte 0xff at column 1); its translation is empty\n> "
+        message = read_until(process.stderr, b"> ").decode()
+        assert message == "warning: /dev/stdin, line 5: not valid UTF-8 (byte 0xff at column 1); its translation is empty\n> "
         process.send_signal(signal.SIGINT)  # as Ctrl-C does; a process that is killed leaves status -9
         assert process.wait(SECONDS) == 130
         assert process.stderr.read() == b"\n" and not process.stdout.read()

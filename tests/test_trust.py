@@ -17,7 +17,7 @@ from toydata import write_toy_data
 
 from treenet.evaluation.run_results import read_system
 from treenet.experiments.ledger import LEDGER, Ledger
-from treenet.runs.checkpoint import META, WEIGHTS, is_whole
+from treenet.runs.checkpoint import META, WEIGHTS, is_complete
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path, inside
@@ -42,7 +42,7 @@ def test_sidecars_and_indices_are_checked(data):
         change(index)
         (folder / "index.json").write_bytes(json_bytes(index))
 
-    for change, told in [
+    for change, message in [
         (lambda i: i["shards"][0].update(rows="9"), "shards.0.rows"),
         (lambda i: i["shards"][0].update(more=1), "shards.0.more"),
         (lambda i: i["shards"][0].pop("sha256"), "shards.0.sha256"),
@@ -59,7 +59,7 @@ def test_sidecars_and_indices_are_checked(data):
         index_with(change)
         with pytest.raises(UserError) as error:
             check_hashes(folder, "train")
-        one_line(error.value, told, str(folder))
+        one_line(error.value, message, str(folder))
     for key in ("fingerprint", "vocab_fingerprint", "tree_settings"):
         index_with(lambda i, key=key: i.pop(key, None))
         with pytest.raises(UserError) as error:
@@ -121,7 +121,7 @@ def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
     (tmp_path / "run" / WEIGHTS).write_text("secret\n")
     for more, whole in (({}, True), ({"../secret.txt": facts}, False), ({str(secret): facts}, False)):
         (tmp_path / "run" / META).write_bytes(json_bytes({"files": {WEIGHTS: facts, **more}}))
-        assert is_whole(tmp_path / "run") is whole
+        assert is_complete(tmp_path / "run") is whole
 
 
 def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch):

@@ -48,11 +48,13 @@ def test_no_reader_of_a_shard_runs_its_pickles(form, data, tmp_path):
     marker, folder = tmp_path / "marker", data / "encoded"
     name = first_record(folder).name
     put(folder, name, hostile(read_table(folder / name), "leaves", form, marker))
-    told = f"{folder / name} column leaves must be list<item: struct<piece: int32 not null, "
+    message = f"{folder / name} column leaves must be list<item: struct<piece: int32 not null, "
     for read in (lambda: Shard(folder, first_record(folder)), lambda: ExampleSource(folder, "train"), lambda: describe(data)):
         with pytest.raises(UserError) as error:
             read()
-        one_line(error.value, told, "the extension type ray.data.arrow_pickled_object" if form != "in a list of structs" else "")
+        one_line(
+            error.value, message, "the extension type ray.data.arrow_pickled_object" if form != "in a list of structs" else ""
+        )
     assert [p.path for p in verify(data).problems if "extension type" in p.what] == [folder / name]
     table = read_table(data / "text" / name)
     put(data / "text", name, hostile(table, "source", form, marker))
@@ -68,12 +70,12 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(form, job, tmp_path):
     shutil.copytree(job, data)
     text, parsed = first_record(data / "text"), first_record(data / "parsed")
     put(data / "parsed", parsed.name, hostile(read_table(data / "parsed" / parsed.name), "parse_status", form, marker))
-    jobs = [{"text": text, "parsed": first_record(data / "parsed"), "mark": "x"}]
+    jobs = [{"text": text, "parsed": first_record(data / "parsed"), "fingerprint": "x"}]
     arguments = {"data": data, "tree": TreeConfig(tree_source="balanced"), "base": None}
     with pytest.raises(UserError) as error:
         list(ray_job.run_shards(EncodeShard, arguments, jobs, folder=data / "encoded"))
-    told = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
-    one_line(error.value, parsed.name, told)
+    message = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
+    one_line(error.value, parsed.name, message)
     with pytest.raises(UserError, match="column parse_status must be string"):
         preprocess(PreprocessConfig(parsed=data, tree=TreeConfig(tree_source="left")), tmp_path / "other")
 
@@ -123,7 +125,7 @@ def test_schemas_must_be_the_known_ones_and_metadata_does_not_matter(tmp_path):
         schema = select(FULL_ENCODED_SCHEMA, [*ENCODED_SCHEMA.names, *columns])
         assert read(schema.empty_table()) == schema
     text = [*TEXT_SCHEMA]
-    for fields, told in {
+    for fields, message in {
         (*text, pa.field("more", pa.int32())): "has a column more that no data set has",
         (text[0], pa.field("source", pa.large_string(), nullable=False)): "column source must be string, but is large_string",
         (text[0], pa.field("source", pa.dictionary(pa.int8(), pa.string()), nullable=False)): "must be string, but is dict",
@@ -131,7 +133,7 @@ def test_schemas_must_be_the_known_ones_and_metadata_does_not_matter(tmp_path):
         (text[1], text[0]): "in this order",
         (text[0], pa.field("source", pa.string())): "none nullable",
     }.items():
-        with pytest.raises(BadArrowFile, match=told):
+        with pytest.raises(BadArrowFile, match=message):
             read(pa.schema(fields).empty_table())
 
 
@@ -187,8 +189,8 @@ def test_batches_that_share_their_bytes_are_refused():
     )  # fmt: skip
     for i in range(1, 50):
         end[first + 24 * i : first + 24 * i + 24] = end[first : first + 24]
-    whole = pa.ipc.open_file(pa.BufferReader(bytes(content[:footer]) + bytes(end)))
-    assert whole.num_record_batches == 50 and whole.read_all()["source"].to_pylist() == [row["source"]] * 50
+    intact = pa.ipc.open_file(pa.BufferReader(bytes(content[:footer]) + bytes(end)))
+    assert intact.num_record_batches == 50 and intact.read_all()["source"].to_pylist() == [row["source"]] * 50
     with pytest.raises(BadArrowFile, match="more than it has"):
         read_arrow(pa.BufferReader(bytes(content[: footer // 25]) + bytes(end)), [TEXT_SCHEMA])
 
@@ -196,10 +198,10 @@ def test_batches_that_share_their_bytes_are_refused():
 def test_damaged_arrow_files_are_one_line_whatever_the_damage():
     random = np.random.default_rng(0)
     rows = [{"example_id": i, "source": f"line {i}", "target": "x"} for i in range(20)]
-    whole = ipc_bytes(rows, TEXT_SCHEMA)
+    intact = ipc_bytes(rows, TEXT_SCHEMA)
     refused = 0
     for _ in range(600):
-        content = bytearray(whole)
+        content = bytearray(intact)
         for at in random.integers(len(content), size=random.integers(1, 4)):
             content[at] = random.integers(256)
         if random.random() < 0.3:

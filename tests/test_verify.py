@@ -1,4 +1,4 @@
-"""Every kind of damage and every broken rule is found, and a rerun mends the damage."""
+"""Every kind of damage and every broken rule is found, and a rerun repairs the damage."""
 
 import subprocess
 import sys

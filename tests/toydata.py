@@ -20,7 +20,7 @@ from treeproc.shards.schema import (
     select,
     shard_name,
 )
-from treeproc.shards.store import fingerprint, write_index, write_shard
+from treeproc.shards.store import fingerprint_of, write_index, write_shard
 
 WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
 LABELS = [UNKNOWN_LABEL, "S", "NP", "VP", "PP"]
@@ -89,7 +89,7 @@ def write_toy_data(
     schema = select(FULL_ENCODED_SCHEMA, [*ENCODED_SCHEMA.names, *(["arcs"] if arcs else [])])
     if arcs:
         (encoded / "vocab" / "deprels.txt").write_text("".join(name + "\n" for name in (UNKNOWN_LABEL, "a", "b")))
-    marks = {name: fingerprint(name, splits, longest, seed) for name in ("text", "tree", "vocab", "encoded")}
+    fingerprints = {name: fingerprint_of(name, splits, longest, seed) for name in ("text", "tree", "vocab", "encoded")}
     records: dict[Path, list] = {text: [], encoded: []}
     lengths = []
     for split, pairs in splits.items():
@@ -109,23 +109,23 @@ def write_toy_data(
                 lengths.append({"split": split, "shard": index, "row": offset, **facts})
             counts = dict(zip(("leaves", "nodes", "tgt_pieces"), map(sum, zip(*sizes, strict=True)), strict=True))
             place = {"split": split, "index": index}
-            records[text].append(write_shard(text, name, rows, TEXT_SCHEMA, **place, fingerprint=marks["text"]))
+            records[text].append(write_shard(text, name, rows, TEXT_SCHEMA, **place, fingerprint=fingerprints["text"]))
             records[encoded].append(
-                write_shard(encoded, name, trees, schema, **place, fingerprint=marks["encoded"], counts=counts)
+                write_shard(encoded, name, trees, schema, **place, fingerprint=fingerprints["encoded"], counts=counts)
             )
     table = pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, LENGTHS_SCHEMA) as writer:
         writer.write_table(table)
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
-    write_index(text, records[text], fingerprint=marks["text"], text_fingerprint=marks["text"])
+    write_index(text, records[text], fingerprint=fingerprints["text"], text_fingerprint=fingerprints["text"])
     write_index(
         encoded,
         records[encoded],
-        fingerprint=marks["encoded"],
-        text_fingerprint=marks["text"],
-        tree_fingerprint=marks["tree"],
-        vocab_fingerprint=marks["vocab"],
+        fingerprint=fingerprints["encoded"],
+        text_fingerprint=fingerprints["text"],
+        tree_fingerprint=fingerprints["tree"],
+        vocab_fingerprint=fingerprints["vocab"],
         columns=schema.names,
         tree_source="random",
         num_pieces=pieces.get_piece_size(),

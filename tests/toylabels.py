@@ -9,7 +9,7 @@ from toydata import random_spans
 
 from treeproc.common.files import atomic_write
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, select, shard_name
-from treeproc.shards.store import fingerprint, write_index, write_shard
+from treeproc.shards.store import fingerprint_of, write_index, write_shard
 
 NUM_PIECES, NUM_LABELS, NUM_CLASSES = 24, 5, 3
 COLUMNS = ("leaves", "nodes", "spans", "label", "node_labels", "leaf_labels", "arcs")
@@ -71,7 +71,7 @@ def write_labelled(
         writer.write_table(pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA))
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
     index = {
-        "fingerprint": fingerprint(splits, columns),
+        "fingerprint": fingerprint_of(splits, columns),
         "text_fingerprint": "text",
         "vocab_fingerprint": "vocab",
         "columns": schema.names,

@@ -26,7 +26,7 @@ from toyruns import make_config
 
 from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
-from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, is_whole
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, is_complete
 from treeproc.common.settings import UserError, dump_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -55,8 +55,8 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
     os.environ |= {"RAY_ADDRESS": cluster.address, "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
     settings = ("workers=2", "max_steps=400", "checkpoint_every=20", "keep_checkpoints=20", "log_every=10", *overrides)
     config = tiny_config(folder / "data", *settings)
-    said = io.StringIO()
-    with ThreadPoolExecutor(1) as driver, redirect_stderr(said):  # Ray starts nodes from the main thread alone
+    message = io.StringIO()
+    with ThreadPoolExecutor(1) as driver, redirect_stderr(message):  # Ray starts nodes from the main thread alone
         try:
             training = driver.submit(run_training, config, folder / "run")
             wait_for_checkpoint(folder / "run")
@@ -64,7 +64,7 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
             step = checkpoint_step(checkpoint_folders(folder / "run")[-1])
             if replace:
                 cluster.add_node(num_cpus=1)
-            return {"disturbed_at": step, "step": training.result().step, "said": said.getvalue()}
+            return {"disturbed_at": step, "step": training.result().step, "said": message.getvalue()}
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)  # before Ray ends this process
             raise
@@ -191,11 +191,11 @@ def refused(folder: Path) -> dict:
     try:
         run_training(tiny_config(folder / "data", "max_steps=40"), folder / "run")
         error = ""
-    except UserError as told:
-        error = str(told)
+    except UserError as message:
+        error = str(message)
     return {
         "error": error,
-        "whole": [path.name for path in checkpoint_folders(folder / "run") if is_whole(path)],
+        "whole": [path.name for path in checkpoint_folders(folder / "run") if is_complete(path)],
         "all": sorted(path.name for path in (folder / "run" / "checkpoints").iterdir() if not path.name.startswith(".lock")),
     }
 

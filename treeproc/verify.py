@@ -1,6 +1,6 @@
-"""`python -m treeproc.verify DATA`: is a data set whole? Every file and every row is read; every problem is named.
+"""`python -m treeproc.verify DATA`: is a data set complete? Every file and every row is read; every problem is named.
 
-Damage (a hash that is not the one of the index, a missing file) is mended by running the job again. Rows that break a
+Damage (a hash that is not the one of the index, a missing file) is repaired by running the job again. Rows that break a
 rule although their hash is right were written so.
 """
 
@@ -78,14 +78,14 @@ def verify(data: AnyPath) -> Report:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
     records = {stage: [ShardRecord(**shard) for shard in index["shards"]] for stage, index in indices.items()}
     total = sum(record.rows for stage in records.values() for record in stage)
-    whole: dict[str, dict[str, Shard]] = {}
+    intact: dict[str, dict[str, Shard]] = {}
     with Progress("verify", total, unit="rows") as progress:
         for stage, index in indices.items():
-            shards = whole[stage] = _check_files(folders[stage], index, records[stage], report)
+            shards = intact[stage] = _check_files(folders[stage], index, records[stage], report)
             for record in records[stage]:
                 shard = shards.get(record.name)
                 if shard is not None:
-                    report.problems += _check_rows(stage, folders, shard, whole, indices)
+                    report.problems += _check_rows(stage, folders, shard, intact, indices)
                 report.shards += 1
                 report.rows += record.rows
                 progress.update(record.rows, f"{len(report.problems):,} problems")
@@ -105,7 +105,7 @@ def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], r
         if not path.exists() or file_sha256(path) != sha256:
             found[name] = Problem(path, "its hash is not the one in index.json" if path.exists() else "is missing")
     report.problems += found.values()
-    whole, schema = {}, None
+    intact, schema = {}, None
     for record in records:
         if record.name in found:
             continue
@@ -119,8 +119,8 @@ def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], r
         if what := _schema_problem(shard, index.get("columns"), schema):
             report.problems.append(Problem(folder / record.name, what, mendable=False))
         else:
-            whole[record.name] = shard
-    return whole
+            intact[record.name] = shard
+    return intact
 
 
 def _file_problem(folder: AnyPath, record: ShardRecord) -> str:
@@ -146,11 +146,11 @@ def _schema_problem(shard: Shard, columns: list[str] | None, first: pa.Schema) -
     return ""
 
 
-def _check_rows(stage: str, folders: dict, shard: Shard, whole: dict[str, dict[str, Shard]], indices: dict) -> Iterator[Problem]:
+def _check_rows(stage: str, folders: dict, shard: Shard, intact: dict[str, dict[str, Shard]], indices: dict) -> Iterator[Problem]:
     """The rules of a stage, and the same examples as in the stage before."""
     ids = example_ids(shard)
     before = STAGES[STAGES.index(stage) - 1] if stage != "text" else None
-    earlier = whole.get(before, {}).get(shard.record.name)
+    earlier = intact.get(before, {}).get(shard.record.name)
     if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
         yield Problem(folders[stage] / shard.record.name, f"its examples are not those of {before}", mendable=False)
         earlier = None

@@ -28,7 +28,7 @@ class AverageConfig(Settings):
     last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
     best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")
     ema: bool = Field(False, description="the moving average of the weights, of a run with ema_decay")
-    allow_fewer: bool = Field(False, description="average those that are there and whole, though more were asked for")
+    allow_fewer: bool = Field(False, description="average those that are there and complete, though more were asked for")
 
     @model_validator(mode="after")
     def _check_one(self):

@@ -122,14 +122,14 @@ class RelationConfig(Settings):
 class SequenceRelationConfig(RelationConfig):
     """Relative positions in the sentence, within -clip..clip (Shaw et al., 2018)."""
 
-    clip: int = Field(16, ge=0, description="distance up to where relative positions are told apart; 0 leaves them out")
+    clip: int = Field(16, ge=0, description="largest distance with a relative position of its own; 0 leaves them out")
     values: bool = Field(True, description="also on the values, not on the keys alone")
 
 
 class StructuralRelationConfig(RelationConfig):
     """Relative positions in the dependency tree, from depths, within -clip..clip (Wang et al., 2019)."""
 
-    clip: int = Field(0, ge=0, description="distance up to where structural positions are told apart; 0 leaves them out")
+    clip: int = Field(0, ge=0, description="largest distance with a structural position of its own; 0 leaves them out")
     values: bool = Field(True, description="also on the values, not on the keys alone")
     same: Literal["path", "edge"] = Field(
         "path",
@@ -141,13 +141,17 @@ class StructuralRelationConfig(RelationConfig):
 class TreeDistanceConfig(RelationConfig):
     """Arcs between two words of a dependency tree."""
 
-    clip: int = Field(0, ge=0, description="most arcs between two words that are told apart; 0 leaves tree distances out")
+    clip: int = Field(
+        0,
+        ge=0,
+        description="largest tree distance with an embedding of its own; 0 leaves tree distances out",
+    )
 
 
 class TreeTraversalConfig(RelationConfig):
     """Paths U*D*, LD*, RD* between two words of a dependency tree."""
 
-    clip: int = Field(0, ge=0, description="longest path between two words that is told apart; 0 leaves paths out")
+    clip: int = Field(0, ge=0, description="longest path between two words with an embedding of its own; 0 leaves paths out")
 
 
 class RelationsConfig(ArchitectureSection):

@@ -127,9 +127,9 @@ class PhraseSource(ExampleSource):
             spans, words = _spans(columns, at), list_items(columns["leaves"], at, "word_index")
             nodes, leaves = _classes(columns, "node_labels", at, "nodes"), _classes(columns, "leaf_labels", at, "leaves")
             start, end, classes = _labelled_spans(spans, nodes, leaves, words)
-            whole = (start == 0) & (end == len(words))
-            start, end = np.append(start[~whole], 0), np.append(end[~whole], len(words))
-            classes = np.append(classes[~whole], columns["label"][at])
+            complete = (start == 0) & (end == len(words))
+            start, end = np.append(start[~complete], 0), np.append(end[~complete], len(words))
+            classes = np.append(classes[~complete], columns["label"][at])
             out.append(np.stack([np.full(len(start), row), start, end, classes]))
         return np.concatenate(out, axis=1)
 

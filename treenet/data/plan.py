@@ -15,7 +15,7 @@ import numpy as np
 
 from treenet.config import BatchConfig
 from treeproc.common.settings import UserError
-from treeproc.shards.store import fingerprint
+from treeproc.shards.store import fingerprint_of
 
 
 def hash_ids(example_ids: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ class BatchPlan:
             rows=rows,
             costs=costs,
             starts=cut_batches(np.sort(costs, kind="stable"), batch.max_tokens),
-            seed_key=int(fingerprint(text_fingerprint, seed), 16),
+            seed_key=int(fingerprint_of(text_fingerprint, seed), 16),
             left_out={"fraction": int((~chosen).sum()), "length": int((chosen & ~fits).sum())},
         )
 

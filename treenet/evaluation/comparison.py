@@ -12,7 +12,7 @@ from treenet.evaluation.run_results import System
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings
-from treeproc.shards.store import fingerprint
+from treeproc.shards.store import fingerprint_of
 
 
 class CompareConfig(Settings):
@@ -64,7 +64,7 @@ def compare(
         "baseline_origin": _origin(baseline),
         "system_origin": _origin(system),
         "software": software(),
-        "references_fingerprint": fingerprint(list(references)),
+        "references_fingerprint": fingerprint_of(list(references)),
         "split": split,
         "num_examples": len(references),
         "metrics": {name: asdict(found) | {"difference": found.difference} for name, found in metrics.items()},

@@ -132,8 +132,8 @@ class RunState:
             return f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}"
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
-        said = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
-        return " ".join([f"python workflows/{workflow}", out, *said])
+        options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
+        return " ".join([f"python workflows/{workflow}", out, *options])
 
 
 def _workflow(entry: Mapping) -> str:

@@ -15,7 +15,7 @@ from treenet.evaluation.origin import RunState, Standing
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
-from treeproc.shards.store import fingerprint
+from treeproc.shards.store import fingerprint_of
 
 SCORES, PROBES = "scores.json", "probes.json"
 PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations
@@ -76,8 +76,8 @@ def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standin
 def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
     """Say on standard error which results in a run folder are of earlier weights, data or settings, and what renews them."""
     for result, standing in stale_results(folder, name or folder):
-        said = f"{name or folder}/{result}: not of the run as it is ({standing.changed})"
-        print(f"warning: {said}; to renew it: {standing.command}", file=sys.stderr)
+        message = f"{name or folder}/{result}: not of the run as it is ({standing.changed})"
+        print(f"warning: {message}; to renew it: {standing.command}", file=sys.stderr)
 
 
 def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequence[str], scores: dict) -> dict:
@@ -85,7 +85,7 @@ def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequ
     content = "".join(f"{line}\n" for line in lines).encode()
     scores = scores | {
         "translations_sha256": hashlib.sha256(content).hexdigest(),
-        "references_fingerprint": fingerprint(list(references)),
+        "references_fingerprint": fingerprint_of(list(references)),
     }
     everything = {**read_scores(folder), name: scores}
     atomic_write(translations_path(folder, name), content)
@@ -113,7 +113,7 @@ class System:
             raise UserError(f"{self.name} is not of the run as it is ({changed}); to renew it: {command}")
         if self.scores is not None and self.scores["split"] != split:
             raise UserError(f"{self.name} holds translations of {self.scores['split']}, but {split} was asked for")
-        if self.scores is not None and self.scores["references_fingerprint"] != fingerprint(list(references)):
+        if self.scores is not None and self.scores["references_fingerprint"] != fingerprint_of(list(references)):
             raise UserError(
                 f"{self.name} was scored against other references than those of {of}; compare translations of the same lines"
             )

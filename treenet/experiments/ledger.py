@@ -84,7 +84,7 @@ class _LedgerForm(TypedDict):
 
 
 def last_step(run_dir: Path) -> int:
-    """Step of the latest checkpoint, whole or not; 0 without one."""
+    """Step of the latest checkpoint, complete or not; 0 without one."""
     folders = checkpoint_folders(run_dir)
     return checkpoint_step(folders[-1]) if folders else 0
 
@@ -106,8 +106,8 @@ class Ledger:
         path = folder / LEDGER
         if not path.exists():
             return cls(path, {})
-        mend = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
-        cells = read_json(path, mend, _LedgerForm)["cells"]
+        hint = f"remove it and run the same command again: finished runs in {folder / 'cells'} are kept"
+        cells = read_json(path, hint, _LedgerForm)["cells"]
         for name in cells:
             inside(folder / "cells", name)
         return cls(path, {name: Entry(**facts) for name, facts in cells.items()})

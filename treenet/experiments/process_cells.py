@@ -46,8 +46,8 @@ def run_cells_in_processes(cells: Sequence[Cell], work: Work, ledger: Ledger, pr
                 for process in [process for process in running if not process.is_alive()]:
                     running.remove(process)
                     if process.exitcode:
-                        said = f"a process ended with status {process.exitcode}; its cell is left to the others"
-                        print(f"warning: {said}", file=sys.stderr)
+                        message = f"a process ended with status {process.exitcode}; its cell is left to the others"
+                        print(f"warning: {message}", file=sys.stderr)
         finally:
             ours.close()
             for process in running:

@@ -25,7 +25,7 @@ from treeproc.common.settings import UserError
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and as many of validation
-_MEND = "remove the folder and run the same command again"
+_HINT = "remove the folder and run the same command again"
 _DIGITS = 5
 _MOST = 1_000_000  # words of a sentence, so that no sum over sentences is too large
 
@@ -77,8 +77,8 @@ class Recording:
             atomic_write(self.folder / f"{run_dir.name}.json", record_bytes(self.make(run_dir, entry)))
 
     def make(self, run_dir: Path, entry: Entry) -> Record:
-        """The record of a cell that is done. Raises UserError when its folder is not whole."""
-        facts = read_facts(run_dir, _MEND, ("parameters",))
+        """The record of a cell that is done. Raises UserError when its folder is not complete."""
+        facts = read_facts(run_dir, _HINT, ("parameters",))
         scores, sentences = self.read(run_dir)
         return Record(
             version=VERSION,
@@ -101,10 +101,10 @@ class Recording:
         return {path.stem: self._read(path) for path in sorted(paths)}
 
     def _read(self, path: Path) -> Record:
-        mend = "restore it, or remove it and run the same command again"
-        record = read_json(path, mend, Record)
+        hint = "restore it, or remove it and run the same command again"
+        record = read_json(path, hint, Record)
         if record["version"] > VERSION or record["cell"] != path.stem:
-            raise UserError(f"{path} is a record of a later version, or of another cell ({record['cell']!r}); {mend}")
+            raise UserError(f"{path} is a record of a later version, or of another cell ({record['cell']!r}); {hint}")
         check_labels(record["labels"], str(path), self.labels)
         return record
 
@@ -156,8 +156,8 @@ def record_bytes(record: Record) -> bytes:
 def _read_training(run_dir: Path) -> Training:
     lines, sessions = read_metrics(run_dir), read_sessions(run_dir)
     if not lines or "elapsed" not in lines[-1]:
-        raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no whole line; {_MEND}")
-    meta = read_json(run_dir / "averaged" / META, _MEND, needed=("step",))
+        raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no complete line; {_HINT}")
+    meta = read_json(run_dir / "averaged" / META, _HINT, needed=("step",))
     train = [line for line in lines if line["event"] == "train"]
     rates, memory = ([line[name] for line in train if name in line] for name in ("tokens_per_s", "memory_gib"))
     return Training(

@@ -111,10 +111,10 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
 def _check_data(config: ScalingConfig, indices: dict) -> None:
     first, *others = indices
     for data in others:
-        for mark in ("text_fingerprint", "vocab_fingerprint"):
-            if indices[data][mark] != indices[first][mark]:
+        for key in ("text_fingerprint", "vocab_fingerprint"):
+            if indices[data][key] != indices[first][key]:
                 raise UserError(
-                    f"{data} and {first} differ in {mark}: cells are compared on the same text with one vocabulary; preprocess "
+                    f"{data} and {first} differ in {key}: cells are compared on the same text with one vocabulary; preprocess "
                     "them with the same splits and the same vocabulary"
                 )
     if config.grid.split not in indices[first]["totals"]:

@@ -95,10 +95,10 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
 def _check_data(indices: dict) -> None:
     first, *others = indices
     for data in others:
-        for mark in ("text_fingerprint", "num_classes"):
-            if indices[data].get(mark) != indices[first].get(mark):
+        for key in ("text_fingerprint", "num_classes"):
+            if indices[data].get(key) != indices[first].get(key):
                 raise UserError(
-                    f"{data} and {first} differ in {mark}: systems are compared on the same examples; preprocess one with "
+                    f"{data} and {first} differ in {key}: systems are compared on the same examples; preprocess one with "
                     "parsed set to the other"
                 )
 

@@ -48,9 +48,9 @@ def describe_stale(names: Sequence[str], folder: Path) -> str:
     return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
 
 
-def read_fresh_scores(names: Sequence[str], folder: Path, mend: str, form: type | None = None) -> dict[str, dict]:
+def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type | None = None) -> dict[str, dict]:
     """scores.json of a run. Raises UserError where it has not the `form`, or where those of `names` are stale."""
-    scores = read_json(folder / SCORES, mend, form)
+    scores = read_json(folder / SCORES, hint, form)
     for name, standing in stale_scores(names, folder).items():
         raise UserError(
             f"{folder}: the scores of {name} are not of the run as it is ({standing.changed}); to renew them: {standing.command}"
@@ -129,8 +129,8 @@ def run_study(study: Study) -> None:
         for cell in cells:
             entry = ledger.entries[cell.name]
             if entry.status == DONE and (changed := study.work.stale(cell.folder)):
-                said = f"{cell.name}: its scores are not of its model as it is ({changed}); it is averaged and scored again"
-                print(f"warning: {said}", file=sys.stderr)
+                message = f"{cell.name}: its scores are not of its model as it is ({changed}); it is averaged and scored again"
+                print(f"warning: {message}", file=sys.stderr)
                 ledger.reopen(cell)
             elif entry.status == DONE and cell.name not in recorded:
                 recording.write(cell.folder, entry)

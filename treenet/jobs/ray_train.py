@@ -1,7 +1,7 @@
 """The training loop on Ray Train workers, CPU (gloo) or GPU (NCCL).
 
 Ray starts the workers and ends all of them when one dies; the driver starts them again as long as they get on. Checkpoints
-are ours: new workers continue from the latest whole one in the run folder, which may be in an object store.
+are ours: new workers continue from the latest complete one in the run folder, which may be in an object store.
 """
 
 import os
@@ -53,7 +53,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 
     `count_usage` gets the `Meter.usage` of every worker that comes to its end.
     Lost workers and nodes are replaced, however often, as long as there is a new checkpoint between two failures or a few.
-    Raises UserError for what a user can mend, also when a worker finds it.
+    Raises UserError for what a user can resolve, also when a worker finds it.
     """
     start_ray()
     _check_resources(config)

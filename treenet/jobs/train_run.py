@@ -124,7 +124,7 @@ def make_run_folder(run_dir: AnyPath) -> None:
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
     """Refuse to continue a run of another configuration or other data, naming what differs."""
     if not checkpoint_folders(run_dir):
-        return  # nothing was trained here yet: a setting that was refused may be mended
+        return  # nothing was trained here yet: a setting that was refused may be corrected
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], MAY_CHANGE)]

@@ -56,13 +56,13 @@ def task_name(name: str) -> str:
 
 def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, float]]]:
     """(task, layer, what of it, accuracies by column) for each layer and state that the trained model was probed at."""
-    for name, told in entry["tasks"].items():
-        found = {(one["states"], one["layer"], one["of"]): one["test"] for one in told["results"]}
+    for name, facts in entry["tasks"].items():
+        found = {(one["states"], one["layer"], one["of"]): one["test"] for one in facts["results"]}
         embeddings = {of: test for (states, _, of), test in found.items() if states == "embeddings"}
         for states, layer, of in found:
             if states != "trained":
                 continue
-            values = {"majority": told["majority"], "trained": found[states, layer, of]}
+            values = {"majority": facts["majority"], "trained": found[states, layer, of]}
             own = of if of in embeddings else "mean"  # pieces have no root
             if own in embeddings:
                 values["embeddings"] = embeddings[own]
@@ -70,7 +70,7 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
                 values["untrained"] = found["untrained", layer, of]
             yield name, layer, of, values
         if not found:
-            yield name, None, "", {"majority": told["majority"]}
+            yield name, None, "", {"majority": facts["majority"]}
 
 
 def format_probes(name: str, entry: dict) -> str:
@@ -81,8 +81,8 @@ def format_probes(name: str, entry: dict) -> str:
         f"{'task':18}{'state':>7}{'layer':>7}{'classes':>9}{'examples':>10}" + "".join(f"{title:>12}" for title in titles),
     ]
     for task, layer, of, values in table_rows(entry):
-        told = entry["tasks"][task]
-        start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(told['classes']):9d}{told['examples']['test']:10,d}"
+        facts = entry["tasks"][task]
+        start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
         cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in titles)
         lines.append(start + cells + ("" if layer else "  nothing to tell apart").rstrip())
     return "\n".join(lines)
@@ -92,22 +92,22 @@ def draw_layers(entry: dict) -> "Figure | None":
     """Accuracy on test by layer, a panel for each task; layer 0 are the embeddings. None where one layer was probed."""
     from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
 
-    tasks = {name: told for name, told in entry["tasks"].items() if len({one["layer"] for one in told["results"]}) > 2}
+    tasks = {name: facts for name, facts in entry["tasks"].items() if len({one["layer"] for one in facts["results"]}) > 2}
     if not tasks:
         return None
     columns = min(4, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure(figsize=(2.6 * columns + 0.4, 2.4 * rows + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
-    for (name, told), panel in zip(tasks.items(), panels, strict=False):
+    for (name, facts), panel in zip(tasks.items(), panels, strict=False):
         for number, states in enumerate(("trained", "untrained")):
-            for of in dict.fromkeys(one["of"] for one in told["results"]):
-                line = [one for one in told["results"] if one["of"] == of and one["states"] in (states, "embeddings")]
+            for of in dict.fromkeys(one["of"] for one in facts["results"]):
+                line = [one for one in facts["results"] if one["of"] == of and one["states"] in (states, "embeddings")]
                 line.sort(key=lambda one: one["layer"])
                 x, y = [one["layer"] for one in line], [100 * one["test"] for one in line]
                 dashes = "--" if of == "root" else "-"
                 panel.plot(x, y, dashes, color=f"C{number}", marker=_MARKERS[of], ms=3, lw=1.3, label=f"{states}, {of}")
-        panel.axhline(100 * told["majority"], color="0.5", lw=1, ls=":", label="majority")
+        panel.axhline(100 * facts["majority"], color="0.5", lw=1, ls=":", label="majority")
         panel.set_title(task_name(name), fontsize=9)
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.25)

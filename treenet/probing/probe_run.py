@@ -81,7 +81,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
             results.sort(key=lambda one: Cell(cell.task, one["states"], one["layer"], one["of"]).place)
         atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
 
-    done = {Cell(t, r["states"], r["layer"], r["of"]) for t, told in entry["tasks"].items() for r in told["results"]}
+    done = {Cell(t, r["states"], r["layer"], r["of"]) for t, facts in entry["tasks"].items() for r in facts["results"]}
     rooted = trained.model.reads.rooted
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
     made_by = [entry["software"], *entry.get("continued_with", [])]
@@ -153,7 +153,7 @@ def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
     """What an entry says before any probe: results are of these weights, data and settings."""
     return {
         **origin(trained, settings),
-        "settings": {**settings.marks(), "max_leaves": trained.config.batch.max_leaves},
+        "settings": {**settings.identity(), "max_leaves": trained.config.batch.max_leaves},
         "layers": num_layers(trained.model),
         "tasks": {},
     }

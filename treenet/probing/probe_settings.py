@@ -59,6 +59,6 @@ class ProbeSettings(Settings):
             raise ValueError(f"must be numbers of at least 0, for example [0.001, 0.01], but is {list(values)}")
         return values
 
-    def marks(self) -> dict:
+    def identity(self) -> dict:
         """What results depend on, beside the model and the data."""
         return self.model_dump(mode="json", exclude=_CHOICES)

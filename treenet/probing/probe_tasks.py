@@ -15,7 +15,7 @@ UNSEEN = -1  # a class that train has not: no probe can find it
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """Classes to be told apart, those of train. A row is one of `States.sentences`, or of `States.words`."""
+    """A classification task: its classes are those of train. A row is one of `States.sentences`, or of `States.words`."""
 
     name: TaskName
     classes: list[str]

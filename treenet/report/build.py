@@ -95,7 +95,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
     if anchor is None:
         return
-    same_text = [run for run in there if run.marks.get("text_fingerprint") == anchor.marks.get("text_fingerprint")]
+    same_text = [run for run in there if run.fingerprints.get("text_fingerprint") == anchor.fingerprints.get("text_fingerprint")]
     ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.lines)
     report.views = {number: [] for number in ids}
     for run in there:
@@ -162,9 +162,9 @@ def numbers(report: Report) -> dict:
     """What report.json holds: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:
-        told = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}
+        gaps = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}
         facts = {"updates": run.step, "finished": run.finished, "weights_sha256": run.weights_sha256}
-        return {"name": run.name, **facts, "trees": run.trees, **run.marks, **run.facts, **told}
+        return {"name": run.name, **facts, "trees": run.trees, **run.fingerprints, **run.facts, **gaps}
 
     tables = [
         {

@@ -53,12 +53,12 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
     for run in runs:
         if run is baseline:
             continue
-        for mark, what in (
+        for key, what in (
             ("text_fingerprint", "other text: nothing of the two can be compared"),
             ("vocab_fingerprint", "another vocabulary: losses are of other pieces, and so are batches"),
             ("tree_fingerprint", "other trees over its text"),
         ):
-            if mark in run.marks and mark in baseline.marks and run.marks[mark] != baseline.marks[mark]:
+            if key in run.fingerprints and key in baseline.fingerprints and run.fingerprints[key] != baseline.fingerprints[key]:
                 out.append(f"{run.name} was trained on {what} than {baseline.name}.")
         own, other = flatten(run.config), flatten(baseline.config)
         batches = [
@@ -67,8 +67,8 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
             if (key == "seed" or key.startswith("batch.")) and key not in OPERATIONAL and own.get(key) != other.get(key)
         ]
         if batches:
-            said = ", ".join(f"{key} is {own.get(key)}, not {other.get(key)}" for key in batches)
-            out.append(f"{run.name} saw other batches than {baseline.name}: {said}.")
+            listed = ", ".join(f"{key} is {own.get(key)}, not {other.get(key)}" for key in batches)
+            out.append(f"{run.name} saw other batches than {baseline.name}: {listed}.")
         if run.step != baseline.step:
             out.append(f"{run.name} was trained for {run.step:,} updates, {baseline.name} for {baseline.step:,}.")
     return out
@@ -188,8 +188,8 @@ def _note_decoding(table: ScoreTable) -> None:
     for row in rows[1:]:
         changed = differences(rows[0].record["decoding"], row.record["decoding"])
         if changed := [line for line in changed if not line.startswith("max_tokens:")]:
-            said = "; ".join(changed).replace(" -> ", ", now ")
-            table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {said}.")
+            listed = "; ".join(changed).replace(" -> ", ", now ")
+            table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {listed}.")
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
@@ -199,7 +199,7 @@ def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
         flat = flatten(run.config)
         own = {key: value for key, value in flat.items() if not key.startswith("model.tree.") and key not in OPERATIONAL}
         rest = {key: value for key, value in own.items() if key not in _DEFAULTS or value != _DEFAULTS[key]}
-        groups.setdefault(repr((sorted(rest.items(), key=str), run.marks)), {}).setdefault(variant(run), run)
+        groups.setdefault(repr((sorted(rest.items(), key=str), run.fingerprints)), {}).setdefault(variant(run), run)
     largest = max(groups.values(), key=len, default={})
     return sorted(largest.items(), key=lambda item: (len(item[0].split(" – ")), item[0])) if len(largest) > 1 else []
 

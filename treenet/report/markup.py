@@ -24,8 +24,8 @@ def number(value: float | int | None, form: str = ",", classes: str = "n") -> Ce
 
 def tag(name: str, content: str, **attributes: object) -> str:
     """An element; `content` is markup, attributes are escaped, a trailing underscore is left out (`class_`)."""
-    said = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
-    return f"<{name}{said}>{content}</{name}>"
+    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
+    return f"<{name}{written}>{content}</{name}>"
 
 
 def paragraph(content: str, **attributes: object) -> str:

@@ -29,7 +29,7 @@ def show_sentences(page: Page) -> list[str]:
     for views in report.views.values():
         first = views[0]
         pairs = [("source", first.source), ("reference", first.reference)]
-        content = "".join(tag("dt", title) + tag("dd", escape(said)) for title, said in pairs)
+        content = "".join(tag("dt", title) + tag("dd", escape(value)) for title, value in pairs)
         out.append(tag("h3", f"Line {first.line} of {escape(report.split)}", id=f"line-{first.line}"))
         out.append(tag("dl", content, class_="text"))
         out += [_view(page, view) for view in views]
@@ -81,10 +81,10 @@ def _view(page: Page, view: View) -> str:
     return tag("figure", content, class_="attention", data_view=number_, data_line=view.line, aria_label=label)
 
 
-def _token(place: int, said: str, classes: str = "") -> str:
+def _token(place: int, piece: str, classes: str = "") -> str:
     more = {"class_": classes} if classes else {}
     checked = str(place == -1).lower()
-    return tag("button", escape(said), type="button", role="radio", aria_checked=checked, data_t=place, **more)
+    return tag("button", escape(piece), type="button", role="radio", aria_checked=checked, data_t=place, **more)
 
 
 def _select(what: str, count: int, label: str) -> str:

@@ -10,7 +10,7 @@ from treenet.evaluation.origin import RunState, Standing
 from treenet.evaluation.run_results import PARSE, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.probing.probe_results import read_probes
-from treenet.runs.checkpoint import AVERAGED, is_whole
+from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.metrics_log import read_metrics
@@ -21,7 +21,7 @@ from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_trees, read_index
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
-MARKS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
+FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ReportRun:
     metrics: list[dict]
     scores: dict[str, dict]
     translations: dict[str, list[str]]  # by name of the result
-    marks: dict[str, str]  # those of MARKS that are known
+    fingerprints: dict[str, str]  # those of FINGERPRINTS that are known
     trees: str | None  # where the trees of its data set come from; None where that is not known
     step: int
     finished: bool
@@ -147,17 +147,17 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         metrics=read_metrics(folder),
         scores=scores,
         translations=dict(_translations(folder, scores)),
-        marks={},
+        fingerprints={},
         trees=None,
         step=last_step(folder),
-        finished=is_whole(folder / AVERAGED),
+        finished=is_complete(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
         standings={result: state.judge(entry) for result, entry in scores.items()},
         probes=probes,
         probes_standing=state.judge(probes, "probe.py") if probes else Standing(),
     )
     index = own_index(run)
-    run.marks, run.trees = _marks(run, index), describe_trees(index) if index and index.get("tree_source") else None
+    run.fingerprints, run.trees = _fingerprints(run, index), describe_trees(index) if index and index.get("tree_source") else None
     judged = {**{f"the scores of {result}": one for result, one in run.standings.items()}, "the probes": run.probes_standing}
     run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)
@@ -177,12 +177,12 @@ def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, 
             yield result, read_system(folder, result).lines
 
 
-def _marks(run: ReportRun, index: dict | None) -> dict[str, str]:
+def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
     """From the data set where it is still the one of the training, else from scores on it."""
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
     found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
-    return {mark: found[mark] for mark in MARKS if mark in found}
+    return {key: found[key] for key in FINGERPRINTS if key in found}
 
 
 def own_index(run: ReportRun) -> dict | None:

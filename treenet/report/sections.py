@@ -26,7 +26,7 @@ from treenet.report.markup import Cell, bullets, code, number, paragraph, table,
 from treenet.report.report_runs import ReportRun
 from treeproc.common.provenance import describe_software
 
-_MARKS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
+_FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 
 
 def metric_name(name: str) -> str:
@@ -45,11 +45,11 @@ def show_runs(page: Page) -> list[str]:
     stale = [(run.name, one) for run in report.runs for one in run.stale]
     if stale:
         lines = [f"{escape(f'{name}: {one.said}')}; to renew: {code(one.command)}" for name, one in stale]
-        said = paragraph("Stale, made with weights, data or settings that the run no longer has:")
-        out.append(tag("div", said + bullets(lines), class_="callout", role="note"))
+        message = paragraph("Stale, made with weights, data or settings that the run no longer has:")
+        out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
     if report.warnings:
-        said = paragraph("More than the model differs:") + bullets([escape(line) for line in report.warnings])
-        out.append(tag("div", said, class_="callout", role="note"))
+        message = paragraph("More than the model differs:") + bullets([escape(line) for line in report.warnings])
+        out.append(tag("div", message, class_="callout", role="note"))
     if not report.runs:
         return out
     rows = [[text("model"), *(Cell(escape(str(run.config["model"].get("name", ""))), "n") for run in report.runs)]]
@@ -67,8 +67,8 @@ def show_runs(page: Page) -> list[str]:
     if any(run.trees for run in report.runs):
         rows.append([text("trees of the data"), *(Cell(escape(run.trees or "–"), "n") for run in report.runs)])
     same = {}
-    for mark, title in _MARKS.items():
-        found = [run.marks.get(mark) for run in report.runs]
+    for key, title in _FINGERPRINTS.items():
+        found = [run.fingerprints.get(key) for run in report.runs]
         if len(set(found)) == 1 and found[0]:
             same[title] = found[0]
         elif any(found):
@@ -81,8 +81,8 @@ def show_runs(page: Page) -> list[str]:
     out.append(page.table(caption, head, rows, rules=[rule for rule in rules if rule < len(rows)]))
     if same:
         who = "All runs are of the same data" if len(report.runs) > 1 else "The data"
-        said = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
-        out.append(tag("p", f"{who}, by fingerprint: {said}.", class_="note"))
+        message = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
+        out.append(tag("p", f"{who}, by fingerprint: {message}.", class_="note"))
     shared = [[Cell(code(key)), Cell(escape(_value(value)))] for key, value in report.shared.items()]
     count = f"{len(shared)} settings " + ("that all runs share" if len(report.runs) > 1 else "of the run")
     settings = table("Values as in config.yaml.", [text("setting"), text("value")], shared)
@@ -184,8 +184,8 @@ def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -
         values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
         rows.append([text(bucket.name), number(bucket.num_examples), *values])
     what = metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
-    said = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
-    return page.table(f"{what} on {scores.split} {said}.", head, rows)
+    message = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
+    return page.table(f"{what} on {scores.split} {message}.", head, rows)
 
 
 def show_ablations(page: Page) -> str:
@@ -206,8 +206,8 @@ def show_ablations(page: Page) -> str:
 
 
 def _marked(run: ReportRun, split: str) -> str:
-    said = standing_name(run.standings.get(split, Standing()))
-    return f"{run.name} ({said})" if said else run.name
+    message = standing_name(run.standings.get(split, Standing()))
+    return f"{run.name} ({message})" if message else run.name
 
 
 def show_curves(page: Page) -> str:
@@ -223,15 +223,15 @@ def show_studies(page: Page) -> list[str]:
     out = []
     for index, study in enumerate(page.report.studies):
         if study.report is None:
-            said = f"{escape(study.name)}: no cell of the study is done yet; the command that started it continues."
-            out.append(tag("div", tag("p", said), class_="callout"))
+            message = f"{escape(study.name)}: no cell of the study is done yet; the command that started it continues."
+            out.append(tag("div", tag("p", message), class_="callout"))
             continue
         report = study.report
         if study.stale:
-            said = f"{study.name}: stale, other weights now than those of its numbers: {', '.join(study.stale)}; to renew: "
+            message = f"{study.name}: stale, other weights now than those of its numbers: {', '.join(study.stale)}; to renew: "
             config = shlex.quote(f"{study.given}/config.yaml")
             command = code(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}")
-            out.append(tag("div", tag("p", escape(said) + command), class_="callout", role="note"))
+            out.append(tag("div", tag("p", escape(message) + command), class_="callout", role="note"))
         metric = metric_of(report)
         title = METRIC_TITLES[metric]
         out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
@@ -246,11 +246,11 @@ def show_studies(page: Page) -> list[str]:
             cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
             cells += [number(half_interval(point[metric]), ".2f"), number(point["chrf"]["mean"], ".2f")]
             rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [Cell("", "n")] * 6))
-        said = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
-        out.append(page.table(f"{study.name}. {said}", head, rows, rules=rules))
+        message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
+        out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
-        if said := count_not_recorded(report.get("cells", ())):
-            out.append(paragraph(f"{said}.", class_="note"))
+        if message := count_not_recorded(report.get("cells", ())):
+            out.append(paragraph(f"{message}.", class_="note"))
     return out
 
 
@@ -261,8 +261,8 @@ def _study_test(test: SeedTest, of_weights: float, against: str) -> list[Cell]:
     p_values[test.holm_p_value is not None] += "*" * test.starred
     if test.family == EXPLORATORY:
         p_values[1] = "exploratory"
-    said = (interval, *p_values, _p_value(of_weights))
-    return [number(test.difference, "+.2f"), text(against), *(Cell(one, "n") for one in said)]
+    message = (interval, *p_values, _p_value(of_weights))
+    return [number(test.difference, "+.2f"), text(against), *(Cell(one, "n") for one in message)]
 
 
 def scaling_name(index: int) -> str:

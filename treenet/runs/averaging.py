@@ -19,7 +19,7 @@ from treenet.runs.checkpoint import (
     checkpoint_step,
     find_fault,
     is_checkpoint_name,
-    is_whole,
+    is_complete,
     publish,
     read_meta,
     validation_criterion,
@@ -38,7 +38,7 @@ _IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings"
 class Selection:
     """What is averaged, by ascending step, of `asked` checkpoints. `damaged` and `ignored` say why others are not, by name.
 
-    Damaged ones would be averaged, were they whole; what is ignored merely looks like a checkpoint, or was one until a kill
+    Damaged ones would be averaged, were they complete; what is ignored merely looks like a checkpoint, or was one until a kill
     while it was removed.
     """
 
@@ -67,7 +67,7 @@ def average_checkpoints(
     meta["averaged_files"] = [{"name": file, **facts["files"][file]} for facts in metas]
     meta |= {"averaged_choice": choice, "averaged_asked": chosen.asked, "averaged_left_out": chosen.damaged | chosen.ignored}
     folder = run_dir / AVERAGED
-    if not (is_whole(folder) and meta.items() <= read_meta(folder).items()):
+    if not (is_complete(folder) and meta.items() <= read_meta(folder).items()):
         weights = average_weights(checkpoint / file for checkpoint in chosen.folders)
         publish(folder, {WEIGHTS: lambda path: save_file(weights, str(path))}, meta)
     return folder
@@ -77,8 +77,8 @@ def describe_gaps(meta: dict) -> str:
     """What an average is not of, as its meta.json says: ` (2 of the 5 asked for); left out: ...`; empty where it is of all."""
     steps, left_out = meta["averaged_steps"], meta.get("averaged_left_out", {})
     asked = meta.get("averaged_asked", len(steps))
-    said = f" ({len(steps)} of the {asked} asked for)" if len(steps) < asked else ""
-    return said + ("; left out: " + ", ".join(f"{name} ({why})" for name, why in left_out.items()) if left_out else "")
+    note = f" ({len(steps)} of the {asked} asked for)" if len(steps) < asked else ""
+    return note + ("; left out: " + ", ".join(f"{name} ({why})" for name, why in left_out.items()) if left_out else "")
 
 
 def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
@@ -108,12 +108,12 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
                 f"{run_dir / 'checkpoints'} has no checkpoint of an update that was validated; make checkpoint_every and "
                 "validate_every multiples of each other, or average the last ones"
             )
-        raise UserError(f"{run_dir / 'checkpoints'} has no whole checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
+        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
     return found
 
 
 def _whole(asked: int, folders: Sequence[Path], damaged: dict[str, str] | None = None) -> Selection:
-    """Those of `folders` that are whole, and the faults of the others, beside those that are known."""
+    """Those of `folders` that are complete, and the faults of the others, beside those that are known."""
     faults = {folder: find_fault(folder) for folder in folders}
     damaged = {**(damaged or {}), **{folder.name: fault for folder, fault in faults.items() if fault}}
     return Selection(asked, [folder for folder in folders if not faults[folder]], damaged)
@@ -139,7 +139,7 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
         name, why = next(iter(chosen.damaged.items()))
         raise UserError(
             f"{place / name} cannot be averaged: {why}; what was trained is kept; {script} {choice}="
-            f"{'true' if choice == 'ema' else chosen.asked} allow_fewer=true takes the others (whole are: {steps})"
+            f"{'true' if choice == 'ema' else chosen.asked} allow_fewer=true takes the others (complete are: {steps})"
         )
     if len(chosen.folders) < chosen.asked and not allow_fewer:
         kind = "validated checkpoints" if choice == "best" else "checkpoints"
@@ -161,8 +161,8 @@ def _check_identity(metas: dict[Path, dict]) -> None:
     for folder, meta in others:
         known = [name for name in _IDENTITY if name in expected and name in meta]
         if differ := [line for name in known for line in _differences(expected[name], meta[name], name)]:
-            said = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
-            raise UserError(f"{folder} and {first} differ in {said}, and have no average; remove the one of another run")
+            note = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
+            raise UserError(f"{folder} and {first} differ in {note}, and have no average; remove the one of another run")
 
 
 def _differences(first: object, second: object, name: str) -> list[str]:

@@ -47,7 +47,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Folders of checkpoints by ascending step, whole or not."""
+    """Folders of checkpoints by ascending step, complete or not."""
     found = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
     return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
 
@@ -57,7 +57,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
-    """Why a folder is not a whole checkpoint or average, in a few words; None for a whole one.
+    """Why a folder is not a complete checkpoint or average, in a few words; None for a complete one.
 
     meta.json must agree with its hash (those of earlier versions have none) and with the step in the folder's name. It must
     name the files `needed`; every file that it names must be there with its size and hash.
@@ -91,18 +91,18 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
     return None
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """True when nothing is wrong with a checkpoint or an average: see `find_fault`."""
     return find_fault(folder) is None
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """The whole checkpoint of the highest step; says on standard error which ones it passes over."""
+    """The complete checkpoint of the highest step; says on standard error which ones it passes over."""
     for folder in reversed(checkpoint_folders(run_dir)):
         fault = find_fault(folder, needed=(WEIGHTS, TRAINER))
         if fault is None:
             return folder
-        print(f"warning: {folder} is not whole ({fault}); looking for an earlier checkpoint", file=sys.stderr)
+        print(f"warning: {folder} is not complete ({fault}); looking for an earlier checkpoint", file=sys.stderr)
     return None
 
 
@@ -153,7 +153,7 @@ def read_meta(folder: Path) -> dict:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a folder so that a kill midway leaves nothing that counts as whole."""
+    """Remove a folder so that a kill midway leaves nothing that counts as complete."""
     (folder / META).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -208,7 +208,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
         writers[AVERAGE] = lambda path: save_file(snapshot.average, path, {"format": "pt"})
     publish(folder, writers, snapshot.meta)
     folders = checkpoint_folders(run_dir)
-    # The run resumed from the latest whole checkpoint, so a later one is damaged: it must not push out a whole one.
+    # The run resumed from the latest complete checkpoint, so a later one is damaged: it must not push out a complete one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
     due = [path for path in done if read_meta(path).get("due", True)]
     kept = {folder, *(sorted(due, key=_criterion)[:keep] if best else due[-keep:])}

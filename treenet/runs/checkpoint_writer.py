@@ -9,7 +9,7 @@ from treeproc.common.settings import UserError
 
 
 class CheckpointWriter:
-    """Writes snapshots in a thread, one at a time and in order. Training waits only where it is a whole checkpoint ahead."""
+    """Writes snapshots in a thread, one at a time and in order. Training waits only where it is a complete checkpoint ahead."""
 
     def __init__(self, run_dir: Path, *, keep: int, best: bool):
         self._run_dir, self._keep, self._best = run_dir, keep, best

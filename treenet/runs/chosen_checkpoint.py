@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_whole
+from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_complete
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -23,9 +23,9 @@ def checkpoint_path(run: Path, checkpoint: str) -> Path:
 
 
 def checkpoint_folder(run: Path, checkpoint: str) -> Path:
-    """The folder `checkpoint_path`. Raises UserError when no whole checkpoint is there."""
+    """The folder `checkpoint_path`. Raises UserError when no complete checkpoint is there."""
     folder = checkpoint_path(run, checkpoint)
-    if is_whole(folder):
+    if is_complete(folder):
         return folder
     if (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")

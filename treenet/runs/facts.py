@@ -28,6 +28,6 @@ class RunFacts(TypedDict, total=False):
     batches_per_epoch: int
 
 
-def read_facts(run_dir: Path, mend: str = "restore it, or use another --out", needed: tuple[str, ...] = ()) -> RunFacts:
-    """The facts of a run. Raises UserError, which ends in `mend`, when they cannot be read or lack what is `needed`."""
-    return read_json(run_dir / FACTS, mend, RunFacts, needed)
+def read_facts(run_dir: Path, hint: str = "restore it, or use another --out", needed: tuple[str, ...] = ()) -> RunFacts:
+    """The facts of a run. Raises UserError, which ends in `hint`, when they cannot be read or lack what is `needed`."""
+    return read_json(run_dir / FACTS, hint, RunFacts, needed)

@@ -27,7 +27,7 @@ def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str, s
 
 
 def write_png(figure: "Figure", path: AnyPath) -> None:
-    """The figure as a file, whole or not at all."""
+    """The figure as a file, complete or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     atomic_write(path, content.getvalue())

@@ -73,8 +73,8 @@ def load_model(
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
     config = load_settings(TrainConfig, run / "config.yaml")
-    mend = f"run the {workflow_of(run)} command of the run in another --out"
-    facts = read_facts(run, mend, ("vocab_fingerprint", "data_fingerprint"))
+    hint = f"run the {workflow_of(run)} command of the run in another --out"
+    facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
     folder = None if untrained else checkpoint_folder(run, checkpoint)

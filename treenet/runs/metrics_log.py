@@ -71,7 +71,7 @@ class MetricLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(OSError) if error else nullcontext():  # a full disk, told already
+        with suppress(OSError) if error else nullcontext():  # a full disk, reported already
             self._file.close()
             self._board.close()
 

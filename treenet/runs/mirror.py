@@ -1,7 +1,7 @@
 """Run folders in an object store: every machine works in a local folder, its mirror of the one in the store.
 
 What lies in the store counts, so that another machine continues from it. A folder with a `meta.json` (a checkpoint, the
-average) is whole there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
+average) is complete there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
 """
 
 import fnmatch
@@ -138,17 +138,17 @@ class RunMirror:
             (self._remote / RAY_FOLDER / name).unlink(missing_ok=True)
 
     def _follow(self, stop_file: Path, done: threading.Event) -> None:
-        told = ""
+        last_error = ""
         while not done.wait(POLL_S):
             try:
                 if (self._remote / STOP_FILE).exists():
                     stop_file.touch()
                 self.push()
-                told = ""
+                last_error = ""
             except UserError as error:
-                if not told:
+                if not last_error:
                     print(f"warning: {error}; training goes on and will upload later", file=sys.stderr)
-                told = str(error)
+                last_error = str(error)
 
     def _reads(self, folder: str) -> bool:
         return self.only is None or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)

@@ -173,8 +173,8 @@ def _spans(
         np.minimum.at(first, upper[here], first[lower[here]])
         np.maximum.at(last, upper[here], last[lower[here]])
         np.add.at(count, upper[here], count[lower[here]])
-    whole = (last - first == count) & (count > 0)
-    span = np.where(whole[:, None], np.stack([first, last], axis=1), 0)
+    contiguous = (last - first == count) & (count > 0)
+    span = np.where(contiguous[:, None], np.stack([first, last], axis=1), 0)
     return span.reshape(batch, width, 2), np.maximum(own, 1).reshape(batch, width)
 
 

@@ -40,5 +40,5 @@ def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str)
 def _says_anything(data: AnyPath, vocabulary: str) -> bool:
     """Whether tags or labels tell apart: two of them at least, beside the unknown and those of split words and of binarising."""
     names = read_text(data / "encoded" / "vocab" / f"{vocabulary}.txt", "run workflows/preprocess.py again").splitlines()
-    told = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
-    return len(told - {UNKNOWN_LABEL, UNANALYSED}) > 1
+    informative = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
+    return len(informative - {UNKNOWN_LABEL, UNANALYSED}) > 1

@@ -75,12 +75,12 @@ class Stopwatch:
     """Runs from when it is made."""
 
     def __init__(self) -> None:
-        self._mark = time.monotonic()
+        self._last_lap = time.monotonic()
 
     def lap(self) -> float:
         """Seconds since the last lap."""
-        before, self._mark = self._mark, time.monotonic()
-        return self._mark - before
+        before, self._last_lap = self._last_lap, time.monotonic()
+        return self._last_lap - before
 
 
 def is_finished(config: TrainConfig, step: int, validations_since_best: int) -> bool:

@@ -18,7 +18,7 @@ from treenet.data.plan import BatchPlan, plan_in_order
 from treenet.runs.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
-    is_whole,
+    is_complete,
     latest_checkpoint,
     load_checkpoint,
     read_meta,
@@ -51,7 +51,7 @@ def finished_outcome(config: TrainConfig, run_dir: Path) -> Outcome | None:
         step = checkpoint_step(folder)
         if not is_finished(config, step, read_meta(folder).get("validations_since_best", 0)):
             return None
-        if is_whole(folder):
+        if is_complete(folder):
             return Outcome(step, finished=True)
     return None
 
@@ -67,7 +67,7 @@ def train(
     report: Callable[[dict], None] = lambda metrics: None,
     show_progress: bool = True,
 ) -> Outcome:
-    """Train from the latest whole checkpoint in `run_dir` to `max_steps`, or until validation stops to improve.
+    """Train from the latest complete checkpoint in `run_dir` to `max_steps`, or until validation stops to improve.
 
     With world_size > 1 a process group must be there. `should_stop` is asked at every step, on every rank; one yes saves a
     checkpoint and returns. `report` gets the metrics of every log step, on every rank. Raises TrainingFailed on all ranks.
@@ -109,7 +109,7 @@ class Trainer:
         return MicroBatches(source, self.config.batch, self.ranks.rank, self.ranks.world_size)
 
     def resume(self, run_dir: Path) -> None:
-        """Continue from the latest whole checkpoint, if there is one. All ranks take the one that the leader sees."""
+        """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader sees."""
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
             state = load_checkpoint(

@@ -40,7 +40,7 @@ class TranslateSettings(Settings):
     )
     output: Annotated[DataPath | None, Effect.NONE] = Field(
         None,
-        description="file to write, whole or not at all; what is done lies in OUTPUT.parts until then, and the same command "
+        description="file to write, complete or not at all; what is done lies in OUTPUT.parts until then, and the same command "
         "goes on after it; unset, standard output",
     )
     checkpoint: Checkpoint | list[Checkpoint] = Field(

@@ -1,4 +1,4 @@
-"""Parts of an output that are done, on disk until the output is whole: a command that was killed goes on after them."""
+"""Parts of an output that are done, on disk until the output is complete: a command that was killed goes on after them."""
 
 import hashlib
 import shutil
@@ -32,8 +32,8 @@ class PartStore:
             stored = read_json(path) if path.is_file() else {}
             if stored.pop("key", None) != self._key(lines, first):
                 return None
-            told = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
-            return Translated(**stored, **told)
+            messages = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
+            return Translated(**stored, **messages)
         except (UserError, KeyError, TypeError, ValueError):  # damaged: it is translated again
             return None
 
@@ -46,7 +46,7 @@ class PartStore:
         atomic_write(self._path(first), json_bytes({"key": self._key(lines, first), **asdict(result)}))
 
     def remove(self) -> None:
-        """Now that the output is whole."""
+        """Now that the output is complete."""
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder, ignore_errors=True)
             return

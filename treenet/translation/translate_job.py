@@ -35,7 +35,7 @@ def translate_lines(
 ) -> None:
     """Write the translations of `lines` to `settings.output`, or standard output; `name` is what messages call the input.
 
-    Lines that cannot be translated are told on standard error, and have an empty line in the output. Raises UserError when
+    Lines that cannot be translated are listed on standard error, and have an empty line in the output. Raises UserError when
     there are no lines; an output file then stays as it was, as with every other error.
     """
     parts = _parts(lines, settings.lines_at_once)
@@ -50,12 +50,12 @@ def translate_lines(
         if (len(first[0]) if total is None else total) > LONG:
             progress = stack.enter_context(Progress("translated", total, unit="lines"))
         failed: list[int] = []
-        told: set[str] = set()
+        shown_kinds: set[str] = set()
         count = 0
         for translated in _translate(chain([first], parts), store, settings, runs, encoder):
             output.write(translated.text.encode())
             output.flush()
-            _tell_of_lines(translated, name, told)
+            _print_messages(translated, name, shown_kinds)
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
@@ -64,7 +64,7 @@ def translate_lines(
         store.remove()
     if failed:
         listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
-        _tell(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
+        _print_message(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
 
 
 def answer_lines(
@@ -75,22 +75,22 @@ def answer_lines(
     """
     translator = LineTranslator(settings, runs, encoder)
     print(translator.describe(), file=sys.stderr, flush=True)
-    told: set[str] = set()
+    shown_kinds: set[str] = set()
     for number, line in enumerate(lines):
         translated = (translator.explain if explain else translator)([line], number)
         sys.stdout.buffer.write(translated.text.encode())
         sys.stdout.buffer.flush()
-        _tell_of_lines(translated, name, told)
+        _print_messages(translated, name, shown_kinds)
 
 
-def _tell_of_lines(translated: Translated, name: str, told: set[str]) -> None:
-    """What there is to tell; of the whole input each kind once, for which `told` holds those that were."""
-    for kind in sorted(translated.notices.keys() - told):
-        _tell(f"{name}: {translated.notices[kind]}")
-        told.add(kind)
+def _print_messages(translated: Translated, name: str, shown_kinds: set[str]) -> None:
+    """Prints the messages about lines; of those about the complete input each kind once (`shown_kinds` were printed before)."""
+    for kind in sorted(translated.notices.keys() - shown_kinds):
+        _print_message(f"{name}: {translated.notices[kind]}")
+        shown_kinds.add(kind)
     empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
     for number, message in sorted(empty + translated.notes):
-        _tell(f"{name}, line {number}: {message}")
+        _print_message(f"{name}, line {number}: {message}")
 
 
 def _translate(
@@ -151,7 +151,7 @@ def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _tell(message: str) -> None:
+def _print_message(message: str) -> None:
     # Not `print`: a line of a progress bar ends with this one.
     sys.stderr.write(f"warning: {message}\n")
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Files and objects that are whole or absent: atomic writes, locks, hashes, JSON."""
+"""Files and objects that are complete or absent: atomic writes, locks, hashes, JSON."""
 
 import errno
 import fcntl
@@ -32,7 +32,7 @@ def file_size(path: AnyPath) -> int:
 
 
 def atomic_write(path: AnyPath, content: bytes) -> None:
-    """Write a whole file or nothing; see `atomic_output`."""
+    """Write a complete file or nothing; see `atomic_output`."""
     if isinstance(path, RemotePath):
         path.write_bytes(content)
         return
@@ -42,7 +42,7 @@ def atomic_write(path: AnyPath, content: bytes) -> None:
 
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
-    """A file to write to that takes its place whole or not at all: temporary file beside it, fsync, rename, fsync of the folder.
+    """A file to write to that appears complete or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
 
     An object is written to a local file first and needs no more than its upload. Raises UserError when the disk or the
     store refuses.
@@ -186,11 +186,11 @@ def json_bytes(value: object) -> bytes:
 
 def read_json(
     path: AnyPath,
-    mend: str = "run workflows/preprocess.py to the end",
+    hint: str = "run workflows/preprocess.py to the end",
     form: type | None = None,
     needed: Iterable[str] = (),
 ) -> Any:
-    """A JSON object. Raises UserError, which ends in `mend`, when the file is missing or holds no object.
+    """A JSON object. Raises UserError, which ends in `hint`, when the file is missing or holds no object.
 
     So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.
     """
@@ -200,20 +200,20 @@ def read_json(
         if b"\\u" in content:
             json.dumps(value, ensure_ascii=False).encode()  # half a character can be neither a name nor printed
     except FileNotFoundError:
-        raise UserError(f"{path} is missing; {mend}") from None
+        raise UserError(f"{path} is missing; {hint}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {mend}") from None
+        raise UserError(f"{path} cannot be read: {error}; {hint}") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {mend}")
+        raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {hint}")
     if form is not None:
         try:
             _adapter(form).validate_python(value, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             place = ".".join(map(str, first["loc"]))
-            raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {mend}") from None
+            raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {hint}") from None
     if missing := [name for name in needed if name not in value]:
-        raise UserError(f"{path} is damaged: it has no {', '.join(missing)}; {mend}")
+        raise UserError(f"{path} is damaged: it has no {', '.join(missing)}; {hint}")
     return value
 
 
@@ -222,9 +222,9 @@ def _adapter(form: type) -> TypeAdapter:
     return TypeAdapter(form)
 
 
-def read_text(path: AnyPath, mend: str) -> str:
-    """A small file in UTF-8. Raises UserError, which ends in `mend`, when it cannot be read."""
+def read_text(path: AnyPath, hint: str) -> str:
+    """A small file in UTF-8. Raises UserError, which ends in `hint`, when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; {mend}") from None
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; {hint}") from None

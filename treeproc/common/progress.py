@@ -1,7 +1,7 @@
 """Progress of long work: a bar on a terminal, plain lines in a log; and the names of what comes before it.
 
 In a log the reporter prints at least every `interval` seconds, also while nothing advances, so
-that a stalled job is told from a dead one.
+that a stalled job can be distinguished from a dead one.
 """
 
 import sys

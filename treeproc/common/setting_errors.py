@@ -37,8 +37,9 @@ def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
 
 
 def _missing(cls: type[BaseModel], path: str) -> str:
-    told = next((described for name, described in dotted_fields(cls) if name == path), "")
-    return f"is missing{f' ({told})' if told else ''}; write {path}=... on {COMMAND_LINE}, or {path}: ... into the file"
+    description = next((described for name, described in dotted_fields(cls) if name == path), "")
+    explained = f" ({description})" if description else ""
+    return f"is missing{explained}; write {path}=... on {COMMAND_LINE}, or {path}: ... into the file"
 
 
 def _meant(cls: type[BaseModel], loc: list[str]) -> str:

@@ -158,7 +158,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> Any:
-        """As ever, but a setting that is written as an option is told how to be written."""
+        """As in argparse, but the message for a setting that is written as an option says how to write it."""
         args = sys.argv[1:] if args is None else args
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
@@ -169,8 +169,8 @@ class ArgumentParser(argparse.ArgumentParser):
             if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
                 following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
                 meant = nearest(self.settings, name.replace("-", "_"))
-                told = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
-                raise UserError(f"there is no option {shown(arg)}; {told or '--help lists what there is'}")
+                suggestion = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
+                raise UserError(f"there is no option {shown(arg)}; {suggestion or '--help lists what there is'}")
         return super().parse_intermixed_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -210,7 +210,7 @@ def build_arg_parser(description: str, settings: type[Settings], *, remote_out: 
     return parser
 
 
-# What the file system refuses, and a user can mend.
+# Errors of the file system that a user can resolve.
 _REFUSED = [
     "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "ELOOP",
     "ENOTEMPTY", "EBUSY", "ETXTBSY", "EINVAL", "EIO", "ENODEV", "ENXIO", "EXDEV", "EMLINK", "EMFILE", "ENFILE", "ENOMEM",
@@ -250,15 +250,15 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
 
 
 def describe_refusal(error: Exception) -> str | None:
-    """What a user is told when the file system or the memory refuses; None for an error that no user can mend."""
+    """The message for a user when the file system or the memory fails; None for an error that no user can resolve."""
     # PyTorch has no type of its own for the memory of a CPU.
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        said = one_line(str(error), 200)
-        return f"out of memory{f' ({said})' if said else ''}; choose smaller sizes, or a machine with more memory"
+        message = one_line(str(error), 200)
+        return f"out of memory{f' ({message})' if message else ''}; choose smaller sizes, or a machine with more memory"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
         return one_line(f"{error}; check the name of the path")
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    mend = "check the name of the path" if error.errno in _OF_NAMES else "free space, or choose another --out"
-    return one_line(f"{where}{error.strerror}; {mend}")
+    hint = "check the name of the path" if error.errno in _OF_NAMES else "free space, or choose another --out"
+    return one_line(f"{where}{error.strerror}; {hint}")

@@ -1,7 +1,7 @@
 """Paths that are files or objects: a local `Path`, or a `RemotePath` such as `s3://bucket/data`.
 
 Code that reads and writes data sets uses what the two have in common. An object store knows no folders and no renames:
-`mkdir` does nothing, and an object appears whole when its upload ends. Endpoint, region and credentials come from the
+`mkdir` does nothing, and an object appears complete when its upload ends. Endpoint, region and credentials come from the
 environment alone (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...; `GOOGLE_APPLICATION_CREDENTIALS` for
 `gs://`), so that none of them is ever part of a path, a configuration or an index.
 """
@@ -163,7 +163,7 @@ class RemotePath:
 
 
 class _Raw(io.RawIOBase):
-    """A stream of Arrow as one of Python, so that errors in the middle of an object are told, too."""
+    """A stream of Arrow as one of Python, so that errors in the middle of an object are reported, too."""
 
     def __init__(self, path: RemotePath, stream: pyarrow.NativeFile):
         self._path, self._stream = path, stream

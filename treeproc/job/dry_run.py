@@ -30,7 +30,7 @@ def dry_run(config: PreprocessConfig) -> str:
         loaded = time.monotonic()
         (folder / "parsed").mkdir()
         with phase("parsing a sample"):
-            parsed = worker(text=probe, mark="probe")
+            parsed = worker(text=probe, fingerprint="probe")
         seconds = time.monotonic() - loaded
     actors, where = _workers(config)
     actors = min(actors, len(records))

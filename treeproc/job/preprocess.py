@@ -20,7 +20,7 @@ from treeproc.job.shard_jobs import Work, make_shards
 from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
-from treeproc.shards.store import Shard, ShardRecord, fingerprint, finished_shards, read_index, stage_folder, write_index
+from treeproc.shards.store import Shard, ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
@@ -175,8 +175,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)
-        whole = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
-        return _Job(whole, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+        complete = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
+        return _Job(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
@@ -240,14 +240,14 @@ class _Job:
         _remove_leftovers(folder)
         lines = {split: scan.digest for split, scan in scans.items()}
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
-        mark = fingerprint(SCHEMA_VERSION, lines, *reading)
+        fingerprint = fingerprint_of(SCHEMA_VERSION, lines, *reading)
         if index := _previous_index(folder, "inputs"):
             changed = differences(index["inputs"], lines)
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
             records = [ShardRecord(**shard) for shard in index["shards"]]
-            if all(finished_shards(folder, [r.name for r in records], [mark] * len(records))) and has_files(folder, index):
+            if all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))) and has_files(folder, index):
                 say_notices(index.get("notices", {}), config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
                 return records
         records, notices = [], config.notices()
@@ -256,7 +256,7 @@ class _Job:
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
             Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress,
         ):
-            writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, mark, notices, dropped_lines)
+            writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, fingerprint, notices, dropped_lines)
             for split in in_order(config.splits):
                 for record in writer.write(split):
                     records.append(record)
@@ -271,7 +271,7 @@ class _Job:
                 )
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
-        write_index(folder, records, fingerprint=mark, inputs=lines, columns=columns, dropped=dropped(records), **facts)
+        write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
         say_notices(facts["notices"], config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
         return records
 
@@ -279,16 +279,16 @@ class _Job:
         """Words and trees of every text shard."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
-        marks = [fingerprint(record.sha256, self.parser, self.target_parser) for record in text]
-        jobs = [{"text": record, "mark": mark} for record, mark in zip(text, marks, strict=True)]
+        fingerprints = [fingerprint_of(record.sha256, self.parser, self.target_parser) for record in text]
+        jobs = [{"text": record, "fingerprint": fingerprint} for record, fingerprint in zip(text, fingerprints, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
         work = Work("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
-        records = self._make(work, "parsed", text, marks, jobs)
+        records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
         folder, shards = self.out / "parsed", [asdict(record) for record in records]
         index = _previous_index(folder, "totals")
         if index is None or index["shards"] != shards or not has_files(folder, index):
-            facts = {"fingerprint": fingerprint(marks), "columns": columns, "parser": self.parser}
+            facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
             files = write_fallbacks(folder, records, config.inputs().line)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
@@ -300,9 +300,9 @@ class _Job:
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
         with Progress("vocabulary", None, unit="pieces") as progress:
             if config.vocab_from is not None:
-                vocab_mark = copy_vocabulary(self.out, config.vocab_from.absolute())
+                inputs_fingerprint = copy_vocabulary(self.out, config.vocab_from.absolute())
             else:
-                vocab_mark = write_vocabulary(
+                inputs_fingerprint = write_vocabulary(
                     self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
                 )
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
@@ -311,17 +311,17 @@ class _Job:
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
-        marks = [fingerprint(t.sha256, p.sha256, vocab_mark, tree) for t, p in zip(text, parsed, strict=True)]
+        fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
         jobs = [{"text": t, "parsed": p} for t, p in zip(text, parsed, strict=True)]
         if config.tree.tree_source == "shuffled":
             donors = find_donors(base / "parsed", parsed, config.tree.parsed_columns[0], config.tree.seed)
-            every = fingerprint([record.sha256 for record in parsed])  # a line's tree comes from any of them
-            marks = [fingerprint(mark, every) for mark in marks]
+            every = fingerprint_of([record.sha256 for record in parsed])  # a line's tree comes from any of them
+            fingerprints = [fingerprint_of(fingerprint, every) for fingerprint in fingerprints]
             jobs = [job | {"donors": own} for job, own in zip(jobs, donors, strict=True)]
-        jobs = [job | {"mark": mark} for job, mark in zip(jobs, marks, strict=True)]
+        jobs = [job | {"fingerprint": fingerprint} for job, fingerprint in zip(jobs, fingerprints, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         work = Work("encode", "loading the vocabulary", EncodeShard, arguments)
-        records = self._make(work, "encoded", text, marks, jobs)
+        records = self._make(work, "encoded", text, fingerprints, jobs)
         write_lengths(folder, records)
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
@@ -329,10 +329,10 @@ class _Job:
             folder,
             records,
             columns=encoded_columns(*stages, config.tree).names,
-            fingerprint=fingerprint(marks),
-            text_fingerprint=fingerprint([record.sha256 for record in text]),
-            tree_fingerprint=fingerprint(parser, tree),
-            vocab_fingerprint=fingerprint(vocab_mark, *pieces),
+            fingerprint=fingerprint_of(fingerprints),
+            text_fingerprint=fingerprint_of([record.sha256 for record in text]),
+            tree_fingerprint=fingerprint_of(parser, tree),
+            vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
             parser_settings=settings.facts(),
@@ -342,7 +342,7 @@ class _Job:
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),
-            parsed_fingerprint=fingerprint([record.sha256 for record in parsed]),
+            parsed_fingerprint=fingerprint_of([record.sha256 for record in parsed]),
             **({"num_classes": self._num_classes(records)} if "label" in stages[0] else {}),
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
@@ -358,12 +358,12 @@ class _Job:
         return known
 
     def _make(
-        self, work: Work, stage: str, text: Sequence[ShardRecord], marks: Sequence[str], jobs: Sequence[dict]
+        self, work: Work, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
     ) -> list[ShardRecord]:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
         _remove_leftovers(folder)
-        return make_shards(work, folder, text, marks, jobs, in_this_process=self.config.workers == 0, record=self.record)
+        return make_shards(work, folder, text, fingerprints, jobs, in_this_process=self.config.workers == 0, record=self.record)
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:

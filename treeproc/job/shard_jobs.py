@@ -28,7 +28,7 @@ def make_shards(
     work: Work,
     folder: AnyPath,
     text: Sequence[ShardRecord],
-    marks: Sequence[str],
+    fingerprints: Sequence[str],
     jobs: Sequence[dict],
     *,
     in_this_process: bool,
@@ -36,10 +36,10 @@ def make_shards(
 ) -> list[ShardRecord]:
     """Run the jobs of the shards that are not finished; returns all records in the order of `text`.
 
-    `marks` are the fingerprints that finished shards have. Raises UserError when a worker does.
+    `fingerprints` are those that finished shards have. Raises UserError when a worker does.
     """
     with phase("looking for finished shards"):
-        done = finished_shards(folder, [shard.name for shard in text], marks)
+        done = finished_shards(folder, [shard.name for shard in text], fingerprints)
     by_name = {shard.name: shard for shard in done if shard}
     if by_name:
         logger.info("%s: %d of %d shards were finished before", work.label, len(by_name), len(text))

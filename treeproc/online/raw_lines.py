@@ -1,4 +1,4 @@
-"""Lines of text as users have them, one by one: what a line cannot give is told, and the others go on."""
+"""Raw lines of text, encoded one by one: a line that cannot be encoded is reported, and the others go on."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -109,16 +109,18 @@ class RawLineEncoder:
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
         """What the lines together tell of the whole input, by kind: escapes, tokens, a language that is not the parser's."""
-        told = [(place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem]
-        if not told:
+        numbered = [
+            (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
+        ]
+        if not numbered:
             return {}
         kinds = () if self._given_trees else ("escapes", "tokens") if self._encoder.reads_tokens is False else ("escapes",)
         side = SideNotices(Wanted(kinds, known(self._encoder.language)))
-        side.add([text for _, text in told], lambda place: told[place][0])
+        side.add([text for _, text in numbered], lambda place: numbered[place][0])
         facts = side.facts()
         noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
         if "tokens" in noticed and "escapes" in noticed:
-            noticed.remove("escapes")  # one thing to undo, told once
+            noticed.remove("escapes")  # one thing to undo, reported once
         return {kind: self._message(kind, facts) for kind in noticed}
 
     def _message(self, kind: str, facts: dict) -> str:

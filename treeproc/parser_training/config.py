@@ -50,7 +50,7 @@ class TrainParserConfig(Settings):
     )
     treebank: Path | None = Field(
         None,
-        description="instead: the folder of a treebank of Universal Dependencies, whose files are told by their names, such as "
+        description="instead: a folder of a treebank of Universal Dependencies, whose files are recognised by names such as "
         "de_gsd-ud-train.conllu; those of other languages are left out",
     )
     tags: Literal["both", "upos"] = Field(

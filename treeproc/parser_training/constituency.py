@@ -69,7 +69,7 @@ class TaggedTree:
 
 
 def write_vectors(path: Path, sentences: Sequence[Sequence[str]], settings: ConstituencySettings) -> None:
-    """A file of word vectors for `build_model`: lower-cased words, told by their neighbours in the sentences.
+    """A file of word vectors for `build_model`: of lower-cased words, learned from their neighbours in the sentences.
 
     The parser reads them beside its own embeddings, which only words of the training trees have.
     """

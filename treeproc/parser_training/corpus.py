@@ -69,7 +69,7 @@ class TreebankConfig(Settings):
     conllu: Files = Field(default=Files(), description="CoNLL-U: text, tags, arcs")
     notation: Notation = Field(default=Notation(), description="what it writes otherwise than the other treebanks")
     weights: dict[Literal["pos", "constituency"], PositiveFloat] = Field(
-        default={}, description="how often a model draws its sentences in an epoch, 1 where nothing is said; pos: at most 1"
+        default={}, description="how often a model draws its sentences in an epoch, default 1; pos: at most 1"
     )
     attribution: str = Field(default="", description="authors, source and licence, for the model card")
 

@@ -117,11 +117,11 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
     """
     begun = [name for name in MODELS if (out / "training" / name).exists()]
     if begun:
-        mend = "restore it, or use another --out"
+        hint = "restore it, or use another --out"
         old, new = (_learnt(c) for c in (load_settings(TrainParserConfig, out / "config.yaml"), config))
         fixed = [name for name in new if name not in MODELS or name in begun]
         changed = [line for name in fixed for line in differences(old[name], new[name], name)]
-        read = differences(read_json(out / "run.json", mend)["texts"], digests)
+        read = differences(read_json(out / "run.json", hint)["texts"], digests)
         changed += [f"the text of {line.partition(':')[0]}" for line in read]
         if changed:
             raise UserError(

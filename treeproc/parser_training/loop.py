@@ -24,7 +24,7 @@ from treeproc.common.torch_files import load_archive
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
-_MEND = "remove its folder and run the same command again: this model is then trained from its start"
+_HINT = "remove its folder and run the same command again: this model is then trained from its start"
 _NUMBERS = {"step": int, "epoch": int, "batch": int, "evaluated": int, "seconds": float, "best": dict}
 Weights = dict[str, Tensor]
 
@@ -111,12 +111,12 @@ class _Run:
         if not path.exists():
             (self.folder / METRICS).unlink(missing_ok=True)
             return
-        state = load_archive(path, _MEND)
+        state = load_archive(path, _HINT)
         try:
             self._refuse_others(state["settings"])
             self._take_up(state, path)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_MEND}") from None
+            raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_HINT}") from None
         kept = [json.dumps(record) + "\n" for record in read_metrics(self.folder) if record["step"] <= self.step]
         atomic_write(self.folder / METRICS, "".join(kept).encode())
 

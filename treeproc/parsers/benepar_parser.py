@@ -12,7 +12,7 @@ from treeproc.parsers.packages import span_tree
 from treeproc.parsers.spacy_parser import SpacyParser
 
 _WEIGHTS = "benepar_model.bin"
-_MEND = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"
+_HINT = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"
 _NO_TAG = "UNK"  # of models that predict no tags
 
 
@@ -67,8 +67,8 @@ def load_benepar(config: ParserConfig):
     except Exception as error:  # benepar and transformers raise any kind on files that are not theirs
         if is_out_of_memory(error):
             raise
-        said = one_line(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{config.models} cannot be loaded by benepar ({said}); {_MEND}") from None
+        message = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"{config.models} cannot be loaded by benepar ({message}); {_HINT}") from None
     return parser
 
 
@@ -77,8 +77,8 @@ def _complete_transformers() -> None:
     from transformers import PreTrainedTokenizerBase
 
     def build_inputs_with_special_tokens(self, ids: list[int]) -> list[int]:
-        told = self("a", return_special_tokens_mask=True)
-        pieces, special = told["input_ids"], told["special_tokens_mask"]
+        encoded = self("a", return_special_tokens_mask=True)
+        pieces, special = encoded["input_ids"], encoded["special_tokens_mask"]
         return pieces[: special.index(0)] + ids + pieces[len(special) - special[::-1].index(0) :]
 
     if not hasattr(PreTrainedTokenizerBase, "build_inputs_with_special_tokens"):
@@ -88,16 +88,16 @@ def _complete_transformers() -> None:
 def _check(models: Path) -> None:
     """Raises UserError for files with pickles, with code beside them, or that need other files from a network."""
     if models.is_dir():
-        load_archive(models / _WEIGHTS, _MEND)
+        load_archive(models / _WEIGHTS, _HINT)
         for path in sorted(models.glob("*.json")):
-            settings = read_json(path, _MEND)
+            settings = read_json(path, _HINT)
             if isinstance(settings, dict) and "auto_map" in settings:
-                raise UserError(f"{path} names code of its own (auto_map), which is not run; {_MEND}")
+                raise UserError(f"{path} names code of its own (auto_map), which is not run; {_HINT}")
         return
-    content = load_archive(models, _MEND)
+    content = load_archive(models, _HINT)
     try:
         needs_more = content["config"]["hparams"]["use_pretrained"]
     except (TypeError, KeyError):
-        raise UserError(f"{models} is no model of benepar's; {_MEND}") from None
+        raise UserError(f"{models} is no model of benepar's; {_HINT}") from None
     if needs_more:
-        raise UserError(f"{models} needs a pretrained model of another place, and nothing is downloaded; {_MEND}")
+        raise UserError(f"{models} needs a pretrained model of another place, and nothing is downloaded; {_HINT}")

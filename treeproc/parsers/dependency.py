@@ -119,7 +119,7 @@ class DependencyParser:
         from stanza.models.common.vocab import VOCAB_PREFIX_SIZE
 
         self._model = model
-        # Words with two subjects or two objects are mended unless the model says otherwise, as in Stanza's pipeline.
+        # Words with two subjects or two objects are corrected unless the model says otherwise, as in Stanza's pipeline.
         self._mends = model.args.get("resolve_head_constraints", True)
         names = model.vocab["deprel"]
         self._relations = [names.id2unit(i) for i in range(VOCAB_PREFIX_SIZE, len(names))]

@@ -32,7 +32,7 @@ class ModelFiles:
     files: dict[str, Path]
 
     @property
-    def mend(self) -> str:
+    def hint(self) -> str:
         """What to do about a damaged file."""
         return {
             "installed": "remove it and download Stanza's models again",
@@ -57,13 +57,13 @@ class ModelFiles:
         """The sha256 of every file that is read. Raises UserError for one that is not as it was written."""
         hashes = {}
         for name, path in self.read().items():
-            check_archive(path, self.mend)
+            check_archive(path, self.hint)
             hashes[name] = file_sha256(path)
         for name, sha256 in self._written().items():
             for own in (own for own in hashes if self.read()[own].stem == name):
                 if hashes[own] != sha256:
                     path = self.read()[own]
-                    raise UserError(f"{path} is not the model that {path.parent / SCORES} tells of; {self.mend}")
+                    raise UserError(f"{path} is not the model that {path.parent / SCORES} tells of; {self.hint}")
         return hashes
 
     def _written(self) -> dict[str, str]:
@@ -71,9 +71,9 @@ class ModelFiles:
         path = self.folder / SCORES
         if self.origin == "installed" or not path.is_file():
             return {}
-        models = read_json(path, self.mend).get("models")
+        models = read_json(path, self.hint).get("models")
         if not isinstance(models, dict) or not all(isinstance(sha256, str) for sha256 in models.values()):
-            raise UserError(f"{path} is damaged: it names no models; {self.mend}")
+            raise UserError(f"{path} is damaged: it names no models; {self.hint}")
         return models
 
 
@@ -163,8 +163,8 @@ def describe_parser(config: ParserConfig) -> dict:
 
     Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
     """
-    told = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
-    out = told | {"schema_version": SCHEMA_VERSION}
+    facts = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
+    out = facts | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}

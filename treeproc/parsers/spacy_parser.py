@@ -134,9 +134,9 @@ def load_pipeline(config: ParserConfig):
             return pipeline
         pipeline = spacy.load(folder if "/" in config.package else config.package, exclude=list(_UNREAD))
     except Exception as error:  # of any kind, for a damaged file or a library of the language that is missing
-        said = one_line(f"{type(error).__name__}: {error}", 200)
+        message = one_line(f"{type(error).__name__}: {error}", 200)
         name = f"package: {config.package}" if folder else f"language: {config.language}"
-        raise UserError(f"parser.{name} cannot be loaded by spaCy ({said}); install it again, or set parser.package") from None
+        raise UserError(f"parser.{name} cannot be loaded by spaCy ({message}); install it again, or set parser.package") from None
     if pipeline.lang not in ("xx", config.language.split("-")[0]):
         raise UserError(f"parser.package: {config.package} is for {pipeline.lang!r}, but parser.language is {config.language!r}")
     return pipeline

@@ -32,13 +32,13 @@ def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
     """Lean forms of the models where they are known, else Stanza's own processors. Raises UserError for a damaged model."""
     with blamed_on(models):
         for path in models.read().values():
-            check_archive(path, models.mend)
+            check_archive(path, models.hint)
         return _load_processors(config, models)
 
 
 @contextmanager
 def blamed_on(models: ModelFiles) -> Iterator[None]:
-    """Whatever fails here is told as the models' fault, in one line that names the file."""
+    """Any failure inside is reported as an error of the models, in one line that names the file."""
     try:
         yield
     except UserError:
@@ -47,11 +47,11 @@ def blamed_on(models: ModelFiles) -> Iterator[None]:
         if is_out_of_memory(error):
             raise
         for path in models.read().values():
-            load_archive(path, models.mend)
-        said = one_line(f"{type(error).__name__}: {error}", 150)
+            load_archive(path, models.hint)
+        message = one_line(f"{type(error).__name__}: {error}", 150)
         names = ", ".join(path.name for path in models.read().values())
         raise UserError(
-            f"{models.folder}: one of {names} is damaged, or they do not go together ({said}); {models.mend}"
+            f"{models.folder}: one of {names} is damaged, or they do not go together ({message}); {models.hint}"
         ) from None
 
 
@@ -152,7 +152,7 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
         "dir": str(models.folder),
         "download_method": None,
         "use_gpu": config.torch_device().type == "cuda",
-        "logging_level": "CRITICAL",  # errors are told here
+        "logging_level": "CRITICAL",  # errors are reported here
         "tokenize_no_ssplit": not config.split_sentences,
     }
     if models.origin != "installed":
@@ -164,7 +164,7 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
             "processors": {name: "default" for name in ("tokenize", *models.files)},
             # Without a model it takes words as they come.
             "tokenize_pretokenized": "tokenize" not in models.files,
-            # Tags come from the tagger as ever; this is how Stanza is told that the parser reads no lemmas.
+            # Tags come from the tagger as usual; this setting tells Stanza that the parser reads no lemmas.
             "depparse_pretagged": True,
             "allow_unknown_language": True,
         }

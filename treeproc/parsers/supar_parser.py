@@ -13,7 +13,7 @@ from treeproc.parsers.packages import span_tree
 from treeproc.parsers.spacy_parser import SpacyParser
 
 _FILES = {"constituency": "constituency.pt", "dependencies": "depparse.pt"}
-_MEND = "give a file that SuPar 1.1 wrote, of a model without transformers"
+_HINT = "give a file that SuPar 1.1 wrote, of a model without transformers"
 _ENDS = {"(": "-LRB-", ")": "-RRB-"}
 
 
@@ -38,8 +38,8 @@ class SuparParser(SpacyParser):
             else:
                 super()._parse(chosen)
             if arcs := self._parsers.get("dependencies"):
-                told = _predict(arcs, words, tree=True)
-                for sentence, heads, relations in zip(chosen, told.arcs, told.rels, strict=True):
+                predicted = _predict(arcs, words, tree=True)
+                for sentence, heads, relations in zip(chosen, predicted.arcs, predicted.rels, strict=True):
                     sentence.arcs = [(int(head) - 1, relation) for head, relation in zip(heads, relations, strict=True)]
 
 
@@ -65,17 +65,17 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
 
         parser_class, args = supar.PARSER[state["name"]], state["args"]
         if ("constituency" in state["name"]) != (kind == "constituency") or "semantic" in state["name"]:
-            raise UserError(f"{path} is SuPar's {state['name']}, no parser of {kind}; {_MEND}")
+            raise UserError(f"{path} is SuPar's {state['name']}, no parser of {kind}; {_HINT}")
         if args.encoder != "lstm" or set(args.feat) - {"char"}:
-            raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_MEND}")
+            raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_HINT}")
         args.device = config.torch_device().type
         Field.device = args.device  # SuPar's batches go to a GPU wherever there is one
         model = parser_class.MODEL(**args)
         model.load_pretrained(state["pretrained"])
-        told = model.load_state_dict(state["state_dict"], strict=False)
+        loaded = model.load_state_dict(state["state_dict"], strict=False)
         # The table of pretrained vectors has a place of its own in the file.
-        if wrong := sorted({*told.missing_keys, *told.unexpected_keys} - {"pretrained.weight"}):
-            raise UserError(f"{path} is damaged: its weights are not those of the model: {', '.join(wrong[:3])}; {_MEND}")
+        if wrong := sorted({*loaded.missing_keys, *loaded.unexpected_keys} - {"pretrained.weight"}):
+            raise UserError(f"{path} is damaged: its weights are not those of the model: {', '.join(wrong[:3])}; {_HINT}")
         parser = parser_class(args, model.to(args.device), state["transform"])
         _predict(parser, [["A", "dog", "barks", "."]])
     except UserError:
@@ -83,8 +83,8 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
     except Exception as error:  # of any kind, for a file that is no model of SuPar's
         if is_out_of_memory(error):
             raise
-        said = one_line(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{path} cannot be loaded by SuPar ({said}); {_MEND}") from None
+        message = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"{path} cannot be loaded by SuPar ({message}); {_HINT}") from None
     return parser
 
 
@@ -109,13 +109,13 @@ def read_supar(path: Path) -> dict:
     kinds = [Config, vocab.Vocab, field.RawField, field.Field, field.SubwordField, field.ChartField]
     code = [(_Dropped, f"dill._dill.{name}") for name in ("_create_function", "_create_code")]
     named: list[tuple[Any, str]] = [(_Dropped, "supar.utils.transform.__dict__"), (_plain_type, "dill._dill._load_type")]
-    check_archive(path, _MEND)
+    check_archive(path, _HINT)
     try:
         with torch.serialization.safe_globals([*kinds, transform.Tree, transform.CoNLL, _Dropped, *code, *named]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch and pickle raise any kind on damaged files
-        said = one_line(f"{type(error).__name__}: {error}", 150)
-        raise UserError(f"{path} is damaged, or holds more than SuPar's tables ({said}); {_MEND}") from None
+        message = one_line(f"{type(error).__name__}: {error}", 150)
+        raise UserError(f"{path} is damaged, or holds more than SuPar's tables ({message}); {_HINT}") from None
 
 
 def _plain_type(name: str) -> type:

@@ -83,7 +83,7 @@ class _Index(BaseModel):
 _RECORD = TypeAdapter(ShardRecord)
 
 
-def fingerprint(*parts: object) -> str:
+def fingerprint_of(*parts: object) -> str:
     """Short stable hash of JSON-serialisable parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
 
@@ -123,13 +123,13 @@ def sidecar_path(shard: AnyPath) -> AnyPath:
 
 
 def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
-    """The record of a shard that is whole, hash included, and of this fingerprint; else None."""
+    """The record of a shard that is complete, hash included, and of this fingerprint; else None."""
     try:
         record = _RECORD.validate_json(sidecar_path(folder / name).read_bytes())
-        whole = (record.name, record.fingerprint) == (name, fingerprint) and record.sha256 == file_sha256(folder / name)
+        complete = (record.name, record.fingerprint) == (name, fingerprint) and record.sha256 == file_sha256(folder / name)
     except (OSError, ValueError):
         return None
-    return record if whole else None
+    return record if complete else None
 
 
 def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object) -> dict:
@@ -233,10 +233,10 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
     for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
         path = inside(folder, name)
         try:
-            whole = file_sha256(local_copy(path, sha256, recheck=True)) == sha256
+            complete = file_sha256(local_copy(path, sha256, recheck=True)) == sha256
         except FileNotFoundError:
-            whole = False
-        if not whole:
+            complete = False
+        if not complete:
             raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
 
 
@@ -332,7 +332,7 @@ def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
     return {name: pa.concat_tables(tables_) for name, tables_ in parts.items()}
 
 
-def finished_shards(folder: AnyPath, names: Sequence[str], marks: Sequence[str]) -> list[ShardRecord | None]:
-    """For every shard its record where it is whole and up to date, else None."""
+def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str]) -> list[ShardRecord | None]:
+    """For every shard its record where it is complete and up to date, else None."""
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(partial(finished_shard, folder), names, marks))
+        return list(pool.map(partial(finished_shard, folder), names, fingerprints))

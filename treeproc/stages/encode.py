@@ -271,7 +271,7 @@ class EncodeShard:
         self._data, self._base, self._tree = data, base or data, tree
         self._encoder = Encoder(data / "encoded" / "vocab", tree)
 
-    def __call__(self, text: ShardRecord, parsed: ShardRecord, mark: str, donors: Donors | None = None) -> ShardRecord:
+    def __call__(self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, donors: Donors | None = None) -> ShardRecord:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts, longest = Counter(), {}
@@ -294,7 +294,7 @@ class EncodeShard:
             counts[name], longest[name] = int(sizes.sum()), int(sizes.max())
         return write_shard(
             self._data / "encoded", text.name, Batches(batches), schema,
-            split=text.split, index=text.index, fingerprint=mark, counts=counts, longest=longest,
+            split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
         )  # fmt: skip
 
 

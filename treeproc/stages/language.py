@@ -72,8 +72,8 @@ class LineSample:
 
     def foreign(self, language: str) -> tuple[int, list[tuple[int, str]], str]:
         """(lines looked at, those of the commonest other language, that language): see `other_language`."""
-        told = [(number, line) for number, line in self.kept if has_letters(line)]
-        others = [(number, line, other_language(line, language)) for number, line in told]
+        checked = [(number, line) for number, line in self.kept if has_letters(line)]
+        others = [(number, line, other_language(line, language)) for number, line in checked]
         counts = Counter(found for *_, found in others if found)
         name = min(counts, key=lambda code: (-counts[code], code), default="")
-        return len(told), [(number, line) for number, line, found in others if name and found == name], name
+        return len(checked), [(number, line) for number, line, found in others if name and found == name], name

@@ -28,7 +28,7 @@ class LineList:
 
 @contextmanager
 def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
-    """A list with a header, whole or not at all. Raises UserError when the disk refuses."""
+    """A list with a header, complete or not at all. Raises UserError when the disk refuses."""
     with atomic_output(path) as file:
         lines = LineList(file)
         lines.write([columns])
@@ -36,7 +36,7 @@ def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
 
 
 def has_files(folder: AnyPath, index: dict) -> bool:
-    """Whether the lists that an index names are there and whole. An index of an earlier version names none."""
+    """Whether the lists that an index names are there and complete. An index of an earlier version names none."""
     return all(
         (path := folder / name).exists() and file_sha256(path) == sha256 for name, sha256 in index.get("files", {}).items()
     )

@@ -52,7 +52,7 @@ class ParseShard:
         if target is not None:
             self._target = self._source if target == config else build_parser(target)
 
-    def __call__(self, text: ShardRecord, mark: str) -> ShardRecord:
+    def __call__(self, text: ShardRecord, fingerprint: str) -> ShardRecord:
         examples = list(Shard(self._text, text).rows())
         given = [Given(e.get("words"), e.get("trees"), e.get("arcs")) for e in examples]
         counts: Counter = Counter()
@@ -73,7 +73,7 @@ class ParseShard:
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
         return write_shard(
             self._parsed, text.name, rows, self._schema,
-            split=text.split, index=text.index, fingerprint=mark, counts=counts, longest=longest,
+            split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
         )  # fmt: skip
 
 

@@ -159,7 +159,7 @@ class TextWriter:
     filters: FilterConfig
     scans: Mapping[str, Scan]
     rows_per_shard: PositiveInt
-    mark: str
+    fingerprint: str
     notices: TextNotices = field(default_factory=TextNotices)
     dropped: LineList | None = None
 
@@ -175,10 +175,10 @@ class TextWriter:
             rows, counts, dropped = self._filter(islice(examples, size), split)
             if len(rows) + len(dropped) != size:
                 raise UserError(f"splits.{split}: the files changed while they were read; run the same command again")
-            # Of finished shards too: what is told of all lines is not in the shards.
+            # Of finished shards too: the notices about all lines are not in the shards.
             self._tell(split, rows, dropped)
-            yield finished_shard(self.folder, name, self.mark) or write_shard(
-                self.folder, name, rows, schema, split=split, index=index, fingerprint=self.mark, counts=counts
+            yield finished_shard(self.folder, name, self.fingerprint) or write_shard(
+                self.folder, name, rows, schema, split=split, index=index, fingerprint=self.fingerprint, counts=counts
             )
 
     def _filter(self, examples: Iterable[tuple[int, dict]], split: str) -> tuple[list[dict], Counter, list[tuple[int, str]]]:

@@ -13,7 +13,7 @@ from treeproc.common.files import atomic_write, file_sha256, read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
-from treeproc.shards.store import Shard, ShardRecord, fingerprint, read_index
+from treeproc.shards.store import Shard, ShardRecord, fingerprint_of, read_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
@@ -102,10 +102,12 @@ def write_vocabulary(
     form = tree.model_dump(include={"side", "binarize", "documents"})
     if tree.tree_source == "dependencies":
         form |= tree.model_dump(include={"tree_source", "phrase_labels"})
-    mark = fingerprint([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form)
+    inputs_fingerprint = fingerprint_of(
+        [record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form
+    )
     done = folder / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == _vocabulary_note(folder, mark):
-        return mark
+    if done.exists() and done.read_bytes() == _vocabulary_note(folder, inputs_fingerprint):
+        return inputs_fingerprint
     folder.mkdir(parents=True, exist_ok=True)
     for name in OPTIONAL_VOCABULARY_FILES:
         (data / "encoded" / name).unlink(missing_ok=True)
@@ -117,8 +119,8 @@ def write_vocabulary(
         atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
     atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
     atomic_write(folder / "labels.txt", LabelVocab(_node_labels(counts, tree)).file_bytes())
-    atomic_write(done, _vocabulary_note(folder, mark))
-    return mark
+    atomic_write(done, _vocabulary_note(folder, inputs_fingerprint))
+    return inputs_fingerprint
 
 
 def copy_vocabulary(data: Path, other: AnyPath) -> str:
@@ -140,20 +142,20 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
             if hashlib.sha256(contents[name]).hexdigest() != sha256:
                 raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
     note = source / "vocab" / "fingerprint.txt"
-    mark = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
+    inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
     pieces = [index["files"][name] for name in contents if name.endswith(".model")]
-    if fingerprint(mark, *pieces) != index["vocab_fingerprint"]:
+    if fingerprint_of(inputs_fingerprint, *pieces) != index["vocab_fingerprint"]:
         raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     done = folder / "vocab" / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == _vocabulary_note(folder / "vocab", mark):
-        return mark
+    if done.exists() and done.read_bytes() == _vocabulary_note(folder / "vocab", inputs_fingerprint):
+        return inputs_fingerprint
     for name in OPTIONAL_VOCABULARY_FILES:
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         atomic_write(folder / name, content)
-    atomic_write(done, _vocabulary_note(folder / "vocab", mark))
-    return mark
+    atomic_write(done, _vocabulary_note(folder / "vocab", inputs_fingerprint))
+    return inputs_fingerprint
 
 
 def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
@@ -166,8 +168,8 @@ def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
 
 
-def _vocabulary_note(folder: Path, mark: str) -> bytes:
-    """What fingerprint.txt holds: the mark, and the hash of every file, so that a damaged one is made again."""
+def _vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
+    """Content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
     paths = [folder.parent / name for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
-    return "\n".join([mark, *hashes, ""]).encode()
+    return "\n".join([inputs_fingerprint, *hashes, ""]).encode()

@@ -119,7 +119,7 @@ class _Words:
     relations: np.ndarray  # [W] strings without subtypes
     tags: np.ndarray  # [W] universal tags as strings
     labels: np.ndarray  # [W] of a phrase that says no more than its head's tag: numbers of PHRASE_LABELS
-    marks: np.ndarray  # [W] whether a word is punctuation without dependents
+    punctuation: np.ndarray  # [W] whether a word is punctuation without dependents
     brackets: np.ndarray  # [W] whether the phrase of a word stands in brackets
     counted: np.ndarray  # [W] words that a phrase may begin or end with: no punctuation but such brackets
     first: np.ndarray  # [W] of the counted words at or below a word: the first, W where there is none
@@ -131,19 +131,19 @@ class _Words:
         universal = [_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""]
         tags = np.array(universal)[sentences.tags]
         labels = np.array([PHRASE_LABELS.index(_PHRASES.get(tag, UNANALYSED)) for tag in universal])[sentences.tags]
-        marks = relations == "punct"
-        marks[governors[governors >= 0]] = False
-        first, last, _ = yields(governors, ~marks)
-        counted, brackets = ~marks, np.zeros(len(marks), dtype=bool)
-        heads = _bracketed(governors, marks, sentences.words, first, last)
+        punctuation = relations == "punct"
+        punctuation[governors[governors >= 0]] = False
+        first, last, _ = yields(governors, ~punctuation)
+        counted, brackets = ~punctuation, np.zeros(len(punctuation), dtype=bool)
+        heads = _bracketed(governors, punctuation, sentences.words, first, last)
         brackets[heads] = counted[first[heads] - 1] = counted[last[heads]] = True
         first, last, _ = yields(governors, counted)
-        return cls(governors, relations, tags, labels, marks, brackets, counted, first, last)
+        return cls(governors, relations, tags, labels, punctuation, brackets, counted, first, last)
 
     @property
     def dependents(self) -> np.ndarray:
         """Places of all words with a governor that are no punctuation."""
-        return np.flatnonzero((self.governors >= 0) & ~self.marks)
+        return np.flatnonzero((self.governors >= 0) & ~self.punctuation)
 
     def with_shared_conjunctions(self) -> "_Words":
         """A conjunction that begins a conjunct (*and* in *cats and dogs*) goes to the first conjunct: it joins both."""
@@ -257,16 +257,18 @@ def _stands_alone(words: _Words, core: np.ndarray, predicate: np.ndarray) -> np.
     argument = np.isin(words.relations, _ARGUMENTS)
     adverb = (words.relations == "advmod") & (words.tags == "ADV")
     alone = ~has_dependents & ((noun & argument) | adverb)
-    return (alone | (has_dependents & ((noun & ~core) | (verb & ~predicate)))) & ~words.marks
+    return (alone | (has_dependents & ((noun & ~core) | (verb & ~predicate)))) & ~words.punctuation
 
 
-def _bracketed(governors: np.ndarray, marks: np.ndarray, words: pa.Array, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+def _bracketed(
+    governors: np.ndarray, punctuation: np.ndarray, words: pa.Array, first: np.ndarray, last: np.ndarray
+) -> np.ndarray:
     """Heads [.] of phrases between two brackets that depend on them; phrases are [first, last) without punctuation."""
     kind = pc.index_in(words, value_set=pa.array([*OPENING, *CLOSING])).fill_null(-1).to_numpy(zero_copy_only=False)
-    opening = np.flatnonzero(marks & (governors >= 0) & (kind >= 0) & (kind < len(OPENING)))
+    opening = np.flatnonzero(punctuation & (governors >= 0) & (kind >= 0) & (kind < len(OPENING)))
     heads = governors[opening]
-    closing = np.minimum(last[heads], len(marks) - 1)
-    fit = (first[heads] == opening + 1) & (last[heads] == closing) & (governors[closing] == heads) & marks[closing]
+    closing = np.minimum(last[heads], len(punctuation) - 1)
+    fit = (first[heads] == opening + 1) & (last[heads] == closing) & (governors[closing] == heads) & punctuation[closing]
     return heads[fit & (kind[closing] == kind[opening] + len(OPENING))]
 
 
