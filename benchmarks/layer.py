@@ -7,7 +7,7 @@
 
 One JSON line per figure. `time_ratio` and `memory_ratio` are tree layer / plain layer, a post-norm layer of our own that
 attends over the same leaves and nodes without a mask (with a padding mask when a batch of --data is padded).
-`naive_...` is the paper's tensor S as written, `released_...` the released code's way; they are left out where they need
+`naive_...` is the paper's tensor S as written, `released_...` the released code; they are left out where they need
 more than 4 GB. `plain_to_torch` is our plain layer / torch.nn's. All alternatives of a case run in one process, in turn;
 seconds are CPU time of the process on one thread, or GPU time. A time ratio is that of the minima; `min`, `median` and
 `max` are over single rounds. Memory is the peak above inputs and parameters, gradients included; the structure of the
@@ -174,7 +174,7 @@ def run_case(name: str, case: Case, options: argparse.Namespace) -> None:
     structure = build_structure(case, options)
     steps = build_steps(case, structure, options)
     slow = {key: steps.pop(key) for key in ("naive", "released") if key in steps}
-    if options.quick:  # the slow ways, and torch.nn's layer on documents, take too long
+    if options.quick:  # the slow implementations, and torch.nn's layer on documents, take too long
         slow = {key: step for key, step in slow.items() if (name, key) == ("base", "naive")}
         if name == "document":
             del steps["torch"]
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, under 50 seconds")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of a case")
-    parser.add_argument("--slow", type=int, default=2, help="rounds of the naive and released ways; 0 leaves them out")
+    parser.add_argument("--slow", type=int, default=2, help="rounds of the naive and released implementations; 0 leaves them out")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data set folder that workflows/preprocess.py wrote")
     parser.add_argument("--split", default="train", help="split of --data")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

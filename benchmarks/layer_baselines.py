@@ -1,7 +1,7 @@
-"""Slow ways to compute tree attention, to compare with: the paper's tensor S as written, and the released code's way.
+"""Slow implementations of tree attention, as baselines: the paper's tensor S as written, and the released code's.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H. Both take the parameters of
-`SelfAttention` and give its results; the released way does so for the released code's accumulation rule.
+`SelfAttention` and give its results; the released one does so for the released code's accumulation rule.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Parsing with the shipped models: this project's way beside Stanza's own, same models, same trees.
+"""Parsing with the shipped models: this project's fast path against Stanza's own pipeline, same models, same trees.
 
     python benchmarks/preprocess.py --captions multi30k/train.en.gz --wmt wmt_sample/src-train-case.txt.gz
     python benchmarks/preprocess.py --quick     # 400 lines of the shipped sample, 60 of them plain, one round
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--wmt", metavar="FILE.gz", help="WMT lines with case factors: case parse_wmt")
     parser.add_argument("--quick", action="store_true", help="case parse_sample, on lines of the shipped sample; under 50 s")
     parser.add_argument("--sentences", type=int, help="lines of a case; default 5,000 captions, 2,000 of WMT, 400 of the sample")
-    parser.add_argument("--plain", type=int, help="lines of the plain way; default 250, with --quick 60")
+    parser.add_argument("--plain", type=int, help="lines of Stanza's own pipeline; default 250, with --quick 60")
     parser.add_argument("--rounds", type=int, help="interleaved rounds; default 2, with --quick 1")
     parser.add_argument("--models", type=Path, metavar="DIR", help="also tag_parse_to_models, against the models of this folder")
     parser.add_argument("--curve", action="store_true", help="also the batch_curve, on 2,000 lines at most")

@@ -32,13 +32,13 @@ def reference_path(governors: tuple[int, ...], start: int, end: int) -> str:
             return seen
         near = [above[word]] if word < n - 1 else []
         near += [other for other in range(n - 1) if above[other] == word]
-        ways = (walk(other, (*seen, other)) for other in near if other not in seen)
-        return next((way for way in ways if way is not None), None)
+        paths = (walk(other, (*seen, other)) for other in near if other not in seen)
+        return next((path for path in paths if path is not None), None)
 
-    way = walk(start, (start,))
-    steps = ["U" if a < n - 1 and above[a] == b else "D" for a, b in zip(way, way[1:], strict=False)]
+    path = walk(start, (start,))
+    steps = ["U" if a < n - 1 and above[a] == b else "D" for a, b in zip(path, path[1:], strict=False)]
     if steps[:2] == ["U", "D"]:
-        return ("L" if way[2] < start else "R") + "".join(steps[2:])
+        return ("L" if path[2] < start else "R") + "".join(steps[2:])
     return "".join(steps)
 
 

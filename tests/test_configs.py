@@ -123,7 +123,7 @@ def test_the_translation_study_follows_its_protocol():
 
 
 def test_a_run_records_the_sections_of_its_own_architecture():
-    """Sections of others are left out unless they were set, which is reported; older settings, with all sections, read back the same."""
+    """Sections of others are left out unless they were set; older settings, with all sections, read back the same."""
     plain, tree = ModelConfig(name="transformer"), ModelConfig(name="tree_transformer")
     assert "tree" in tree.model_dump() and not {"tree", "relations", "phrases"} & plain.model_dump().keys()
     everything = {name: value.model_dump() for name, value in plain if isinstance(value, ArchitectureSection)}

@@ -1,4 +1,4 @@
-"""The lean dependency parser gives Stanza's arcs: whatever stands beside a sentence, however long, however bad the model."""
+"""The fast dependency parser gives Stanza's arcs: in any batch, for any length, for any model."""
 
 import itertools
 
@@ -66,7 +66,7 @@ def test_the_rest_is_the_same_without_arcs(parser):
 
 
 def test_documents_give_the_same_arcs(parser, plain, tagged):
-    """The way for models that the lean one does not know."""
+    """The slow path, for models that the fast one does not support."""
     words, tags = tagged
     read = DocumentTagger([plain.processors[name] for name in ("pos", "depparse")], dependencies=True).tag(words, 100)
     assert read == (tags, parser._arcs.parse(words, tags, 4096))

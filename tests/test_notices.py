@@ -66,7 +66,7 @@ def test_text_that_is_not_tokenised_is_told_where_moses_is_set():
     assert notices_of({"train": tokens}, tokenized="moses")[1] == []
 
 
-def test_clean_text_is_told_nothing():
+def test_clean_text_has_no_notices():
     """Of the sample's English and German sentences, read by a parser of their language; blanks before ? and ! are French."""
     for lines in (sample_lines(400), [*ENGLISH, "C'est vrai ? Non !", "R & D costs 5 % .NET pays, he says."]):
         assert not [line for line in notices_of({"train": lines})[1] if "several sentences" not in line]

@@ -1,4 +1,4 @@
-"""Parsers: the lean ways give what Stanza gives, no line is lost, given words and trees are taken as they are."""
+"""Parsers: the fast paths give what Stanza gives, no line is lost, given words and trees are taken as they are."""
 
 import http.server
 import json
@@ -138,8 +138,8 @@ def test_any_line_keeps_its_characters(parser, text):
     assert [len(tags) for tags, _ in read_trees(vars(row))] == [len(spans)]
 
 
-def test_lean_ways_give_what_stanzas_processors_give(parser, plain):
-    """The ways for models that the lean ones do not know."""
+def test_fast_paths_give_what_stanzas_processors_give(parser, plain):
+    """The slow paths, for models that the fast ones do not support."""
     lines = [*sample_lines(30), *ODD[:4]]
     tokenizer = DocumentTokenizer([plain.processors["tokenize"]])
     sentences = [line[0] for line in tokenizer.tokenize(lines, 300)]

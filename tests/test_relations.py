@@ -1,4 +1,4 @@
-"""Relations between words: ways in dependency trees, attention over relations, and the models that are made of both."""
+"""Relations between words: paths in dependency trees, attention over relations, and the models that are made of both."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Every translation model goes the whole way: it trains, resumes to the same weights, averages and translates."""
+"""Every translation model end to end: it trains, resumes to the same weights, averages and translates."""
 
 import pytest
 from model_cases import CASES

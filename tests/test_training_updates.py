@@ -121,7 +121,7 @@ def out_of_memory_above(examples: int) -> None:
 
 
 class _Exhausting(torch.autograd.Function):
-    """The identity, without memory for the way back."""
+    """The identity, without memory for the backward pass."""
 
     @staticmethod
     def forward(ctx, x):

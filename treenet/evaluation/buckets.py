@@ -29,7 +29,7 @@ def count_words(example: dict) -> int:
 
 
 def tree_depth(example: dict) -> int:
-    """Nonterminals on the longest way from a root down to a leaf, the roots of split words included; 0 without a tree."""
+    """Nonterminals on the longest path from a root down to a leaf, the roots of split words included; 0 without a tree."""
     ends = np.asarray(example["spans"]["subtree_end"])
     # Node i lies below every earlier node whose subtree is still open.
     closed = np.cumsum(np.bincount(ends, minlength=len(ends) + 1))[: len(ends)]

@@ -26,7 +26,7 @@ class Syntax:
     """What the parser says of n sentences. Depths count from 1 for trees, nonterminals alone, and from 0 for arcs."""
 
     word_edges: np.ndarray  # [n + 1], words of sentence i are [word_edges[i], word_edges[i + 1])
-    depth: np.ndarray  # [n] nonterminals on the longest way from the root down to a word
+    depth: np.ndarray  # [n] nonterminals on the longest path from the root down to a word
     top: list[str]  # [n] labels of the root's children, words by their tag
     pos_tag: list[str]  # [W]
     phrase: list[str]  # [W] label of the smallest phrase that holds a word

@@ -30,16 +30,16 @@ def _run_sequences(lstm: nn.LSTM, states: Tensor, lengths: np.ndarray) -> Tensor
     starts, longest = edges_of(lengths)[:-1, None], lengths.max()
     # Padded rows repeat their last step, of which nothing is read.
     position = np.minimum(np.arange(longest), lengths[:, None] - 1)
-    ways = [starts + position, starts + lengths[:, None] - 1 - position][: 1 + lstm.bidirectional]
+    directions = [starts + position, starts + lengths[:, None] - 1 - position][: 1 + lstm.bidirectional]
     used = ranges(np.arange(len(lengths)) * longest, lengths)
     first = states.new_zeros(1, len(lengths), lstm.hidden_size)
     for layer in range(lstm.num_layers):
         if layer:
             states = dropout(states, lstm.dropout if lstm.training else 0.0)
         outputs = []
-        for way, rows in enumerate(ways):
+        for direction, rows in enumerate(directions):
             inputs = states.index_select(0, torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
-            hidden = one_way(lstm.all_weights[layer * len(ways) + way], inputs, first, first)
+            hidden = one_way(lstm.all_weights[layer * len(directions) + direction], inputs, first, first)
             back = np.empty(len(states), np.int64)
             back[rows.ravel()[used]] = used
             outputs.append(hidden.flatten(0, 1).index_select(0, torch.from_numpy(back)))

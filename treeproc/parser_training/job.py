@@ -171,7 +171,7 @@ class _Job:
         write_card(self.models, self.config, self.treebanks, read_json(scores))
 
     def _tokenizer_learner(self) -> Learner:
-        # Text as people wrote it, where there is some: what is put together from brackets lacks their ways with blanks and marks.
+        # Raw text where there is some: text that is put together from brackets lacks its spacing and punctuation.
         teachers = [t for t in self.treebanks if t.sentences] or self.treebanks
         found = {split: {t.name: _spaced(t, split) for t in teachers} for split in ("train", "valid")}
         train, valid = ({name: lines for name, lines in part.items() if lines} for part in found.values())

@@ -32,7 +32,7 @@ def both_ways(lstm: nn.LSTM, x: Tensor, sizes: Tensor, h: Tensor | None = None, 
     if h is None or c is None:
         h = c = x.new_zeros(2, len(x), lstm.hidden_size)
     steps = torch.arange(x.shape[1])
-    # The way back reads every row from its own end, so that its padding comes last as well.
+    # The backward direction reads every row from its own end, so that its padding comes last as well.
     back = torch.where(steps < sizes[:, None], sizes[:, None] - 1 - steps, steps)
     rows = torch.arange(len(x))[:, None]
     ahead, behind = lstm.all_weights

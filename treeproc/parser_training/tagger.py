@@ -1,6 +1,6 @@
 """Training of Stanza's part-of-speech tagger (UPOS, XPOS) on batches laid out for speed.
 
-The model, the vocabularies and the loss are Stanza's. What differs is the way there: every distinct word of a batch is
+The model, the vocabularies and the loss are Stanza's. The computation differs: every distinct word of a batch is
 spelled out once, sentences of about one length share a padded batch, each direction of the word LSTM is one call, and the
 bilinear XPOS scores are taken of the few UPOS tags, not of every word's copy of them. On one thread that is about five times
 as many words a second as Stanza's own trainer.

@@ -16,7 +16,7 @@ _WORD = re.compile(r"\w+(?=n't\b)|n't\b|'\w+|\w+|[^\w\s]")
 
 
 def plain_words(text: str) -> list[str]:
-    """Words of raw English text in the treebanks' way, roughly: do n't, the dog 's."""
+    """Words of raw English text, split roughly as in treebanks: do n't, the dog 's."""
     return _WORD.findall(text)
 
 

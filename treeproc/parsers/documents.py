@@ -1,4 +1,4 @@
-"""Stanza's own processors, for models that the leaner ways do not know: with documents, as Stanza runs them."""
+"""Stanza's own processors, the slow path: for models that the fast path does not support, with documents as Stanza runs them."""
 
 import bisect
 from collections.abc import Iterator, Sequence

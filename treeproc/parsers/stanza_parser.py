@@ -61,11 +61,11 @@ def _load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
 
     loaded = stanza.Pipeline(**stanza_options(config, models)).processors
     depparse, constituency = (loaded.get(name) for name in ("depparse", "constituency"))
-    lean_arcs = depparse and dependency.supports(depparse.trainer.model)
+    fast_arcs = depparse and dependency.supports(depparse.trainer.model)
     return Processors(
         tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,
-        tagger=_tagger(loaded, document_arcs=bool(depparse) and not lean_arcs) if "pos" in loaded else None,
-        arcs=dependency.DependencyParser(depparse.trainer.model.eval()) if lean_arcs else None,
+        tagger=_tagger(loaded, document_arcs=bool(depparse) and not fast_arcs) if "pos" in loaded else None,
+        arcs=dependency.DependencyParser(depparse.trainer.model.eval()) if fast_arcs else None,
         parser=_constituency_parser(constituency.trainer.model) if constituency else None,
         uses_xpos=bool(constituency) and constituency.trainer.model.uses_xpos(),
     )
