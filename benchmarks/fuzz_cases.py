@@ -26,7 +26,7 @@ class Case:
     damage: str
 
     def may_change(self) -> list[Path]:
-        """What the comparison of before and after leaves out: what may be written, as asked, and the caches of libraries."""
+        """The paths that the comparison of before and after leaves out: requested outputs, and the caches of libraries."""
         asked = [self.folder / value.removeprefix("output=") for value in map(str, self.argv) if value.startswith("output=")]
         return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 

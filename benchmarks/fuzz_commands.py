@@ -49,7 +49,7 @@ class Outcome:
 
 
 def everything(folder: Path, but: Sequence[Path]) -> dict[str, tuple]:
-    """What lies below a folder, without what may be written."""
+    """The files below a folder, without those that may be written."""
     found = {}
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if Path(root) / name not in but]
@@ -188,7 +188,7 @@ def in_child(function, *arguments) -> None:
 
 
 def load_everything() -> None:
-    """What commands import, once for all of them."""
+    """Imports the modules of all commands once."""
     import safetensors.torch  # noqa: F401
     import sentencepiece  # noqa: F401
     import stanza.pipeline.core  # noqa: F401

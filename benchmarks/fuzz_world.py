@@ -1,4 +1,4 @@
-"""What commands are fuzzed on: small data sets, runs, studies and parser models, made by the workflows themselves."""
+"""The inputs of fuzzed commands: small data sets, runs, studies and parser models, made by the workflows themselves."""
 
 import contextlib
 import io

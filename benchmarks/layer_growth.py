@@ -1,4 +1,4 @@
-"""How the cost of a layer grows with the length of the input, from 32 to 4096 leaves; a plot for docs/results.
+"""The cost of a layer by the length of the input, from 32 to 4096 leaves; a plot for docs/results.
 
     python benchmarks/layer_growth.py --out docs/results/layer_growth.png
 

@@ -49,7 +49,7 @@ METRICS = ("parameters", "training_to_plain", "decoding_to_plain")
 
 @dataclass(frozen=True)
 class Size:
-    """What all models have in common: settings of the model, pieces, sentences of an update and of a search."""
+    """The setup that all models share: settings of the model, pieces, sentences of an update and of a search."""
 
     model: Mapping[str, float]
     pieces: int

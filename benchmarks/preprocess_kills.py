@@ -1,4 +1,4 @@
-"""Is `workflows/preprocess.py` exactly-once? The job is killed at random moments, run again, and its files are compared.
+"""Kills of `workflows/preprocess.py` at random moments: the job runs again, and its files must be those of an undisturbed one.
 
     python benchmarks/preprocess_kills.py              # 30 kills, about 12 minutes on two cores
     python benchmarks/preprocess_kills.py --quick      # 3 kills

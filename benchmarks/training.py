@@ -1,4 +1,4 @@
-"""What training costs beside its arithmetic, and what trees cost: ratios, measured in turn in one run.
+"""The overhead of training beside its arithmetic, and the cost of trees: ratios, measured in turn in one run.
 
     python benchmarks/training.py --quick                     # every case, under 50 seconds
     python benchmarks/training.py                             # as in docs/results/training.md, some minutes on two cores

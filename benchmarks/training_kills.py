@@ -1,4 +1,4 @@
-"""Does a training run that is killed again and again end as one that nobody disturbs? Same losses, same weights, bit for bit.
+"""Kills of a training run: it must end with the losses and weights of an undisturbed run, bit for bit.
 
     python benchmarks/training_kills.py              # 40 kills over 2,400 steps, about 15 minutes on two cores
     python benchmarks/training_kills.py --quick      # 3 kills over 240 steps

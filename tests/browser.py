@@ -66,7 +66,7 @@ class Browser:
         self._call("POST", f"element/{element[_ELEMENT]}/click", {})
 
     def log(self, kind: str) -> list[dict]:
-        """What came since the last call."""
+        """The events since the last call."""
         return self._call("POST", "se/log", {"type": kind})
 
     def requests(self) -> list[str]:

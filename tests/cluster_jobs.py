@@ -42,7 +42,7 @@ class Worker:
 
 
 def run(folder: Path, **arguments) -> dict:
-    """What came of eight shards: their numbers, how many actors started, and the error if there was one."""
+    """The result of eight shards: their numbers, the number of started actors, and the error if there was one."""
     notes = folder.parent / "notes"
     notes.mkdir(exist_ok=True)
     try:

@@ -82,7 +82,7 @@ def reference_states(model: nn.Module, example: Mapping, tree: Tree) -> tuple[li
 
 
 def reference_outputs(model: nn.Module, targets: Sequence[int], states: Sequence[State], start: State) -> Tensor:
-    """What logits are computed from at every position [T, D], the decoder having read `targets`."""
+    """The decoder states [T, D] that logits are computed from, after reading `targets`."""
     size = model.encoder.embedding.weight.shape[1]
     inputs = [size**0.5 * model.encoder.embedding.weight[piece] for piece in targets]
     for lstm in model.decoder.layers:

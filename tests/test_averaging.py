@@ -51,7 +51,7 @@ def same_weights(folder, weights) -> bool:
 
 
 def mean_of(*seeds) -> dict[str, torch.Tensor]:
-    """Of the weights of seeds, as an average has them."""
+    """The mean of the weights of seeds, as an average has it."""
     return {name: torch.stack([weights_of(seed)[name].double() for seed in seeds]).mean(0).float() for name in weights_of(1)}
 
 

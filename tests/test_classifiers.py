@@ -43,7 +43,7 @@ def open_source(data, name: str, supervision: str = "all_phrases") -> LabelledSo
 
 
 def of_row(output, row: int, batch) -> list[torch.Tensor]:
-    """What a model says of an example: its class, and those of the positions that have one."""
+    """The prediction of a model for an example: its class, and those of the positions that have one."""
     message = [output.examples[row]]
     return message if output.positions is None else [*message, output.positions[row][batch.position_labels[row] != NO_CLASS]]
 

@@ -117,7 +117,7 @@ def test_bad_models_are_mended_as_stanza_mends_them(bad, plain, tagged):
 
 
 def reference_best_score(scores: np.ndarray) -> float:
-    """Of all trees with one root, by trying all governors of all words."""
+    """The best of all trees with one root, by trying all governors of all words."""
     size = len(scores)
     best = -np.inf
     for governors in itertools.product(range(size), repeat=size - 1):

@@ -56,7 +56,7 @@ def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, 
 
 
 def write_probe(folder: Path, config: TrainConfig) -> None:
-    """What a run of two seconds an update, the first one ten, would write; 4 s a validation, checkpoints of 3 MiB."""
+    """Metrics of a run of two seconds an update, the first one ten, 4 s a validation, checkpoints of 3 MiB."""
     lines = [
         {
             "event": "train", "step": step, "seconds": 10.0 if step == 1 else 2.0, "padding": 0.25, "data_wait": 0.01,

@@ -1,4 +1,4 @@
-"""What is dropped and why; duplicates and overlap over whole splits; the text stage's bytes after a kill."""
+"""Filters: dropped examples and reasons, duplicates and overlap over all of a split, the text stage's bytes after a kill."""
 
 import subprocess
 import sys

@@ -135,7 +135,7 @@ def test_the_engine_of_training_knows_no_concrete_task():
 
 
 def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
-    """Those of `modules` that a file imports; a package only where more of it is meant than a module inside."""
+    """The modules of `modules` that a file imports; a package only where more of it is meant than a module inside."""
     found = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):

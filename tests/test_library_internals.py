@@ -101,7 +101,7 @@ def test_lstms_without_the_function_behind_the_module(monkeypatch):
 
 
 def test_stanza_names_its_units_and_its_models():
-    """What parser training reads of vocabularies, and the parser of processors."""
+    """Attributes of vocabularies and processors that parser training and parsers use."""
     words = WordVocab([["a", "b", "b"]], idx=0)
     assert words.unmap(range(len(VOCAB_PREFIX), len(words))) == ["b", "a"]
     characters = Vocab([[("a", None), ("b", None), ("b", None)]], "en")

@@ -67,7 +67,7 @@ def test_text_that_is_not_tokenised_is_told_where_moses_is_set():
 
 
 def test_clean_text_has_no_notices():
-    """Of the sample's English and German sentences, read by a parser of their language; blanks before ? and ! are French."""
+    """No notices about the sample's sentences, read by a parser of their language; blanks before ? and ! are French."""
     for lines in (sample_lines(400), [*ENGLISH, "C'est vrai ? Non !", "R & D costs 5 % .NET pays, he says."]):
         assert not [line for line in notices_of({"train": lines})[1] if "several sentences" not in line]
 
@@ -240,7 +240,7 @@ def test_lists_of_lines_are_mended_and_checked(job, caplog):
 
 
 def test_a_data_set_of_an_earlier_version_is_left_as_it_is(job):
-    """It has no lists and no notices; neither are made, and no shard is."""
+    """An old text stage has no lists and no notices: they are not added, and no shard is made again."""
     data, config = job("old")
     for stage, name in (("text", "dropped.tsv"), ("parsed", "fallbacks.tsv")):
         (data / stage / name).unlink()

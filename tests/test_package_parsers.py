@@ -322,7 +322,7 @@ def test_benepar_on_a_pretrained_model_of_its_folder(benepar_model, tmp_path):
 
 
 class Pickled:
-    """What a file of somebody else may hold: unpickling it makes a folder."""
+    """Malicious content of a file: unpickling it makes a folder."""
 
     def __init__(self, path):
         self.path = path

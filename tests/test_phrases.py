@@ -33,7 +33,7 @@ def reference_level(tree: Tree, words: list[int], labels: list[int], level: int)
     spans = tree.leaf_spans
 
     def parts(node: int, start: int, end: int, depth: int) -> list[Phrase]:
-        """What a node, or the text (-1), consists of, each cut to `level`."""
+        """The parts of a node, or of the text (-1), each cut to `level`."""
         out, leaf = [], start
         for child in children[node]:
             out += [(j, j + 1, NO_TAG) for j in range(leaf, spans[child][0])] + cut(child, depth)

@@ -1,4 +1,4 @@
-"""What runs and data sets record of the software, the machine and the time that made them."""
+"""Provenance: records of the software, machine and time of runs and data sets."""
 
 import getpass
 import json

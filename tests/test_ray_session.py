@@ -1,4 +1,4 @@
-"""How Ray starts: clusters that are gone, machines that are busy, and what is seen of it."""
+"""Starts of Ray: clusters that are gone, machines that are busy, and the messages."""
 
 import socket
 import subprocess

@@ -130,7 +130,7 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.cluster)])
 def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_path, repository, workers):
-    """As on a terminal, all processes of the foreground get the signal; none of them is left."""
+    """Ctrl-C on a terminal sends the signal to all processes of the foreground; none of them is left."""
     run_dir = tmp_path / "run"
     config = tiny_config(data, f"workers={workers}", "max_steps=5000", "checkpoint_every=10", "log_every=10")
     (tmp_path / "config.yaml").write_text(dump_settings(config))

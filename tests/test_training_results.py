@@ -1,4 +1,4 @@
-"""What a person is left with after training: the summary, the picture, the averaged model of the chosen kind."""
+"""The results of a training: the summary, the picture, the averaged model of the chosen kind."""
 
 import json
 import runpy

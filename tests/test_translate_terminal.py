@@ -52,7 +52,7 @@ def terminal(run: Path, *arguments: str):
 
 
 def read_until(stream: io.BufferedReader, end: bytes) -> bytes:
-    """What comes until `end`; the process is there as long as the prompt has not come."""
+    """The output up to `end`; the process runs until the prompt comes."""
     found, deadline = b"", time.monotonic() + SECONDS
     os.set_blocking(stream.fileno(), False)
     while not found.endswith(end):

@@ -1,4 +1,4 @@
-"""What others made never executes code and never leaves its folder."""
+"""Untrusted files never execute code and never leave their folder."""
 
 import gzip
 import json

@@ -187,7 +187,7 @@ def limited_files(folder: Path) -> dict:
 
 
 def refused(folder: Path) -> dict:
-    """What training into a full folder says, and what checkpoints it leaves."""
+    """The error of training into a full folder, and the checkpoints that it leaves."""
     try:
         run_training(tiny_config(folder / "data", "max_steps=40"), folder / "run")
         error = ""

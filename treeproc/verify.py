@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """What was read and what was found."""
+    """The result of a verification: numbers of shards and rows read, and the problems found."""
 
     problems: list[Problem] = field(default_factory=list)
     shards: int = 0
@@ -57,7 +57,7 @@ class Report:
 
 
 def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
-    """Where the stages lie; without an index of the encoded stage, below `data`."""
+    """The folders of the stages; below `data` when the encoded stage has no index."""
     try:
         return {stage: stage_folder(data, stage) for stage in STAGES}
     except UserError:
@@ -169,7 +169,7 @@ def _check_rows(stage: str, folders: dict, shard: Shard, intact: dict[str, dict[
 
 
 def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
-    """Of the source side, and of the target side where it was parsed too."""
+    """Problems of the parsed rows: of the source side, and of the target side where it was parsed too."""
     for number, row in enumerate(shard.rows()):
         line = {} if text is None else text.row(number)
         yield from ((number, what) for what in _side_problems(row, line.get("source")))
@@ -188,7 +188,7 @@ def _side_problems(row: dict, line: str | None) -> Iterator[str]:
 
 
 def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
-    """What ids must stay below; the index stands in for a file that is damaged, which is a problem of its own."""
+    """The upper bounds of ids. They are from the index when a vocabulary file is damaged, which is reported elsewhere."""
     sizes = {"pieces": index["num_pieces"], "labels": index["num_labels"], "pos_tags": 1 << 15}
     try:
         vocab = folder / "vocab"

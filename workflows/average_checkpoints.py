@@ -23,7 +23,7 @@ from treeproc.common.settings import Settings, UserError, build_arg_parser, load
 
 
 class AverageConfig(Settings):
-    """What to average; nothing chosen, what RUN/config.yaml says."""
+    """Settings of average_checkpoints.py; without a choice, those of RUN/config.yaml."""
 
     last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
     best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")

@@ -37,7 +37,7 @@ TITLES = {"tree_transformer": "Tree Transformer", "transformer": "Transformer"}
 
 
 class DemoSettings(Settings):
-    """What the demo runs on. Everything else is in configs/sample_data.yaml and configs/sample.yaml."""
+    """Settings of the demo. Everything else is in configs/sample_data.yaml and configs/sample.yaml."""
 
     splits: dict[str, SplitFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
     vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in configs/sample_data.yaml")

@@ -1,4 +1,4 @@
-"""Where a translation model looks: attention of target positions to the leaves and nodes of the source tree (Table 4).
+"""Attention statistics of a translation model: from target positions to the leaves and nodes of the source tree (Table 4).
 
 The layers attend by kernels that return no weights. Here the weights are computed again by an explicit softmax, from what
 goes into the cross-attention modules while the model itself runs with teacher forcing: there is no second model.
@@ -60,10 +60,10 @@ class SentenceAttention:
 
 @dataclass(frozen=True)
 class Group:
-    """What one kind of position gets of all attention."""
+    """The shares of all attention that one kind of position gets."""
 
     name: str
-    positions: int  # how many of them the trees have
+    positions: int  # number of positions of this kind
     mass: np.ndarray  # [A, H], share of the attention of all target positions
     even: float  # the share it would have, were attention spread evenly over the positions of each sentence
 

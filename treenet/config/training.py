@@ -94,7 +94,7 @@ class DecodingConfig(Settings):
 
 
 class ClassifierConfig(Settings):
-    """What a classifier learns from and how it is read. The number of classes is that of the data set."""
+    """Settings of a classifier: its supervision and its head. The number of classes is that of the data set."""
 
     supervision: Literal["all_phrases", "root"] = Field(
         "all_phrases",
@@ -123,7 +123,7 @@ class ClassifierConfig(Settings):
 
 
 class MaskedLMConfig(Settings):
-    """What a masked language model is asked for. The defaults are those of BERT (Devlin et al., 2019)."""
+    """Settings of masked language modelling. The defaults are those of BERT (Devlin et al., 2019)."""
 
     rate: float = Field(0.15, gt=0, le=1, description="share of a text's pieces to be predicted, rounded; at least one")
     mask: float = Field(0.8, ge=0, le=1, description="share of them that the model sees as the mask")

@@ -56,7 +56,7 @@ class ExampleSource:
         return collate_rows(out, self.reads)
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
-        """Where the rows stand: columns of a record batch, and the row in it."""
+        """The places of the rows: columns of a record batch, and the row in it."""
         rows = np.asarray(rows)
         for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
             batch, row = divmod(row, ROWS_PER_RECORD_BATCH)

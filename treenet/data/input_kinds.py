@@ -21,7 +21,7 @@ class InputKind:
     columns: tuple[str, ...] = ()  # fields of `RowLists` beside those of all batches
     positions: Literal["leaves", "tree", "words"] = "leaves"  # "tree": leaves, then nodes, the root first; "words": a root last
     constituents: bool = False  # reads constituency trees
-    binary: bool = False  # of which no node has more than two children
+    binary: bool = False  # no node has more than two children
 
     @property
     def rooted(self) -> bool:

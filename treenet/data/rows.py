@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-# Where a field of `RowLists` stands in a shard: its column, and the field of the column's structs.
+# The place of a field of `RowLists` in a shard: its column, and the field of the column's structs.
 COLUMNS: dict[str, tuple[str, str | None]] = {
     "pieces": ("leaves", "piece"),
     "labels": ("nodes", "label"),
@@ -18,7 +18,7 @@ COLUMNS: dict[str, tuple[str, str | None]] = {
     "governors": ("arcs", "governor"),
     "relations": ("arcs", "deprel"),
 }
-# Those that every batch has, whatever its encoder reads.
+# Fields that every batch has, for any encoder.
 ALWAYS = ("pieces", "labels", "starts", "ends", "subtree_ends", "targets")
 
 

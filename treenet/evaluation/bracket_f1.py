@@ -15,7 +15,7 @@ import numpy as np
 Bracket = tuple[int, int]
 
 SIGNATURE = "unlabelled, mean over sentences, without punctuation, trivial and repeated spans"
-# Where a span of two words or more is cut in two.
+# The position at which a span of two words or more is split.
 CUTS: dict[str, Callable[[int, int, np.random.Generator], int]] = {
     "left": lambda start, end, random: end - 1,
     "right": lambda start, end, random: start + 1,

@@ -10,7 +10,7 @@ from treeproc.common.settings import Settings, UserError
 
 
 class BucketConfig(Settings):
-    """Where buckets end, the last value included; what is above the last one is a bucket too."""
+    """The upper ends of buckets, included. Values above the last one form a bucket too."""
 
     words: tuple[int, ...] = Field((10, 20, 30, 40, 50, 60), description="last lengths of the buckets by words of the source")
     depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="last depths of the buckets by depth of the source's tree")

@@ -31,7 +31,7 @@ _BATCH_TOKENS = 8192
 
 
 class ClassifySettings(Settings):
-    """What to classify, and by which model."""
+    """Settings of scoring a classifier: the split and the model."""
 
     split: str = Field("test", description="split of the data set to classify")
     data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")

@@ -16,7 +16,7 @@ from treeproc.shards.store import fingerprint_of
 
 
 class CompareConfig(Settings):
-    """What --compare shows."""
+    """Settings of --compare."""
 
     num: int = Field(10, ge=0, description="largest wins and largest losses that are shown")
     samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
@@ -31,7 +31,7 @@ def compare(
     config: CompareConfig,
     numbers: Sequence[int] | None = None,
 ) -> dict:
-    """What comparison.json holds: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
+    """The content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
     `sources` are only shown. `numbers` are those of the lines in the input of the split, from 1, of which some may have been
     dropped; unset, lines are counted as they come. The systems must have been checked against the references.
@@ -76,7 +76,7 @@ def compare(
 
 
 def _origin(system: System) -> dict:
-    """What scores.json says a system's translations were made of."""
+    """The origin of a system's translations, from its entry of scores.json."""
     if system.scores is None:
         return {"weights_sha256": None, "weights": "not known: lines of a file"}
     return recorded_origin(system.scores)

@@ -37,7 +37,7 @@ from treeproc.shards.store import check_hashes, read_index, stage_folder
 
 
 class EvaluateSettings(Settings):
-    """What to translate and how."""
+    """Settings of evaluate.py: the split, the weights and the decoding."""
 
     split: str = Field("test", description="split of the data set to translate")
     data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
@@ -189,7 +189,7 @@ def score_file(
 
 
 def compare_results(baseline: System, system: System, references: Sequence[str] | None, settings: EvaluateSettings) -> dict:
-    """What `comparison.compare` finds of two systems on the references of a file, or else of the data set of a run."""
+    """The comparison of two systems, on the references of a file, or else of the data set of a run."""
     sources, numbers, of = None, None, str(settings.references)
     split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
     if references is None:
@@ -217,7 +217,7 @@ def format_scores(everything: dict[str, dict]) -> str:
 
 
 def format_signatures(scores: dict) -> str:
-    """What each number is, one line per metric."""
+    """The definition of each number, one line per metric."""
     lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in METRIC_TITLES.items()]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the data set came tokenised: tokenised BLEU is the one to compare, BLEU is not over detokenised lines")

@@ -217,7 +217,7 @@ def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray]
 
 
 def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:
-    """How the difference grows with every doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both sides.
+    """The growth of the difference with every doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both sides.
 
     `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The mean slope is tested
     as a difference is, its variance over sentences from samples that all seeds and sizes share.

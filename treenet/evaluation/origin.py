@@ -1,4 +1,4 @@
-"""What a result was made of, and whether its run is still made of the same.
+"""The origin of a result: its weights, data and decoding, and whether its run still has them.
 
 A result records the sha256 of its weights, the fingerprints of its data, its decoding settings, what was asked for, and the
 software. It stands as long as the command that made it would read the same weights and data, and decode as it did.
@@ -29,7 +29,7 @@ _SHOWN = 8  # digits of a hash
 
 
 def fingerprints(index: Mapping) -> dict[str, str]:
-    """Those of a data set, from its index."""
+    """The fingerprints of a data set, from its index."""
     return {key: value for key, value in index.items() if key.endswith("fingerprint")}
 
 
@@ -39,7 +39,7 @@ def asked_for(settings: Settings) -> dict:
 
 
 def origin(run: LoadedModel, settings: Settings) -> dict:
-    """What an entry says of a result of `run`. Untrained weights have no file: they are drawn with the seed that is named."""
+    """The origin of a result of `run`, for its entry. Untrained weights have no file: they are drawn with the named seed."""
     untrained = {} if run.weights_sha256 else {"weights": f"untrained, drawn with seed {run.config.seed}"}
     return {
         "checkpoint": run.checkpoint,
@@ -54,7 +54,7 @@ def origin(run: LoadedModel, settings: Settings) -> dict:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a result stands to its run as it is now.
+    """The standing of a result: whether it belongs to its run as it is now.
 
     `changed` says what no longer matches, and is empty where everything does; `command` renews the result. `recorded` is
     False for results of before they named their weights, of which nothing is known.
@@ -66,13 +66,13 @@ class Standing:
 
 
 class RunState:
-    """What the results of a run folder, local or in an object store, would be made of now. `name` is its name in commands."""
+    """The present weights, data and decoding of a run folder, local or in an object store. `name` is its name in commands."""
 
     def __init__(self, folder: AnyPath, name: AnyPath | str | None = None):
         self.folder, self.name = folder, str(name or folder)
 
     def judge(self, entry: Mapping, workflow: str | None = None) -> Standing:
-        """How an entry of scores.json or probes.json stands; `workflow` is the script that made it, found out where unset."""
+        """The standing of an entry of scores.json or probes.json; `workflow` is the script that made it, derived where unset."""
         asked = entry.get("asked")
         if not isinstance(asked, dict):
             asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
@@ -85,7 +85,7 @@ class RunState:
         return Standing(", ".join(changed), command)
 
     def weights_sha256(self, checkpoint: str = AVERAGED) -> str | None:
-        """Of the weights that a command finds there; None where there are none, or where this cannot say."""
+        """The sha256 of the weights that a command would load; None where there are none or it is not known."""
         if checkpoint == LAST:
             folders = [] if isinstance(self.folder, RemotePath) else checkpoint_folders(self.folder)
             return recorded_sha256(folders[-1]) if folders else None
@@ -114,7 +114,7 @@ class RunState:
         if entry["own_data"]:
             now = self._facts.get("data_fingerprint")
         elif place := asked.get("data") or self._config.get("data"):
-            with suppress(UserError):  # where it has moved, nobody can say
+            with suppress(UserError):  # unknown where it has moved
                 now = read_index(as_path(place) / "encoded").get("fingerprint")
         return [f"data {short(then)}, now {short(now)}"] if None not in (then, now) and then != now else []
 
@@ -159,7 +159,7 @@ def is_recorded(entry: Mapping) -> bool:
 
 
 def recorded_origin(entry: Mapping) -> dict:
-    """What an entry says of its origin, in the entry of a table over runs; its weights are None where it names none."""
+    """The origin that an entry records, for a table over runs; its weights are None where it names none."""
     return {"weights_sha256": None, **{name: entry[name] for name in _RECORDED if name in entry}}
 
 
@@ -169,13 +169,13 @@ def short(sha256: str | None) -> str:
 
 
 def data_fingerprint(entry: Mapping) -> str | None:
-    """Of the encoded data set that a result is of."""
+    """The fingerprint of the encoded data set of a result."""
     data = entry.get("data")
     return data.get("fingerprint") if isinstance(data, dict) else None
 
 
 def describe_weights(entry: Mapping) -> str:
-    """As in `1a2b3c4d (averaged)`, or what there is in their place."""
+    """The weights in words, as in `1a2b3c4d (averaged)`; or the text that is recorded in their place."""
     if sha256 := entry.get("weights_sha256"):
         return f"{short(sha256)} ({entry.get('checkpoint', AVERAGED)})"
     return entry.get("weights", NOT_RECORDED)

@@ -18,7 +18,7 @@ from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
 SCORES, PROBES = "scores.json", "probes.json"
-PARSE = "unsupervised_parse."  # what the names of parses begin with, which are no translations
+PARSE = "unsupervised_parse."  # prefix of the names of parses, which are no translations
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
@@ -65,7 +65,7 @@ def _read(path: AnyPath) -> dict[str, dict]:
 
 
 def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standing]]:
-    """What scores.json and probes.json have that is no longer of the run as it is; commands call the folder `name`."""
+    """The stale results in scores.json and probes.json; commands call the folder `name`."""
     state = RunState(folder, name)
     for file, entries, workflow in ((SCORES, read_scores(folder), None), (PROBES, _read(folder / PROBES), "probe.py")):
         for result, entry in entries.items():

@@ -1,4 +1,4 @@
-"""What a difference between two systems is evidence of: of two sets of weights, or of training with any seed.
+"""Significance of differences between two systems: between two sets of weights, or over training seeds.
 
 A paired bootstrap over sentences is about two sets of weights that are there: other sentences, the same weights. Whether
 one system is better than another is a question about training with other seeds too, and needs several of them. With fewer
@@ -67,7 +67,7 @@ def summarize(values: Sequence[float]) -> dict:
 
 
 def half_interval(summary: dict) -> float | None:
-    """That of `summarize`. Files of earlier versions have one of two seeds, which is not shown."""
+    """The half interval of a summary. Files of earlier versions have one of two seeds, which is not shown."""
     return summary["half_interval"] if len(summary["values"]) >= FEWEST_SEEDS else None
 
 

@@ -45,7 +45,7 @@ _NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
 
 class ParsingConfig(Settings):
-    """How a tree is read from the link probabilities of the layers. The defaults are the released code's."""
+    """Settings of parsing from the link probabilities of the layers. The defaults are the released code's."""
 
     start_layer: int | None = Field(
         None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null is the last one"
@@ -60,7 +60,7 @@ class ParsingConfig(Settings):
 
 
 class ParseSettings(Settings):
-    """What to parse, by which model, and what counts."""
+    """Settings of unsupervised parsing: the sentences, the model and the scoring."""
 
     split: str = Field("test", description="split of the data set to parse")
     data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")

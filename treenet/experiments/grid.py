@@ -17,7 +17,7 @@ from treeproc.common.files import atomic_write
 from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
 
-POLL_S = 1.0  # how often a process looks whether a cell of another one has become free
+POLL_S = 1.0  # seconds between two looks for a freed cell of another process
 
 
 def _never_stale(folder: Path) -> str:

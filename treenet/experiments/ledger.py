@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """How one start of a cell ended: `done` with a result, `failed` with an error of one line, or `interrupted`."""
+    """The outcome of one start of a cell: `done` with a result, `failed` with an error of one line, or `interrupted`."""
 
     status: str
     seconds: float
@@ -230,7 +230,7 @@ def _entry(cell: Cell) -> Entry:
 
 
 def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:
-    """What differs between a cell as it was recorded in the file `where` and as it is now, of what its scores depend on."""
+    """The differences between a cell as recorded in the file `where` and as it is now, of all that its scores depend on."""
     # Settings of an earlier version lack new fields, which have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))

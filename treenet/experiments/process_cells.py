@@ -22,7 +22,7 @@ from treeproc.common.settings import UserError
 
 LOG = "log.txt"
 FOLLOW_S = 2.0
-# How long the processes have for a checkpoint when they are stopped.
+# Seconds that stopped processes have for a checkpoint.
 STOP_S = 60.0
 
 

@@ -22,7 +22,7 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 
 POLL_S = 2.0
-# How long cells have for a checkpoint after SIGTERM.
+# Seconds that cells have for a checkpoint after SIGTERM.
 STOP_S = 60.0
 # The tasks of a driver that was killed may live on for seconds.
 FREE_S = 60.0
@@ -101,7 +101,7 @@ def _wait_until_free(folder: Path) -> None:
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
-    """What the task returned; a task whose process died more often than Ray starts it again has failed."""
+    """The result of the task. A task whose process died more often than Ray restarts it has failed."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:

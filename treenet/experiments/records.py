@@ -60,7 +60,7 @@ class Record(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Recording:
-    """How the cells of a study are recorded: types of their labels, and what is read of a finished run.
+    """The recording of a study's cells: types of their labels, and the results that are read from a finished run.
 
     That are the entries of its scores.json, and numbers of single sentences. Raises UserError where they are stale. `folder`
     is where the files are, None where none are kept.
@@ -137,7 +137,7 @@ def show_numbers(values: Iterable[int]) -> str:
 
 
 def numbers(record: Record, name: str) -> np.ndarray:
-    """What `show_numbers` wrote [sentences]. Raises UserError where it is missing or damaged."""
+    """The numbers [sentences] that `show_numbers` wrote. Raises UserError where they are missing or damaged."""
     try:
         found = np.array([int(one) for one in record["sentences"][name].split()], dtype=np.int64)
     except (KeyError, ValueError, OverflowError):

@@ -24,7 +24,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class GridConfig(Settings):
-    """What is varied: every fraction with every model and every seed."""
+    """The grid of a study: every fraction with every model and every seed."""
 
     fractions: tuple[Fraction, ...] = Field(
         (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0), min_length=1, description="shares of the training examples; smaller ones nest"
@@ -123,7 +123,7 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
 
 
 def study_work(config: ScalingConfig) -> Work:
-    """What a cell does: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
+    """The work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
     settings = EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)
     return Work(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
 

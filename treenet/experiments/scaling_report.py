@@ -1,4 +1,4 @@
-"""What a data-size study says: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
+"""The report of a data-size study: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
 
 A study is about its first model that is not the baseline. Its difference from the baseline at the largest share, and the
 slope of that difference over log2 of the size, are the primary comparisons. All further models are compared with it, and
@@ -55,7 +55,7 @@ EXPLAIN_FAMILIES = (
 
 
 class _Scores(TypedDict, total=False):
-    """What is read of an entry of scores.json."""
+    """The fields of an entry of scores.json that are read."""
 
     bleu: float
     bleu_tokenized: float
@@ -79,7 +79,7 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
 
 
 def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """What is recorded of the translations of a cell: their scores, and all that BLEU needs of each sentence."""
+    """The recorded results of a cell's translations: their scores, and the statistics of BLEU for each sentence."""
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
     if not _needed(metric) <= scores.get(split, {}).keys():
@@ -222,7 +222,7 @@ def metric_of(report: dict) -> str:
 
 
 def against_of(report: dict, point: dict) -> str:
-    """What a point or a slope was compared with; files of earlier versions had the baseline alone."""
+    """The system that a point or a slope was compared with; files of earlier versions had the baseline alone."""
     return point["comparison"].get("against", report["baseline"])
 
 

@@ -26,7 +26,7 @@ SCORED = ("valid", "test", "valid.last", "test.last")
 
 
 class SeedGridConfig(Settings):
-    """What is compared, and over which seeds."""
+    """Settings of a comparison: the systems, their baselines and the seeds."""
 
     systems: dict[str, dict[str, Any]] = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
@@ -104,7 +104,7 @@ def _check_data(indices: dict) -> None:
 
 
 def seed_work(config: SeedsConfig) -> Work:
-    """What a cell does: the run of workflows/train_classifier.py, its scores with it."""
+    """The work of a cell: the run of workflows/train_classifier.py, with its scores."""
     return Work(run_training, partial(score_cell, config.use_gpu), partial(describe_stale, SCORED))
 
 

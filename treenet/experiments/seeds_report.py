@@ -1,4 +1,4 @@
-"""What a comparison over seeds says: OUT/comparison.json, a table and a picture.
+"""The report of a comparison over seeds: OUT/comparison.json, a table and a picture.
 
 Means and deviations are over seeds. A difference from the baseline is over the seeds that both systems ran with, which share
 the batch order, and its test is about training with other seeds and scoring on other sentences. It needs three seeds.
@@ -36,7 +36,7 @@ from treeproc.common.settings import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# What is reported: (entry of scores.json, score), and its head in the table.
+# The reported scores: (entry of scores.json, score), and the column title.
 MEASURES = {
     ("valid", "accuracy"): "valid",
     ("test", "accuracy"): "test",
@@ -44,7 +44,7 @@ MEASURES = {
     ("test", "binary_accuracy"): "two",
     ("test.last", "binary_accuracy"): "two, last",
 }
-# What differences from the baseline are tested of: measure, and the result whose predictions it is of.
+# The tested differences from the baseline: measure, and the result whose predictions it is of.
 TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
 EXPLAIN_FAMILY = "p, Holm: corrected over all systems that are compared with the baseline."
 LABELS = {"system": str, "seed": int}
@@ -65,7 +65,7 @@ def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
 
 
 def read_result(folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """What is recorded of the predictions of a cell: their scores, and which examples are right."""
+    """The recorded results of a cell's predictions: their scores, and whether each example is right."""
     scores = read_fresh_scores(SCORED, folder, "remove the folder and run the same command again", dict[str, _Scores])
     files = {result: folder / f"predictions.{result}.tsv" for result in TESTED.values() if result in scores}
     return scores, {result: show_numbers(map(int, _read_right(path))) for result, path in files.items()}
@@ -90,7 +90,7 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
 
 
 class _Scores(TypedDict, total=False):
-    """What is read of an entry of scores.json."""
+    """The fields of an entry of scores.json that are read."""
 
     accuracy: float
     binary_accuracy: float
@@ -131,7 +131,7 @@ def _summarize_system(system: str, cells: Sequence[dict], baseline: str, right: 
 
 
 def _compare(pairs: Sequence[tuple[str, str]], right: Mapping[str, Mapping[str, np.ndarray]], result: str) -> SeedTest:
-    """Of accuracy: baseline and system of every seed."""
+    """The test of accuracy over pairs of baseline and system, one pair a seed."""
     names = list(chain(*pairs))
     for name in names:
         if result not in right[name] or len(right[name][result]) != len(right[names[0]][result]):
@@ -141,7 +141,7 @@ def _compare(pairs: Sequence[tuple[str, str]], right: Mapping[str, Mapping[str, 
 
 
 def _read_right(path: Path) -> list[bool]:
-    """Of every example, in order, whether the class of the label was predicted."""
+    """Whether each prediction is right, in the order of the examples."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return [row["predicted"] == row["label"] for row in csv.DictReader(file, delimiter="\t")]

@@ -1,4 +1,4 @@
-"""What the workflows of a grid of runs share: they run what is missing, report, and say what is left."""
+"""Code that the workflows of studies share: they run the missing cells, report, and list the remaining ones."""
 
 import re
 import sys
@@ -37,14 +37,14 @@ def check_name(field: str, name: str) -> None:
 
 
 def stale_scores(names: Sequence[str], folder: Path) -> dict[str, Standing]:
-    """Those of the named scores in a run folder that are no longer of the run as it is."""
+    """The stale scores of a run folder, of those that are named."""
     scores, state = read_scores(folder), RunState(folder)
     standings = {name: state.judge(scores[name]) for name in names if name in scores}
     return {name: standing for name, standing in standings.items() if standing.changed}
 
 
 def describe_stale(names: Sequence[str], folder: Path) -> str:
-    """What changed since those scores were made, in words; empty where nothing did."""
+    """The changes since those scores were made, in words; empty where nothing changed."""
     return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
 
 
@@ -75,7 +75,7 @@ def show_p_values(test: SeedTest) -> tuple[str, str]:
 
 
 def add_study_options(parser: ArgumentParser) -> None:
-    """What the workflows of studies take beside settings."""
+    """Adds the options of the workflows of studies, beside settings."""
     parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
     parser.add_argument(
         "--records",

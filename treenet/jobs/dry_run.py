@@ -1,4 +1,4 @@
-"""What a training run would do: its sizes, and memory, disk and hours from a probe of ten updates."""
+"""The dry run of a training: its sizes, and memory, disk and hours measured in ten updates."""
 
 import tempfile
 from pathlib import Path

@@ -39,9 +39,9 @@ from treeproc.common.storage import RemotePath, as_path
 MAX_FAILURES = 3
 # Longer than any save of a checkpoint by rank 0, during which the other ranks wait.
 COLLECTIVE_TIMEOUT_S = 900
-# How often the driver looks for new metrics, on disk and in an object store.
+# Seconds between two looks for new metrics, on disk and in an object store.
 POLL_S, REMOTE_POLL_S = 1.0, 5.0
-# How long the driver waits after Ctrl-C for workers to end, before it leaves that to Ray.
+# Seconds that the driver waits after Ctrl-C for workers to end, before it leaves that to Ray.
 ABORT_S = 10
 # Workers of a driver that was killed live on for some seconds.
 ORPHANS_S = 120
@@ -74,7 +74,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 def _fit_with_restarts(
     config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None] = lambda usage: None
 ) -> dict:
-    """What `_work` returned. Ray's own limit counts failures in total, which a run of weeks on spot nodes would reach."""
+    """The result of `_work`, after restarts. Ray's own limit counts all failures; a run of weeks on spot nodes would reach it."""
     failures, reached = 0, mirror.last_step()
     while True:
         try:
@@ -170,7 +170,7 @@ class _Follow:
 
 
 def _check_resources(config: TrainConfig) -> None:
-    """On a Ray of this machine alone, which never grows, refuse what would wait for ever."""
+    """Refuses, on a Ray of this machine alone, requests that would wait for ever: it never grows."""
     if os.environ.get("RAY_ADDRESS", "local") != "local":
         return
     kind = "GPU" if config.use_gpu else "CPU"

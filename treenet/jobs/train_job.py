@@ -84,7 +84,7 @@ def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = Non
 
 @contextmanager
 def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
-    """The last checkpoints before and after, whichever way the training ends."""
+    """The last checkpoints before and after the training, however it ends."""
 
     def last_step() -> int:
         return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)

@@ -29,7 +29,7 @@ STOPPED_BY_SIGTERM = 143
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What `run_training` leaves behind. `averaged` and `curves` are None when the run was stopped before its end."""
+    """The outcome of `run_training`. `averaged` and `curves` are None when the run was stopped before its end."""
 
     run_dir: AnyPath
     step: int
@@ -81,7 +81,7 @@ def run_to_end(config: TrainConfig, out: AnyPath) -> None:
 
 
 def describe_run(summary: RunSummary) -> str:
-    """What a person wants to know when training ends."""
+    """The summary at the end of a training."""
     run_dir, lines = summary.run_dir, read_metrics(summary.run_dir)
     train = [line for line in lines if line["event"] == "train"]
     config = load_settings(TrainConfig, run_dir / "config.yaml")

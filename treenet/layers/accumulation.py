@@ -91,7 +91,7 @@ class HierarchicalAccumulation(nn.Module):
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
 
     def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:
-        """What the embeddings E of equation 9 add to each node [B, N, W, K]; heads of the same leaf weights share it."""
+        """The sum of the embeddings E of equation 9 in each node [B, N, W, K]; heads of the same leaf weights share it."""
         branches, num_nodes = structure.branches, structure.node_pad_mask.numel()
         rows = read_rows(self.vertical.to(weights.dtype), torch.arange(branches.max_height, device=weights.device))
         if self.rule == "paper":  # by the height of t above j: the nodes of a branch take the rows up to its own height

@@ -16,7 +16,7 @@ from treenet.layers.linear import build_linear
 if TYPE_CHECKING:
     from treenet.config import ConstituentConfig
 
-# What the released code adds below its square root; it leaves a leaf next to no attention to itself.
+# The released code adds this below its square root, which leaves a leaf next to no attention to itself.
 _RELEASED_EPSILON = 1e-9
 
 

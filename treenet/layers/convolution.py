@@ -68,7 +68,7 @@ class LightweightKernels(nn.Module):
         self.dropout = Dropout(config.convolution.weight_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """For inputs x [B, S, D]: [B or 1, H, 1, W]."""
+        """Kernels [B or 1, H, 1, W] of inputs x [B, S, D]."""
         weights = self.weight.softmax(dim=1).view(1, 1, -1)
         if self.training:  # examples drop taps of their own
             weights = self.dropout(weights.expand(len(x), -1, -1))
@@ -86,13 +86,13 @@ class DynamicKernels(nn.Module):
         self.dropout = Dropout(config.convolution.weight_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of inputs x [B, S, D]: [B, H, S, W]."""
+        """Kernels [B, H, S, W] of inputs x [B, S, D]."""
         weights = self.logits(x).unflatten(2, self.shape).softmax(dim=3).flatten(2)
         return self.dropout(weights).unflatten(2, self.shape).transpose(1, 2)
 
 
 class _Convolution(nn.Module):
-    """What both share (figure 2 of the paper): input projection with or without GLU, kernels, output projection."""
+    """Base class of both (figure 2 of the paper): input projection with or without GLU, kernels, output projection."""
 
     def __init__(self, config: ModelConfig, kernels: LightweightKernels | DynamicKernels):
         super().__init__()
@@ -103,13 +103,13 @@ class _Convolution(nn.Module):
         self.output = build_linear(config.d_model, config.d_model)
 
     def project(self, x: Tensor) -> Tensor:
-        """What is convolved: [B, S, D] -> [B, S, D]."""
+        """The input of the convolution: [B, S, D] -> [B, S, D]."""
         x = self.input(x)
         return F.glu(x, dim=2) if self.gated else x
 
 
 class CentredConvolution(_Convolution):
-    """For encoders: a kernel has as many taps before its position as after it; one of even size has one more after."""
+    """Convolution of encoders: as many taps before a position as after it; a kernel of even size has one more after."""
 
     def forward(self, x: Tensor, attend_mask: Tensor) -> Tensor:
         """x [B, S, D] -> [B, S, D]; attend_mask [B, 1, 1, S] is True where a position may be read, others count as 0."""
@@ -120,7 +120,7 @@ class CentredConvolution(_Convolution):
 
 
 class CausalConvolution(_Convolution):
-    """For decoders: the last tap of a kernel is its position. While decoding, the last W - 1 inputs are kept."""
+    """Causal convolution of decoders: the last tap is the position. While decoding, the last W - 1 inputs are kept."""
 
     def start(self, like: Tensor) -> tuple[Tensor]:
         """The `past` before the first position, for `like` [B, H, S, K]."""

@@ -47,7 +47,7 @@ class _Call:
 
 
 def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What is added to scores for a bool mask, True = may attend."""
+    """The bias of scores for a bool mask, True = may attend."""
     return None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 

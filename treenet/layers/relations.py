@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Related:
-    """What self-attention over relations reads beside the states, the same in all layers."""
+    """The relations that self-attention reads beside the states, the same in all layers."""
 
     ids: list[Tensor]  # [B or 1, L, L] int64 for every kind of relation, row of the table of the pair of leaf i and leaf j
     labels: Tensor | None = None  # [B, L, D] embeddings for a head that has queries and keys from them

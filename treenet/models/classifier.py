@@ -53,7 +53,7 @@ class Classifier(nn.Module):
         return ClassLogits(self._classify(summary), positions)
 
     def _drop_words(self, batch: LabelledBatch) -> LabelledBatch:
-        """In training, pieces as if they were unknown, each with the probability of `classifier.word_dropout`."""
+        """Word dropout: in training, replaces pieces by the unknown one, with the probability `classifier.word_dropout`."""
         if not self.training or not self.word_dropout.p:
             return batch
         kept = self.word_dropout(torch.ones(*batch.leaf_pieces.shape, 1, device=batch.leaf_pieces.device))[..., 0] > 0

@@ -1,4 +1,4 @@
-"""What models read of the sentences to probe: their pieces, and copies in which two adjacent words are exchanged.
+"""The inputs of probing: the pieces of the sentences, and copies in which two adjacent words are exchanged.
 
 Exchanged are pieces alone: tree, tags and arcs stay as they are and so are those of the sentence as it was written, for
 every model. Only words of as many pieces change places, so that nothing but the pieces differs.
@@ -19,7 +19,7 @@ from treenet.data.plan import cut_batches
 from treenet.probing.sentences import Sentences, keys
 from treeproc.common.storage import AnyPath
 
-# What is drawn for a sentence or a word, each by numbers of its own.
+# The random draws for a sentence or a word, each from a stream of its own.
 _EXCHANGED, _PAIR, _WORD = 1, 2, 3
 _BATCH_TOKENS = 4096
 
@@ -40,7 +40,7 @@ class ProbeInputs:
     def build(
         cls, data: AnyPath, split: str, reads: InputKind, sentences: Sentences, most_words: int, seed: int
     ) -> "ProbeInputs":
-        """For a model that reads `reads`. Words and pairs depend on ids and `seed` alone."""
+        """The inputs for a model that reads `reads`. Words and pairs depend only on ids and `seed`."""
         source = ExampleSource(data / "encoded", split, reads)
         places = list(source.places(sentences.rows))
         pieces, words = ([list_items(of["leaves"], row, name) for of, row in places] for name in ("piece", "word_index"))

@@ -31,7 +31,7 @@ class _Task(TypedDict):
 
 
 class _Entry(TypedDict):
-    """What readers use of the probes of a checkpoint."""
+    """The fields of an entry of probes.json that readers use."""
 
     settings: dict
     data: dict[str, str]
@@ -50,7 +50,7 @@ def figure_name(name: str) -> str:
 
 
 def task_name(name: str) -> str:
-    """As it stands in tables."""
+    """The name of a task in tables."""
     return name.replace("_", " ")
 
 

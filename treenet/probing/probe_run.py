@@ -27,7 +27,7 @@ from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import check_hashes
 
 TRAINED, PIECES = "trained", "embeddings"
-# Of an entry, what probes that were trained before need not share with those that are added.
+# Keys of an entry that may differ between earlier probes and those that are added.
 _MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with"}
 STATES = (PIECES, UNTRAINED, TRAINED)
 
@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def place(self) -> tuple:
-        """Where its result stands."""
+        """The sort key of its result."""
         return PROBE_TASKS.index(self.task), STATES.index(self.states), self.layer, self.of
 
 
@@ -150,7 +150,7 @@ def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, Prob
 
 
 def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
-    """What an entry says before any probe: results are of these weights, data and settings."""
+    """An entry of probes.json before any probe: the weights, data and settings of its results."""
     return {
         **origin(trained, settings),
         "settings": {**settings.identity(), "max_leaves": trained.config.batch.max_leaves},

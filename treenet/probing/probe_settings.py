@@ -19,7 +19,7 @@ _CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint"}
 
 
 class ProbeSettings(Settings):
-    """What to probe, and how probes are trained."""
+    """Settings of probing: the states and tasks to probe, and the training of the probes."""
 
     tasks: tuple[TaskName, ...] | None = Field(
         None,
@@ -60,5 +60,5 @@ class ProbeSettings(Settings):
         return values
 
     def identity(self) -> dict:
-        """What results depend on, beside the model and the data."""
+        """The settings that results depend on, beside the model and the data."""
         return self.model_dump(mode="json", exclude=_CHOICES)

@@ -56,7 +56,7 @@ def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings
 
 
 def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:
-    """What the task asks of every sentence, or of every chosen word."""
+    """The gold value of a task for every sentence, or for every chosen word."""
     syntax, words = inputs.sentences.syntax, inputs.words
     if name == "depth":
         return syntax.depth

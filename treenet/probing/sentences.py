@@ -23,7 +23,7 @@ _PARSED = "parsed"  # parse_status of what the parser analysed; all others are f
 
 @dataclass(frozen=True)
 class Syntax:
-    """What the parser says of n sentences. Depths count from 1 for trees, nonterminals alone, and from 0 for arcs."""
+    """The syntax of n sentences, as parsed. Depths count from 1 for trees, nonterminals alone, and from 0 for arcs."""
 
     word_edges: np.ndarray  # [n + 1], words of sentence i are [word_edges[i], word_edges[i + 1])
     depth: np.ndarray  # [n] nonterminals on the longest path from the root down to a word
@@ -96,7 +96,7 @@ def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows
 
 
 def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
-    """What parsed rows of one tree each say. Raises ValueError when words, trees and arcs do not belong together."""
+    """The syntax of parsed rows of one tree each. Raises ValueError when words, trees and arcs do not belong together."""
     brackets = read_flat_trees(pa.array([example[f"{prefix}trees"][0] for example in examples], pa.string()))
     trees, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
     words = [len(example[f"{prefix}words"]["text"]) for example in examples]
@@ -150,5 +150,5 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
 
 
 def _prefix(data: AnyPath) -> str:
-    """Of the columns of the leaves' side in a parsed shard."""
+    """The prefix of the columns of the leaves' side in a parsed shard."""
     return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""

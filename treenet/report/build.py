@@ -1,4 +1,4 @@
-"""From run folders to the files of a report: index.html, report.json, figures/*.png and *.svg."""
+"""The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -159,7 +159,7 @@ def _remove_old(out: Path, kept: set[str]) -> None:
 
 
 def numbers(report: Report) -> dict:
-    """What report.json holds: every number of the page but the single attention weights."""
+    """The content of report.json: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:
         gaps = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}

@@ -1,4 +1,4 @@
-"""What differs between runs, whether they may be compared, and what their scores say."""
+"""Comparison of runs: their differences, whether they are comparable, and their scores."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ def reads_trees(run: ReportRun) -> bool:
 
 
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
-    """Why runs may not be comparable with the baseline, one sentence each; nothing where only the model differs."""
+    """Differences that make runs hard to compare with the baseline, one sentence each; none where only the model differs."""
     out = []
     for run in runs:
         if run is baseline:
@@ -175,7 +175,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
 
 
 def _references(table: ScoreTable, runs: Iterable[ReportRun]) -> list[str] | None:
-    """Of the first data set that is there and is of the table's text."""
+    """The references of the first data set that exists and has the table's text."""
     for run in runs:
         index = own_index(run)
         if index and index.get("text_fingerprint") == table.text and table.split in index["totals"]:

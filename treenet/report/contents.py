@@ -1,4 +1,4 @@
-"""What a page is made of: the facts of a report, and sections with numbered tables and figures."""
+"""The contents of a page: the facts of a report, and sections with numbered tables and figures."""
 
 from dataclasses import dataclass, field
 from html import escape
@@ -59,6 +59,6 @@ class Page:
 
 
 def links(figure: str) -> str:
-    """To the files of a figure."""
+    """Links to the files of a figure."""
     place = escape(quote(f"figures/{figure}"))
     return f'<a href="{place}.svg">SVG</a>, <a href="{place}.png">PNG</a>'

@@ -1,4 +1,4 @@
-"""How the runs of a report and their data sets were made: software, machines and time, from their provenance.json."""
+"""The provenance of the runs of a report and their data sets: software, machines and time."""
 
 from collections.abc import Sequence
 

@@ -55,5 +55,5 @@ def show_probes(page: Page) -> list[str]:
 
 
 def _basis(entry: dict) -> tuple:
-    """What two runs must have in common; trees that models read may differ, labels are those of the parser."""
+    """The key that two runs must share to be compared. The models' trees may differ; labels are those of the parser."""
     return entry["settings"], *(entry["data"].get(name) for name in ("text_fingerprint", "parsed_fingerprint"))

@@ -26,7 +26,7 @@ FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
 
 @dataclass(frozen=True)
 class Missing:
-    """What a run lacks, or has of earlier weights, and the command that adds or renews it where there is one."""
+    """A missing or stale result of a run, and the command that makes or renews it where there is one."""
 
     said: str
     command: str = ""
@@ -178,7 +178,7 @@ def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, 
 
 
 def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
-    """From the data set where it is still the one of the training, else from scores on it."""
+    """The fingerprints of a run: from its data set where it is still the one of the training, else from scores."""
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
     found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)

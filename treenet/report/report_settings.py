@@ -8,7 +8,7 @@ from treeproc.common.settings import Settings
 
 
 class ReportSettings(Settings):
-    """What a report is about."""
+    """Settings of a report: its runs, studies, split and pictures."""
 
     runs: tuple[str, ...] = Field(
         (), description="folders of workflows/train_wmt.py and of workflows/scaling.py; the same as arguments without key="

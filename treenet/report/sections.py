@@ -103,7 +103,7 @@ def _hash(sha256: str | None) -> Cell:
 
 
 def _result(row: ScoreRow, split: str) -> str:
-    """What tells a result from the run's own: `test.untrained` -> `untrained`; and whether it is of the run as it is."""
+    """The name of a result beside its run: `test.untrained` -> `untrained`; and its standing."""
     rest = row.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
     notes = [rest] if rest else []
     notes += [standing_name(row.standing)] if standing_name(row.standing) else []
@@ -156,7 +156,7 @@ def show_scores(page: Page) -> list[str]:
 
 
 def _origins(scores: ScoreTable) -> str:
-    """What each result was made of."""
+    """The table of the origins of results."""
     head = [text(name) for name in ("", "weights", "data", "decoding", "software")]
     rows = []
     for row in scores.rows:

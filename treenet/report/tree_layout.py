@@ -1,4 +1,4 @@
-"""Where the leaves and nodes of a tree stand in a picture, and the picture as SVG for the page.
+"""The layout of a tree: positions of its leaves and nodes in a picture, and the picture as SVG for the page.
 
 Leaves stand on one line, a node stands above the middle of its leaves, one level higher than what is below it. Edges go
 down from a bar between two levels, so that none crosses a box. Units are CSS pixels at a font size of 12. Widths are those

@@ -44,7 +44,7 @@ class View:
 
     @property
     def line(self) -> int:
-        """Of the split, counted from 1, as `evaluate.py --compare` counts."""
+        """The number of the line in its split, from 1, as in `evaluate.py --compare`."""
         return self.example_id + 1
 
     @property
@@ -85,7 +85,7 @@ def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, 
 
 
 def build_views(name: str, run: LoadedRun, split: str, ids: Sequence[int]) -> list[View]:
-    """What one model made of the examples `ids`, in that order, translated with the decoding settings of its run."""
+    """The views of one model on the examples `ids`, in that order, translated with the decoding settings of its run."""
     wanted = set(ids)
     references = {row["example_id"]: row for row in read_split(run.data, "encoded", split) if row["example_id"] in wanted}
     own = translated(run, list(references.values()))

@@ -30,13 +30,13 @@ from treeproc.common.files import TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
 Choice = Literal["last", "best", "ema"]
-# What checkpoints of one run have in common: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
+# Keys that checkpoints of one run share: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
 _IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings")
 
 
 @dataclass
 class Selection:
-    """What is averaged, by ascending step, of `asked` checkpoints. `damaged` and `ignored` say why others are not, by name.
+    """The checkpoints to average, by ascending step, of `asked` ones. `damaged` and `ignored` say why others are not, by name.
 
     Damaged ones would be averaged, were they complete; what is ignored merely looks like a checkpoint, or was one until a kill
     while it was removed.
@@ -74,7 +74,7 @@ def average_checkpoints(
 
 
 def describe_gaps(meta: dict) -> str:
-    """What an average is not of, as its meta.json says: ` (2 of the 5 asked for); left out: ...`; empty where it is of all."""
+    """The checkpoints that an average leaves out: ` (2 of the 5 asked for); left out: ...`; empty where it has all."""
     steps, left_out = meta["averaged_steps"], meta.get("averaged_left_out", {})
     asked = meta.get("averaged_asked", len(steps))
     note = f" ({len(steps)} of the {asked} asked for)" if len(steps) < asked else ""
@@ -89,18 +89,18 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
     folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
     metas = {folder: read_meta(folder) for folder in folders}
     _check_identity({folder: meta for folder, meta in metas.items() if meta})
-    ignored = _what_looks_like_one(run_dir, folders)
+    ignored = _find_ignored(run_dir, folders)
     if choice == "last":
-        found = _whole(count, folders[-count:])
+        found = _select_complete(count, folders[-count:])
     elif choice == "ema":
         found = Selection(1, [])
         while folders and not found.folders:
-            found = _whole(1, [folders.pop()], found.damaged)
+            found = _select_complete(1, [folders.pop()], found.damaged)
     else:
         values = {folder: validation_criterion(meta) for folder, meta in metas.items()}
         validated = [folder for folder in folders if values[folder] is not None]
         unknown = {folder.name: f"{META} is damaged" for folder in folders if not metas[folder]}
-        found = _whole(count, sorted(sorted(validated, key=values.get)[:count]), unknown)
+        found = _select_complete(count, sorted(sorted(validated, key=values.get)[:count]), unknown)
     found.ignored = ignored
     if not found.folders and not found.damaged:
         if choice == "best" and folders:
@@ -112,15 +112,15 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
     return found
 
 
-def _whole(asked: int, folders: Sequence[Path], damaged: dict[str, str] | None = None) -> Selection:
-    """Those of `folders` that are complete, and the faults of the others, beside those that are known."""
+def _select_complete(asked: int, folders: Sequence[Path], damaged: dict[str, str] | None = None) -> Selection:
+    """The complete checkpoints of `folders`, and the faults of the others, beside the known ones."""
     faults = {folder: find_fault(folder) for folder in folders}
     damaged = {**(damaged or {}), **{folder.name: fault for folder, fault in faults.items() if fault}}
     return Selection(asked, [folder for folder in folders if not faults[folder]], damaged)
 
 
-def _what_looks_like_one(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
-    """What lies among the checkpoints and is none, by name."""
+def _find_ignored(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
+    """The entries of the folder of checkpoints that are none, with the reason, by name."""
     place = run_dir / "checkpoints"
     others = sorted(set(place.iterdir()) - set(folders)) if place.is_dir() else []
     return {path.name: _why_not(path) for path in others if not path.name.startswith(TEMPORARY_PREFIX)}

@@ -31,12 +31,12 @@ WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "train
 AVERAGED = "averaged"  # the folder in a run of the model that it trained, the mean of checkpoints
 
 _PREFIX = "step_"
-# Of every meta.json with a hash of its own: where the hash itself was damaged, the file is not taken for an older one without.
+# In every meta.json with a hash: where the hash itself was damaged, the file is not taken for an older one without it.
 _SEALED = {"meta_version": 2}
 
 
 def folder_name(step: int) -> str:
-    """Of the checkpoint at `step`."""
+    """The folder name of the checkpoint at `step`."""
     return f"{_PREFIX}{step:08d}"
 
 
@@ -57,7 +57,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
-    """Why a folder is not a complete checkpoint or average, in a few words; None for a complete one.
+    """The fault of a folder that is not a complete checkpoint or average, in a few words; None for a complete one.
 
     meta.json must agree with its hash (those of earlier versions have none) and with the step in the folder's name. It must
     name the files `needed`; every file that it names must be there with its size and hash.
@@ -135,7 +135,7 @@ def _seal(meta: dict) -> dict:
 
 
 def _meta_sha256(meta: dict) -> str:
-    """Of the canonical JSON of everything but the hash itself."""
+    """The sha256 of the canonical JSON of `meta` without the hash itself."""
     content = {name: value for name, value in meta.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -230,7 +230,7 @@ def _torch_save(content: Any, path: Path) -> None:
 
 
 def validation_criterion(meta: Mapping) -> float | None:
-    """What the validation of a checkpoint is judged by, the lower the better; None when it was not validated.
+    """The criterion of a checkpoint's validation, the lower the better; None when it was not validated.
 
     The nll, unless the task wrote another.
     """

@@ -35,7 +35,7 @@ class CheckpointWriter:
 
     @property
     def failure(self) -> str | None:
-        """Why the last checkpoint could not be written, once that is known."""
+        """The error of writing the last checkpoint, once it is known."""
         error = self._writing.exception() if self._writing and self._writing.done() else None
         if error is None:
             return None

@@ -10,7 +10,7 @@ FACTS = "run.json"
 
 
 class RunFacts(TypedDict, total=False):
-    """What readers use of it; runs of earlier versions lack some."""
+    """The fields of run.json that readers use; runs of earlier versions lack some."""
 
     data_fingerprint: str
     vocab_fingerprint: str

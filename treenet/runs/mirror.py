@@ -19,7 +19,7 @@ from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder,
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 
-# How often training looks for what to upload, and whether it is asked to stop.
+# Seconds between two looks for files to upload and for a request to stop.
 POLL_S = 2.0
 RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder while it trains
 STOP_FILE = "stop-requested"
@@ -130,7 +130,7 @@ class RunMirror:
             (self._remote / STOP_FILE).unlink(missing_ok=True)
 
     def remove_ray_folder(self) -> None:
-        """What Ray Train keeps in RUN/ray: markers of a run that is over."""
+        """Removes the folder RUN/ray of Ray Train, which holds markers of a run that is over."""
         if self._remote is None:
             shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
             return
@@ -154,7 +154,7 @@ class RunMirror:
         return self.only is None or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
 
     def _remove_all_but(self, there: Collection[str], folders: Collection[str]) -> None:
-        """What the store does not have was never finished, or belongs to a run that was removed there."""
+        """Removes files that the store does not have: they were never finished, or their run was removed there."""
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         for name in _files_below(self.folder):
             folder = _folder_of(name)

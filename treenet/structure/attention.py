@@ -1,4 +1,4 @@
-"""What subtree attention (equation 11) needs of the trees, by one of three paths that compute the same.
+"""The index tensors of subtree attention (equation 11), for one of three paths that compute the same.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, C chunks, G wide nodes.
 
@@ -97,7 +97,7 @@ def build_attend_mask(table: SpanTable) -> np.ndarray:
 
 
 def _bias(attend: np.ndarray) -> np.ndarray:
-    """What attention adds to scores; made once per batch, while PyTorch makes it of a bool mask at every call."""
+    """The bias that attention adds to scores. It is made once per batch; PyTorch would make it from a bool mask at every call."""
     bias = attend.astype(np.float32)
     bias -= 1
     bias *= np.finfo(np.float32).max

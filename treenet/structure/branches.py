@@ -1,4 +1,4 @@
-"""What hierarchical accumulation needs of the trees: their branches and subtrees as lists.
+"""The index lists of hierarchical accumulation: the branches and subtrees of the trees.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree, E = P + Q
 entries, R ranks. A branch (i, j) is a node i and a leaf j of its span; the nodes on it are V_j^i of the paper. Branches

@@ -48,7 +48,7 @@ class PhraseLevels(Structure):
         several = is_top & (parent >= 0) & (word[tree, start] != word[tree, end - 1])
         divided = np.zeros(len(top), dtype=bool)
         divided[top[parent[several]]] = True
-        divided[-1] = True  # what is below no node is there from level 0 on
+        divided[-1] = True  # parts below no node exist from level 0 on
         is_phrase = is_top & divided[top[parent]]  # at its level; where it is not divided, at all after it, too
 
         begins = np.zeros((PHRASE_LEVELS, *word.shape), dtype=bool)
@@ -111,7 +111,7 @@ class _Lookup:
 
 
 def _skip_chains(start: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For every node the topmost one over the same leaves, and in how many larger ones it is; last, -1 and -1 for no node."""
+    """The topmost node over the leaves of every node, and its number of larger ancestors; last, -1 and -1 for no node."""
     top, level = np.full((2, len(start) + 1), -1)
     same = (parent >= 0) & (start == start[parent]) & (end == end[parent])
     for d in range(int(depth.max(initial=-1)) + 1):

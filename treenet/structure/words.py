@@ -70,7 +70,7 @@ class Words(Structure):
         return cls(torch.from_numpy(word), torch.from_numpy(pos_tag), arcs)
 
     def of_leaves(self, of_words: Tensor) -> Tensor:
-        """What words have, [B, W], as what their leaves have, [B, L]."""
+        """Values of words [B, W] as values of their leaves [B, L]."""
         return of_words.gather(1, self.word)
 
     def of_leaf_pairs(self, of_word_pairs: Tensor) -> Tensor:

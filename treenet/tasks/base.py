@@ -26,11 +26,11 @@ class Task(ABC):
     Losses and counts are computed from what `output` of the model returns.
     """
 
-    use: Use  # which models of the registry it trains
+    use: Use  # the models of the registry that it trains
     num_sums = 2
     score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
-    auxiliary_loss = ""  # what metrics call a loss of the model's own; empty for none
-    examples, targets = "examples", "targets"  # what reports call them
+    auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
+    examples, targets = "examples", "targets"  # their names in reports
     workflow = "train_wmt.py"  # the script that trains its models
     scorer = "evaluate.py"  # the script that scores them
     output = "forward"  # a method of the model
@@ -90,7 +90,7 @@ class Task(ABC):
         return ()
 
     def sizes(self, index: Mapping) -> dict[str, int]:
-        """What the model's shape follows from, as run.json and meta.json keep it."""
+        """The sizes that determine the model's shape, for run.json and meta.json."""
         sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
         vocab, again = self.config.data / "encoded" / "vocab", "run workflows/preprocess.py again"
         files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
@@ -102,11 +102,11 @@ class Task(ABC):
         return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
 
     def criterion(self, line: Mapping[str, float]) -> float:
-        """What a validation is judged by, the lower the better."""
+        """The criterion of validations, the lower the better."""
         return 1.0 - line[self.score] if self.score else line["nll"]
 
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
-        """What meta.json has of the validation beside valid_nll."""
+        """The facts of a validation for meta.json, beside valid_nll."""
         return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
 
     def describe(self, line: Mapping[str, float]) -> str:
@@ -114,7 +114,7 @@ class Task(ABC):
         return f"nll {line['nll']:.3f}, perplexity {line['perplexity']:.2f}"
 
     def describe_best(self, line: Mapping[str, float]) -> str:
-        """What the best validation reached."""
+        """The best validation, in words."""
         return f"{line['nll']:.3f}"
 
 

@@ -54,7 +54,7 @@ class MaskedSource(ExampleSource):
 
 
 def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:
-    """How many pieces are predicted of texts of these lengths [n]."""
+    """The number of predicted pieces in texts of these lengths [n]."""
     return np.where(lengths > 0, np.maximum(1, np.floor(rate * lengths + 0.5)), 0).astype(np.int64)
 
 

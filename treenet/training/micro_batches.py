@@ -25,7 +25,7 @@ class RankBatch:
     limit: int | None  # most padded tokens of a micro-batch, when they were cut
     global_tokens: int  # target pieces with EOS of the global batch
     positions: int  # of source and target in all micro-batches
-    padding: int  # how many of them are padding
+    padding: int  # number of padding positions
 
 
 class MicroBatches:

@@ -1,4 +1,4 @@
-"""What a run remembers from step to step beside weights and optimiser, and the metrics that it makes of it."""
+"""The training state: counters that a run keeps beside weights and optimiser, and the metrics made of them."""
 
 import math
 import time

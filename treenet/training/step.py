@@ -117,7 +117,7 @@ class TrainStep:
         return micro_batches.add_up(rank_batch, compute, start)
 
     def validate(self, batch: TreeBatch) -> Tensor:
-        """What a validation adds up over batches, float64: loss and nll, what else the task counts, and the model's own loss."""
+        """The sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""
         batch = self.task.choose_targets(self.model, batch, None).to(self.ranks.device)
         with self._autocast():
             output = self._output(batch)
@@ -128,7 +128,7 @@ class TrainStep:
         return torch.stack([value.double() for value in sums])
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
-        """What is trained on; R-Drop takes a second pass, with dropout from the second seed."""
+        """Sums of the training loss; R-Drop takes a second pass, with dropout from the second seed."""
         keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
         batch = self.task.choose_targets(self.model, batch, seeds[0]).to(self.ranks.device)
         passes = keys if self.config.optimizer.r_drop else keys[:1]

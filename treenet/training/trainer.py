@@ -39,7 +39,7 @@ from treeproc.shards.store import read_index
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `train` ended: at `step`, with nothing left to do or not."""
+    """The outcome of a call of `train`: its last step, and whether the training is finished."""
 
     step: int
     finished: bool

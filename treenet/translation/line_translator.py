@@ -27,7 +27,7 @@ Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class TranslateSettings(Settings):
-    """What to translate, with what, and what to write."""
+    """Settings of translate.py: input, models, decoding and output."""
 
     input: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
@@ -142,7 +142,7 @@ class LineTranslator:
             )
 
     def describe(self) -> str:
-        """What is searched, and how, in one line."""
+        """The model, the decoding settings and the score, in one line."""
         form = {"length": "length^a", "gnmt": "((5 + length) / 6)^a"}[self._decoding.length_penalty_form]
         values = {name: value for name, value in self._decoding.model_dump().items() if name != "max_tokens"}
         words = " ".join(f"{name}={value}" for name, value in values.items())

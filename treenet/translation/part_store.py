@@ -26,7 +26,7 @@ class PartStore:
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]
 
     def find(self, lines: Sequence, first: int) -> Translated | None:
-        """What was kept of these lines, the first of which has the 0-based number `first`."""
+        """The stored translation of these lines, the first of which has the 0-based number `first`; None without one."""
         path = self._path(first)
         try:
             stored = read_json(path) if path.is_file() else {}

@@ -77,7 +77,7 @@ def map_with_ray(
 
 
 def _result(reference: ray.ObjectRef):
-    """What an actor returned. Raises UserError for its error."""
+    """The result of an actor. Raises UserError for its error."""
     try:
         value, error = ray.get(reference)
     except ray.exceptions.RayError as failure:

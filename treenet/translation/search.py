@@ -30,7 +30,7 @@ NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 
 
 class DecoderState(Protocol):
-    """What a model remembers between steps, one row per live hypothesis."""
+    """The state of a model between steps, one row per live hypothesis."""
 
     def select(self, rows: Tensor) -> "DecoderState":
         """The state of `rows` [R'], which may repeat, reorder and leave out rows."""

@@ -1,1 +1,1 @@
-"""What every command of both packages shares: settings, errors, files and object stores, progress, Ray sessions."""
+"""Code that all commands share: settings, errors, files and object stores, progress, Ray sessions."""

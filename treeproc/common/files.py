@@ -147,7 +147,7 @@ def _no_lock(lock: Path) -> UserError:
 
 
 def cache_folder() -> Path:
-    """Where copies of objects and what belongs to this user alone lie: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
+    """The folder of this user for copies of objects: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
     return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
 
 

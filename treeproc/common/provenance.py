@@ -1,4 +1,4 @@
-"""Which software made a folder, on what machine, in what time: FOLDER/provenance.json, of data sets and of training runs.
+"""Provenance of data sets and runs: software, machine and time, in FOLDER/provenance.json.
 
 A note for people. No fingerprint covers it, no command reads it to decide anything, and comparisons byte for byte leave it
 out. It holds no names of users or hosts, no paths and no command lines, which may hold any of them.
@@ -150,7 +150,7 @@ class Meter:
         return {**_processor(), "gpu": cuda.get_device_name() if cuda is not None and cuda.is_initialized() else None}
 
     def usage(self) -> dict:
-        """What `Session.add_worker` takes in another process."""
+        """The usage of this process, as `Session.add_worker` takes it."""
         return {"cpu_s": self.cpu_s(), "machine": self.machine()}
 
 
@@ -238,14 +238,14 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
 
 
 def describe_software(own: _Facts) -> str:
-    """What `software` found, for a person."""
+    """The result of `software` in words."""
     changed = " with changes" if own.get("clean") is False else ""
     commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
     return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
 
 
 def describe_packages(found: _Facts) -> str:
-    """What `packages` found, for a person."""
+    """The result of `packages` in words."""
     return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
 
 
@@ -274,7 +274,7 @@ def software() -> dict[str, str | bool | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, without the last newline; None where it is missing or refuses."""
+    """The output of git without the last newline; None where git is missing or fails."""
     try:
         found = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -21,7 +21,7 @@ def start_ray() -> None:
     Workers' own output stays in Ray's logs: the jobs report progress themselves. A start that fails is tried once more, as
     it may be the machine that is busy. Raises UserError when that fails too.
     """
-    import ray  # what runs without Ray may ask `there_is_a_cluster`
+    import ray  # commands without Ray may call `there_is_a_cluster`
 
     if ray.is_initialized():
         return

@@ -1,4 +1,4 @@
-"""What is wrong with settings, in one line: where it was written, what was expected, and which key was meant."""
+"""Errors of settings in one line: the place, the expected value, and the most similar key."""
 
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches

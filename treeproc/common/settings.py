@@ -136,7 +136,7 @@ def _is_settings(annotation: Any) -> bool:
 
 
 def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
-    """In a job of `ray job submit` the working folder is a temporary copy: what is written there is lost.
+    """Refuses relative paths in a job of `ray job submit`, whose working folder is a temporary copy that is lost.
 
     Raises UserError for the first of the named paths that is relative.
     """

@@ -1,4 +1,4 @@
-"""What must hold in every row of a data set, checked for whole record batches at once.
+"""The invariants of the rows of a data set, checked for a record batch at once.
 
 A check yields (row of the batch, what is wrong). Columns come as `treeproc.shards.rows.column_views` gives them: lists as
 (offsets, flat values). Letters: R rows, M list items of all rows together.

@@ -1,4 +1,4 @@
-"""What a data set takes from another one, named by `vocab_from`: the settings that it leaves open, and the vocabulary."""
+"""Data sets that take their vocabulary, and the settings that they leave open, from the data set `vocab_from`."""
 
 from collections.abc import Collection, Mapping
 

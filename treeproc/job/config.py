@@ -85,7 +85,7 @@ class PreprocessConfig(Settings):
         return self
 
     def inputs(self) -> Inputs:
-        """What the text stage reads."""
+        """The inputs of the text stage."""
         return Inputs(self.splits, self.format, self.tokenized, self.labels)
 
     def parsers(self) -> dict[str, ParserConfig | None]:
@@ -94,12 +94,12 @@ class PreprocessConfig(Settings):
         return sides if _has_target(FORMATS[self.format], self.splits) else {"source": self.parser}
 
     def notices(self) -> TextNotices:
-        """What the text stage looks for in the lines of each side."""
+        """The notices that the text stage collects about the lines of each side."""
         languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
         return TextNotices(wanted(self.tokenized, FORMATS[self.format].columns, languages), self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
-        """With what the user left open decided: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
+        """The settings with defaults filled in: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
 
         `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
         no such setting.

@@ -1,4 +1,4 @@
-"""What a preprocessing job would do and how long it would take, from its own text stage and a few hundred parsed sentences."""
+"""The dry run of a preprocessing job: its work and time, estimated from the text stage and a few hundred parsed sentences."""
 
 import os
 import tempfile
@@ -49,7 +49,7 @@ def dry_run(config: PreprocessConfig) -> str:
 
 
 def _workers(config: PreprocessConfig) -> tuple[int, str]:
-    """How many shards the job would do at a time, and where. Asks Ray where there is a cluster alone."""
+    """The number of shards that the job would process at a time, and the place. Asks Ray only where there is a cluster."""
     if config.workers == 0:
         return 1, "in this process"
     if there_is_a_cluster():

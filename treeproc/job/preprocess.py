@@ -348,7 +348,7 @@ class _Job:
         )
 
     def _num_classes(self, records: list[ShardRecord]) -> int:
-        """Of the examples, or of the data set whose models are to be scored on them. Raises UserError when it has fewer."""
+        """The number of classes: of the examples, or of the data set of `vocab_from`. Raises UserError when that has fewer."""
         found, other = count_classes(self.out / "encoded", records), self.config.vocab_from
         if other is None:
             return found
@@ -367,7 +367,7 @@ class _Job:
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
-    """Where text and parsed stage of `out` are: relative where they are neighbours, so that a folder of both can move."""
+    """The places of the text and parsed stage of `out`: relative paths for neighbours, so that both can move together."""
     place = f"../{base.name}" if base.parent == out.parent else str(base)
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 

@@ -1,4 +1,4 @@
-"""What a preprocessing job says of its work: what it noticed, dropped and could not parse, the sizes of a data set."""
+"""The report of a preprocessing job: notices, dropped and unparsed lines, and the sizes of the data set."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,7 +46,7 @@ def reasons(counts: dict[str, int]) -> str:
 
 
 def tree_notes(total: dict[str, int]) -> list[str]:
-    """What making the trees of a split met: arcs that cross, lines that keep their own tree among shuffled ones."""
+    """Counts from making the trees of a split: lifted crossing arcs, and lines that keep their own tree among shuffled ones."""
     notes = []
     if "lifted_arcs" in total:
         notes.append(f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences")
@@ -56,7 +56,7 @@ def tree_notes(total: dict[str, int]) -> list[str]:
 
 
 def summary(index: dict, out: AnyPath) -> str:
-    """What a person wants to know at the end of the job."""
+    """The summary at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
     for split, total in index["totals"].items():
         pairs = "tgt_pieces" in index["columns"]
@@ -87,7 +87,7 @@ def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, to
 
 
 def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> list[str]:
-    """What a user should know of the text, one line a kind: where and how often, an example, what to do.
+    """The notices about a text, one line a kind: place and count, an example, a hint.
 
     `notices` are those of the index of the text stage, `parsers` those of the sides.
     """
@@ -158,7 +158,7 @@ def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]]) ->
 
 
 def noticed(notices: dict, split: str) -> str:
-    """What was found in the lines of a split, as a person reads it."""
+    """The notices about the lines of a split, in words."""
     parts = []
     for side, facts in notices.get(split, {}).items():
         counts = [f"{facts[kind]['count']:,} {kind}" for kind in facts if kind != "lines" and is_noticed(kind, facts)]

@@ -15,10 +15,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Work:
-    """What a stage does: `worker(**arguments)` is built once a process, then called with the keyword arguments of each job."""
+    """The work of a stage: `worker(**arguments)` is built once a process, then called with the keyword arguments of each job."""
 
     label: str  # for the progress
-    loading: str  # what the worker does first, for the progress too
+    loading: str  # the worker's first phase, for the progress
     worker: type
     arguments: dict
     gpus_per_actor: float = 0.0

@@ -20,7 +20,7 @@ from treeproc.stages.encode import Encoder, TreeConfig
 
 
 def _endpoint(data: Path, recorded: str) -> str:
-    """Where lines are sent to be parsed: $CORENLP_ENDPOINT, else a server on this machine that `data` was made with.
+    """The address of the CoreNLP server: $CORENLP_ENDPOINT, else the one on this machine that `data` was made with.
 
     Raises UserError for a server elsewhere: a data set does not decide who reads the text.
     """

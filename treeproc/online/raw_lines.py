@@ -44,7 +44,7 @@ class EncodedLine:
     target: str = ""
     row: dict | None = None  # as of an encoded shard; None where there is a `problem`
     problem: str = ""
-    note: str = ""  # what the line was translated in spite of
+    note: str = ""  # a problem that did not prevent the translation
 
 
 def count_lines(paths: Sequence[AnyPath]) -> int:
@@ -108,7 +108,7 @@ class RawLineEncoder:
         return [draft.result() for draft in drafts]
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
-        """What the lines together tell of the whole input, by kind: escapes, tokens, a language that is not the parser's."""
+        """The notices about the complete input, by kind: escapes, tokens, another language than the parser's."""
         numbered = [
             (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
         ]
@@ -248,7 +248,7 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
 
 
 def _place_words(line: str, texts: Sequence[str]) -> dict[str, list]:
-    """Where the leaves stand in the line, in order and with nothing but white space between them."""
+    """The positions of the leaves in the line. Only white space may stand between them."""
     starts, ends = [], []
     position = 0
     for number, text in enumerate(texts, start=1):

@@ -87,7 +87,7 @@ def build_model(trees: Sequence[TaggedTree], settings: ConstituencySettings, vec
     # Stanza's own defaults for the rest: in-order transitions, nodes as the maximum of their children, two layers in LSTMs.
     args = parse_args(["--shorthand", name, "--no_multistage", "--optim", "adamw", "--seed", "0", "--save_name", f"{name}.pt"])
     args |= {
-        "wordvec_pretrain_file": vectors.name,  # who loads the model says where it lies
+        "wordvec_pretrain_file": vectors.name,  # the loader of the model gives the folder
         # The tagger's fine-grained tags are what the parser reads.
         "retag_package": language, "retag_method": "xpos", "retag_xpos": True,
         "hidden_size": settings.hidden_size, "transition_hidden_size": settings.transition_hidden_size,

@@ -104,7 +104,7 @@ class TagNoise:
         self._start = np.cumsum(self._count) - self._count
 
     def draw(self, words: np.ndarray) -> np.ndarray:
-        """For positions of words, the positions of the words whose tags they get: mostly their own. Draws from numpy's state."""
+        """The positions of the words whose tags the words get: mostly their own. Draws from numpy's state."""
         group = self._group[words]
         other = self._members[self._start[group] + (np.random.random(words.shape) * self._count[group]).astype(np.int64)]
         return np.where(np.random.random(words.shape) < self._share, other, words)
@@ -210,7 +210,7 @@ class DependencyLearner:
         return {"score": 100 * float(labelled), "las": 100 * float(labelled), "uas": 100 * float(unlabelled)}
 
     def save(self, path: Path) -> None:
-        """In Stanza's format, weights as float16."""
+        """The model in Stanza's format, weights as float16."""
         config = self.model.args | {"transition_subtree_combination": self.model.args["transition_subtree_combination"].name}
         state = {
             "model": {name: value.half() for name, value in self.model.state_dict().items()},

@@ -113,7 +113,7 @@ class Derivations:
 
 
 def _nodes(table: np.ndarray, parents: np.ndarray, heights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """By height: rows of the children, which node of the height each belongs to, and how many nodes there are.
+    """The nodes by height: rows of the children, the node that each child belongs to, and the number of nodes.
 
     `parents` is the node that takes a step's push as a child (-1: none), `heights` those of the nodes, in rising order.
     """
@@ -129,7 +129,7 @@ def _nodes(table: np.ndarray, parents: np.ndarray, heights: np.ndarray) -> list[
 
 
 def _trace(actions: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """Of every transition: itself, words shifted before, step below its push (-1: none), depth of its push,
+    """The trace of a derivation, for every transition: itself, words shifted before, step below its push (-1: none), depth,
     the close that takes its push as a child (-1: none), height of its push (0: no node)."""
     count = len(actions)
     positions, below, depths, parents, heights = [0] * count, [-1] * count, [0] * count, [-1] * count, [0] * count

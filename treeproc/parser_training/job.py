@@ -1,4 +1,4 @@
-"""From treebanks to a folder of models that `preprocess.py` takes, in stages that the same command continues.
+"""The job of parser training: from treebanks to models for `preprocess.py`, in stages that the same command continues.
 
 OUT/config.yaml, run.json   settings, and hashes of what was read
 OUT/training/MODEL/         checkpoint and metrics of one model
@@ -64,7 +64,7 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
 
 
 def describe(config: TrainParserConfig) -> str:
-    """What the training would learn, and from how much: for a dry run. Raises UserError as the training would."""
+    """The dry run of a training: its models and the sizes of their data. Raises UserError as the training would."""
     treebanks = read_treebanks(config)
     lines = [
         f"  {treebank.name}: {split} {part['words']:,} words in {part['sentences']:,} sentences with {kind}"
@@ -203,7 +203,7 @@ class _Job:
         return map(plain_words, read_lines(self.config.unlabelled))
 
     def _tagged_treebanks(self) -> list[Treebank]:
-        """Those that the tagger learns from."""
+        """The treebanks that the tagger learns from."""
         return [t for t in self.treebanks if self._tagged["train"][t.name]]
 
     def _predicted(self, sentences: Sequence[Sequence[str]]) -> list[Tags]:
@@ -234,7 +234,7 @@ class _Job:
         return ConstituencyLearner(model, train, dev, settings, seed, weights)
 
     def _taggings(self) -> dict[str, list[list[list[str]]]]:
-        """By treebank: taggings of its training trees that are about as wrong as the tagger is on valid."""
+        """Tags of the training trees by treebank, with about as many errors as the tagger makes on valid."""
         path = self.out / "training" / "taggings.json"
         if not path.exists():
             learner = self._pos_learner()
@@ -261,7 +261,7 @@ class _Job:
 
 
 def _some(items: list) -> list:
-    """At most so many items, evenly: enough to choose weights by, and no treebank counts for much more than another."""
+    """At most so many items, evenly spaced: enough to select weights, with treebanks of similar weight."""
     return items[:: -(-len(items) // _SENTENCES_OF_VALID)] if items else items
 
 

@@ -30,7 +30,7 @@ Weights = dict[str, Tensor]
 
 
 class FitSettings(Settings):
-    """How long and how fast a model is trained."""
+    """Settings of a training loop: epochs, learning rate, regularisation and averaging."""
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
     learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls to 0 on a line")

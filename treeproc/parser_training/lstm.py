@@ -53,7 +53,7 @@ def highway(module: nn.Module, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, d
 
 
 def spell(module: nn.Module, characters: Tensor, sizes: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
-    """What Stanza's `CharacterModel` makes of words: [words, H] from padded characters [words, L] and how many there are."""
+    """The word representations of Stanza's `CharacterModel`: [words, H] from padded characters [words, L] and their counts."""
     order = sizes.argsort(stable=True)
     out = []
     for part in order.chunk(_SPELLING_CHUNKS):

@@ -38,7 +38,7 @@ class Retag(Settings):
 
 
 class Notation(Settings):
-    """What a treebank writes otherwise than the ones that it is trained with."""
+    """The notation of a treebank, where it differs from the others in the same training."""
 
     labels: dict[str, str] = Field(
         default={}, description="other names of labels, without function tags; an empty name takes the node out"

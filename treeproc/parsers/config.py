@@ -1,4 +1,4 @@
-"""What a parser is asked, and what it answers."""
+"""The settings and the interface of parsers: `ParserConfig`, `Parser`, and the parsed lines that parsers return."""
 
 import re
 from collections.abc import Sequence
@@ -203,7 +203,7 @@ class ParsedLine:
 
 @dataclass(frozen=True)
 class Given:
-    """What the text shard knows of a line beside its characters."""
+    """The annotation that a text shard gives for a line: words, trees and arcs, where the input has them."""
 
     words: dict[str, list] | None = None  # parallel lists: text, start_char, end_char
     trees: list[str] | None = None

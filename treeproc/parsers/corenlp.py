@@ -20,7 +20,7 @@ _TIMEOUT_MS = 600_000
 
 
 def describe_server(config: ParserConfig) -> str:
-    """What the fingerprint says of CoreNLP: the release where $CORENLP_HOME tells it; a running server does not.
+    """The description of CoreNLP in fingerprints: the release where $CORENLP_HOME tells it; a running server does not.
 
     Raises UserError when there is neither, and for a language that CoreNLP has no constituency parser for.
     """

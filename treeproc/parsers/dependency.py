@@ -17,7 +17,7 @@ from treeproc.parsers.documents import Arcs, Tags
 from treeproc.parsers.packing import Packing
 from treeproc.parsers.spelling import spell
 
-_ARCS_AT_ONCE = 128  # what is between the two sides of so many fits in a cache
+_ARCS_AT_ONCE = 128  # the intermediate tensor of so many pairs fits in a cache
 
 
 def supports(model: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""From sentences to results: what all parsers that read characters or given words share."""
+"""The base of parsers that read characters or given words: from sentences to results."""
 
 import bisect
 import logging
@@ -34,7 +34,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Line:
-    """What a result depends on: the characters, and the words where they are given."""
+    """The cache key of a line: its characters, and its words where they are given."""
 
     text: str
     words: tuple[tuple[int, int, str], ...] | None

@@ -1,4 +1,4 @@
-"""Which Stanza models a parser takes, and what its fingerprint says of them."""
+"""The Stanza models of a parser: their choice, and their description in fingerprints."""
 
 import os
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constitu
 
 # Word vectors of the constituency parser, beside the models that are not Stanza's own.
 VECTORS = "vectors.pt"
-SCORES = "scores.json"  # what was trained, with hashes
+SCORES = "scores.json"  # scores and hashes of trained models
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where the models of a Stanza pipeline lie, and which they are."""
+    """The files of the models of a Stanza pipeline."""
 
     origin: Literal["installed", "shipped", "trained"]
     folder: Path
@@ -33,7 +33,7 @@ class ModelFiles:
 
     @property
     def hint(self) -> str:
-        """What to do about a damaged file."""
+        """The hint for a damaged file."""
         return {
             "installed": "remove it and download Stanza's models again",
             "shipped": "install this project again",
@@ -47,7 +47,7 @@ class ModelFiles:
         return {**self.files, "vectors": self.folder / VECTORS}
 
     def describe(self) -> dict:
-        """What the index and the fingerprint say of the parser: names and hashes, no paths.
+        """The description of the models in the index and in fingerprints: names and hashes, no paths.
 
         Raises UserError for a file that is damaged.
         """
@@ -78,7 +78,7 @@ class ModelFiles:
 
 
 def find_models(config: ParserConfig) -> ModelFiles:
-    """Those of `config.models`; else installed Stanza models if wanted and complete, else the shipped ones.
+    """The model files: those of `config.models`; else installed Stanza models if wanted and complete; else the shipped ones.
 
     Raises UserError when the language has neither.
     """
@@ -130,7 +130,7 @@ def _shipped(kind: str) -> str:
 
 
 def _choices_of_arcs(config: ParserConfig) -> str:
-    """What there is for a language without a dependency parser, in one line."""
+    """The alternatives for a language without a dependency parser, in one line."""
     from stanza.resources.default_packages import default_treebanks
 
     download = f"install Stanza's own ({_download(config.language)})"
@@ -144,7 +144,7 @@ def _choices_of_arcs(config: ParserConfig) -> str:
 
 
 def _choices(config: ParserConfig) -> str:
-    """What there is for a language without a constituency parser, in one line."""
+    """The alternatives for a language without a constituency parser, in one line."""
     from stanza.resources.default_packages import default_constituency, optional_constituency
 
     language, published = config.language, sorted({*default_constituency, *optional_constituency})

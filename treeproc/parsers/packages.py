@@ -14,7 +14,7 @@ _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spac
 
 
 def describe_package(config: ParserConfig) -> dict:
-    """What the fingerprint says of these parsers: versions of the packages and hashes of the files, no paths.
+    """The description of these parsers in fingerprints: versions of the packages and hashes of the files, no paths.
 
     Raises UserError when a package or a file is missing.
     """
@@ -31,7 +31,7 @@ def describe_package(config: ParserConfig) -> dict:
 
 
 def pipeline_folder(config: ParserConfig) -> Path | None:
-    """Where the files of `config.package` lie; None where spaCy's rules alone are used. Runs no code of the package.
+    """The folder of `config.package`; None where only spaCy's rules are used. Runs no code of the package.
 
     Raises UserError for what is no pipeline of spaCy's.
     """

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the words of sentences stand in a packed sequence: step by step, at each the sentences that are that long.
+    """The positions of words in a packed sequence, ordered by step; a step has the sentences that are that long.
 
     Sentences are sorted by length, longest first. Shapes: B sentences, L words of the longest, N words in all.
     """

@@ -74,7 +74,7 @@ class _Cell:
 
 @dataclass
 class _Words:
-    """What the parser reads of all words of the call, in one table that also has the open labels."""
+    """The input vectors of the parser: all words of the call, then the open labels, in one table."""
 
     hidden: Tensor  # [W + labels, H]: what a shift or an open puts on the stack
     projected: Tensor  # [W + labels, 4H]: the same, as input of the stack's LSTM

@@ -89,7 +89,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
 
 
 class _Dropped:
-    """In place of code in a file: nothing of it is made or run, and no prediction needs it."""
+    """A placeholder for code in a file: nothing of it is created or run, and no prediction needs it."""
 
     def __init__(self, *arguments):
         pass
@@ -99,7 +99,7 @@ class _Dropped:
 
 
 def read_supar(path: Path) -> dict:
-    """What SuPar saved. It writes pickles with code, as its own reader runs them; here tables and settings alone are read.
+    """Loads a file of SuPar. It is a pickle with code, which SuPar itself runs; here only tables and settings are read.
 
     Raises UserError for anything that SuPar does not write.
     """

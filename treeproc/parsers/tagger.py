@@ -89,7 +89,7 @@ class Tagger:
         return [names[end - size : end] for end, size in zip(ends, at.sizes.tolist(), strict=True)]
 
     def _word_inputs(self, words: list[str]) -> Tensor:
-        """What the word LSTM reads of distinct words: [words, D]."""
+        """The inputs of the word LSTM for distinct words: [words, D]."""
         from stanza.models.common.utils import simplify_punct
 
         model = self._model

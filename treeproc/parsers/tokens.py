@@ -1,4 +1,4 @@
-"""What a tokeniser finds in a line."""
+"""Tokens: the result of a tokeniser."""
 
 from dataclasses import dataclass
 

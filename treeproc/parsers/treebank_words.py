@@ -15,12 +15,12 @@ _NEGATED = {"ain", "aren", "can", "couldn", "daren", "didn", "doesn", "don", "ha
 _NEGATED |= {"mustn", "needn", "oughtn", "shan", "shouldn", "wasn", "weren", "won", "wouldn"}
 _APOSTROPHES = ("'", "’")
 _CLITICS = frozenset({"s", "m", "d", "t", "re", "ve", "ll"})
-# Where treebanks cut one token.
+# The positions at which treebanks split one token.
 _CUTS = {"cannot": 3, "gonna": 3, "gotta": 3, "wanna": 3, "lemme": 3, "gimme": 3}
 # After an apostrophe, these are one word with it; before any other word it is a quotation mark.
 _WITH_APOSTROPHE = _CLITICS | {"all", "am", "bout", "cause", "em", "mon", "n", "round", "til", "till", "tis", "twas"}
 _QUOTED = re.compile(r"['’]([^\W\d_]{2,})")
-# What Moses parts from a name or an hour: O 'Reilly, o 'clock, d 'Art.
+# Prefixes that Moses splits from a name or an hour: O 'Reilly, o 'clock, d 'Art.
 _NAME_STARTS = frozenset({"o", "d", "l"})
 
 Word = tuple[int, int, str]  # first character, one past the last, text
@@ -68,7 +68,7 @@ def _is_negation(verb: str, text: str) -> bool:
 
 
 def _cut(text: str) -> int:
-    """Where a treebank parts a token, 0 where it does not."""
+    """The position at which a treebank splits a token; 0 for no split."""
     if (found := _QUOTED.fullmatch(text)) and found[1].lower() not in _WITH_APOSTROPHE:
         return 1
     return _CUTS.get(text.lower(), 0)

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 
 def key(sentence: str) -> str:
-    """What is left of a sentence without case and punctuation."""
+    """A sentence without case and punctuation."""
     return " ".join(re.findall(r"\w+", sentence.lower()))
 
 

@@ -23,7 +23,7 @@ _DICTIONARIES, _RECORD_BATCHES, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 2, 3, 
 
 
 class BadArrowFile(Exception):
-    """Why a file is not read, in one line."""
+    """The reason why a file is refused, in one line."""
 
 
 def read_arrow(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[pa.Schema, list[pa.RecordBatch]]:

@@ -40,7 +40,7 @@ _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # names 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What a sidecar says of its shard. `counts` add up over shards; `longest` are maxima."""
+    """The record of a shard, which its sidecar file holds. `counts` are summed over shards; `longest` are maxima."""
 
     name: _ShardName
     split: str
@@ -57,7 +57,7 @@ class ShardRecord:
 
 
 class _Index(BaseModel):
-    """What readers rely on in an `index.json`, where it is there."""
+    """The fields of an `index.json` that readers use, with their types; all others are free."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -333,6 +333,6 @@ def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
 
 
 def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str]) -> list[ShardRecord | None]:
-    """For every shard its record where it is complete and up to date, else None."""
+    """The record of every shard that is complete and up to date; None for the others."""
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(partial(finished_shard, folder), names, fingerprints))

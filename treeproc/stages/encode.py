@@ -39,7 +39,7 @@ _CLASSES = ("node_labels", "leaf_labels")
 
 
 class TreeConfig(Settings):
-    """How the parsed trees become the trees that models read."""
+    """Settings of the trees that models read: their source and their form."""
 
     tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
         "parsed",

@@ -1,4 +1,4 @@
-"""Which examples stay. Every one that goes has a reason, and the index counts them."""
+"""Filters of examples. Every dropped example has a reason, and the index counts them."""
 
 import re
 import unicodedata
@@ -11,7 +11,7 @@ from treeproc.common.settings import Settings
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "hangul", "cjk", "kana"]
 
-# What a broken conversion leaves: the replacement character and control characters other than the tab.
+# Traces of a broken conversion: the replacement character and control characters other than the tab.
 _DAMAGE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ufffd]")
 _KANA = {"HIRAGANA", "KATAKANA"}
 
@@ -41,12 +41,12 @@ class FilterConfig(Settings):
     min_script_share: float = Field(0.5, ge=0, le=1, description="the least share of the letters that must be of the script")
 
     def identity(self) -> dict:
-        """What fingerprints hold: a filter that came later is left out where it is not used, so that they stay as they were."""
+        """The filters in fingerprints. An unused filter of a later version is left out, so that old fingerprints stay valid."""
         return self.model_dump(exclude=set() if self.drop_leaks else {"drop_leaks"})
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:
-    """Why an example is dropped for its text, or None when it stays. `target` is None where there is no such side."""
+    """The reason to drop an example for its text, or None. `target` is None where there is no such side."""
     if not source or source.isspace():
         return "empty_source"
     if target is not None and (not target or target.isspace()):

@@ -1,4 +1,4 @@
-"""Which language lines seem to be in, by py3langid: a naive Bayes model of 139 languages, 4.6 MB, offline.
+"""Language identification of lines by py3langid: a naive Bayes model of 139 languages, 4.6 MB, offline.
 
 Measured on up to 2,000 lines of each of 28 corpora in English, German, French and Spanish (sentence pairs, captions, speeches,
 talks, news, web text, treebanks): of the lines with `_LEAST_LETTERS` letters, none is taken for another language with a

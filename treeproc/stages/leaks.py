@@ -20,7 +20,7 @@ def normalised(lines: Sequence[str]) -> list[str]:
 
 @cache
 def _plain_codes() -> np.ndarray:
-    """What becomes of every character, by its code: 0 for those that go. Beyond the basic plane all stay as they are."""
+    """The replacement of every character, by code: 0 removes it. Characters beyond the basic plane are kept."""
     codes = np.arange(0x110000, dtype=np.uint32)
     for code in range(0x10000):
         character = chr(code)

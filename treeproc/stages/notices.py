@@ -1,4 +1,4 @@
-"""What stands in lines that a parser will misread: escapes, tokens, several sentences, placeholders. Counted, never changed.
+"""Notices about lines that a parser will misread: escapes, tokens, several sentences, placeholders. Lines are not changed.
 
 Rules and thresholds were measured (docs/preprocessing.md has the table). Tokenised corpora (IWSLT'14, WMT'14, Multi30k
 lc.norm.tok, SST) have marks of tokens on 94 to 100 % of their lines; plain text (Tatoeba, Multi30k, Europarl, news, UD treebanks
@@ -59,7 +59,7 @@ class Found:
         self.count += count
 
     def facts(self) -> dict:
-        """For the index."""
+        """The facts for the index."""
         return {"count": self.count, "line": self.line, "text": self.text}
 
 
@@ -143,14 +143,14 @@ _RULES: dict[str, Callable[[_Chunk], list[int]]] = {
 
 
 class Wanted(NamedTuple):
-    """What is looked for in the lines of a side."""
+    """The kinds of notices that are collected about the lines of a side."""
 
     kinds: tuple[str, ...]
     language: str | None = None  # of the parser of this side; None where no parser reads its lines
 
 
 def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:
-    """What to look for on each side: `columns` are those that the format gives, `languages` those of parsers that read a side.
+    """The kinds of notices for each side: `columns` are those of the input format, `languages` those of the sides' parsers.
 
     A side has None where no parser reads it; a target side that none reads is not looked at. Lines of given words are tokens, and
     sentences of their own; what no setting can undo is not looked for on the target side.
@@ -172,7 +172,7 @@ def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str
 
 @dataclass
 class SideNotices:
-    """What was found in the lines of one side of a split."""
+    """The notices about the lines of one side of a split."""
 
     wanted: Wanted
     lines: int = 0
@@ -190,7 +190,7 @@ class SideNotices:
             self.sample.add(lines, number)
 
     def facts(self) -> dict:
-        """For the index: what was looked for and found, and the lines in all."""
+        """The facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
             looked_at, foreign, name = self.sample.foreign(self.wanted.language)
@@ -203,7 +203,7 @@ class SideNotices:
 
 @dataclass
 class TextNotices:
-    """What was found in all lines that stay, by split and side.
+    """The notices about all lines that pass the filters, by split and side.
 
     `wanted` says what is looked for, by side, and `line(split, example_id)` the number of a line.
     """
@@ -226,7 +226,7 @@ class TextNotices:
             self.leaks.setdefault(split, Found()).add(len(rows), first, rows[0]["source"])
 
     def facts(self) -> dict:
-        """For the index: split -> side -> lines, and by kind what was found."""
+        """The facts for the index: split -> side -> number of lines, and the notices by kind."""
         out: dict = {}
         for (split, side), found in self.sides.items():
             out.setdefault(split, {})[side] = found.facts()

@@ -45,7 +45,7 @@ class SplitFiles(Settings):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the text stage reads: the files of all splits, and how to read them."""
+    """The inputs of the text stage: the files of all splits, and their format."""
 
     splits: Mapping[str, SplitFiles]
     format: str
@@ -80,7 +80,7 @@ class Inputs:
 
 @dataclass
 class Scan:
-    """What the first pass knows of a split."""
+    """The result of the first pass over a split."""
 
     count: int
     digest: str
@@ -141,7 +141,7 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
 
 
 def later_duplicates(keys: bytes | bytearray) -> np.ndarray:
-    """For every 16-byte key whether an earlier one is equal. 10 million take about half a GB for a moment."""
+    """Whether an earlier key is equal, for every key of 16 bytes. 10 million take about half a GB for a moment."""
     halves = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in the order of the input
     duplicate = np.zeros(len(order), dtype=bool)

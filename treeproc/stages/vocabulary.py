@@ -30,7 +30,7 @@ def vocabulary_files(folder: Path) -> list[str]:
 
 
 class VocabularyCounts:
-    """What the training split holds, one batch after the other."""
+    """Counts of the training split: words, labels, tags and relations, added up batch by batch."""
 
     def __init__(self, config: SubwordConfig, tree: TreeConfig, num_rows: int):
         self._config, self._tree, self._num_rows = config, tree, num_rows

@@ -21,7 +21,7 @@ def depths(governors: np.ndarray) -> np.ndarray:
 
 
 def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
-    """What is wrong with each sentence, an empty string for none: words [edges[s], edges[s + 1]) must be a tree of one root.
+    """The problem of each sentence, empty for none: words [edges[s], edges[s + 1]) must be a tree of one root.
 
     A sentence of roots alone, which no parser has analysed, counts as a tree.
     """
@@ -42,7 +42,7 @@ def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
 
 
 def yields(governors: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of the words at or below every head that are `counted` [W]: the first, one past the last, and how many [W] each.
+    """The yield of every head, of the words at or below it that are `counted`: first, one past the last, and number, [W] each.
 
     Where there are none, the first is W and the last -1.
     """

@@ -56,7 +56,7 @@ class BracketScore:
 
 
 def brackets(tree: SpanTree, words: Sequence[bool] | None = None, labelled: bool = True) -> Counter:
-    """How often each (label, start, end) occurs over the words that are kept; the label is empty unless `labelled`."""
+    """The number of times that each (label, start, end) occurs over the kept words; the label is empty unless `labelled`."""
     tree = tree if words is None else keep_leaves(tree, words)
     return Counter(
         (plain_label(label) if labelled else "", start, end)

@@ -43,7 +43,7 @@ def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Where spans of two words or more are cut; for a single word whatever comes out of it is no node."""
+    """The positions where spans of two words or more are cut; a single word has no node, and its value is ignored."""
     if kind == "balanced":
         return (start + end) // 2
     if kind == "left":

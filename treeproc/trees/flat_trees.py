@@ -61,12 +61,12 @@ class FlatTrees:
         return np.where(depth > 0, above, -1)
 
     def keep(self, kept: np.ndarray) -> "FlatTrees":
-        """Without the nodes that are not kept; what they spanned belongs to their parents."""
+        """The trees without the nodes that are not kept. Their children become children of their parents."""
         classes = None if self.classes is None else self.classes[kept]
         return FlatTrees(self.labels[kept], self.starts[kept], self.ends[kept], self.names, classes)
 
     def add(self, labels: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: list[str], *, above: bool) -> "FlatTrees":
-        """With further nodes, above or below the nodes that span the same leaves. They have no class."""
+        """The trees with further nodes, above or below the nodes of the same span. New nodes have no class."""
         parts = [FlatTrees(labels + len(self.names), starts, ends, names), self]
         first, second = parts if above else parts[::-1]
         all_starts, all_ends = np.concatenate([first.starts, second.starts]), np.concatenate([first.ends, second.ends])
@@ -212,7 +212,7 @@ def with_classes(trees: FlatTrees, given: FlatTrees) -> FlatTrees:
 
 
 def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
-    """For every node the first class of its run of nodes, all of which but the last are `merged` into the next one."""
+    """The class of every node after a merge: the first class of its run of nodes, of which all but the last are `merged`."""
     run = np.concatenate([[0], np.cumsum(~merged)[:-1]])
     first = np.full(run[-1] + 1, -1, dtype=classes.dtype)
     found = np.flatnonzero(classes >= 0)[::-1]
@@ -239,7 +239,7 @@ def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces
 
 
 def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
-    """At most two children everywhere. New nodes are called @ and the label of the node they divide.
+    """Binarised trees, of at most two children a node. A new node is labelled @ and the label of the node that it divides.
 
     right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c).
     """

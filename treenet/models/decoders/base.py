@@ -59,7 +59,7 @@ class Decoder(nn.Module, ABC):
     """A decoder: the memory of a source and the pieces so far to the state that the next piece is predicted from."""
 
     def read(self, encoder: Encoder, batch: TreeBatch) -> Memory:
-        """What the encoder leaves to this decoder."""
+        """The memory of a batch for this decoder."""
         return encoder(batch)
 
     @abstractmethod

@@ -85,7 +85,7 @@ def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> Transf
 
 
 def build_relative_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """With `model.relations.decoder`, relative positions in self-attention in place of sinusoids (Shaw et al., 2018)."""
+    """A Transformer decoder; with `model.relations.decoder`, relative positions replace sinusoids (Shaw et al., 2018)."""
     if not config.relations.decoder:
         return TransformerDecoder(config, embedding)
     sizes, sequence = (config.d_model, config.num_heads, config.attention_dropout), config.relations.sequence

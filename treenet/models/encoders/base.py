@@ -32,7 +32,7 @@ class VocabSizes:
 
 @dataclass
 class Memory:
-    """What an encoder leaves to a decoder or a head."""
+    """The memory: the encoder output that a decoder attends to or a head reads."""
 
     states: Tensor  # [B, S, D]; tree encoders: leaves, then nodes
     pad_mask: Tensor  # [B, S] bool, True = padding
@@ -41,7 +41,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What an encoder's check of a data set may look at."""
+    """A data set, as an encoder's check of it sees it."""
 
     folder: AnyPath
     index: Mapping  # index.json of the encoded data set

@@ -33,7 +33,7 @@ class LSTMEncoder(Encoder):
 
     @abstractmethod
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
-        """What stands for the whole source [B, D], of hidden states or of cells [B, S, D]."""
+        """A summary of the source [B, D], of hidden states or of cells [B, S, D]."""
 
     def forward(self, batch: TreeBatch) -> Memory:
         states = self.run(batch, with_cells=False)

@@ -22,7 +22,7 @@ from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMStates
 from treenet.structure import ArcLevels, TreeLevels
 
-# What biases of forget gates start with. Tai et al. name no value and their code adds nothing; the code of Shi et al. adds 1 to
+# Initial bias of forget gates. Tai et al. name no value and their code adds nothing; the code of Shi et al. adds 1 to
 # what every forget gate is computed from, so that trees remember what is far below.
 TREE_LSTM_FORGET_BIAS = 0.0
 TREE2SEQ_FORGET_BIAS = 1.0
