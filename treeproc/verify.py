@@ -237,7 +237,7 @@ def advice(report: Report, data: AnyPath) -> str:
     found = f"{read}: {len(report.problems):,} problems in {files} files"
     if all(problem.mendable for problem in report.problems):
         command = f"workflows/preprocess.py --config {data / 'config.yaml'} --out {data}"
-        return f"{found}; run the job again, it makes what is damaged anew and nothing else: python {command}"
+        return f"{found}; run the job again, it makes only the damaged files again: python {command}"
     return f"{found}; some rows were written like this, with a right hash: run the job into a new --out"
 
 

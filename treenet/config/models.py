@@ -22,7 +22,7 @@ class TreeAttentionConfig(ArchitectureSection):
         "paper", description="'released' divides a branch by its nodes without the leaf and counts depth from the root"
     )
     accumulate_on: Literal["value", "key", "scores"] = Field(
-        "value", description="what hierarchical accumulation is applied to (appendix 7.3)"
+        "value", description="the vectors that hierarchical accumulation is applied to (appendix 7.3)"
     )
     leaf_weights: Literal["shared", "per_head"] = Field(
         "shared", description="w of eq 7: one scalar a leaf, or one a leaf and head"
@@ -45,7 +45,7 @@ class HybridConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("on_lstm_hybrid",)
 
     num_recurrent_layers: PositiveInt | None = Field(
-        None, description="how many of num_encoder_layers are recurrent, the lowest ones; null is half of them, rounded up"
+        None, description="number of recurrent layers among num_encoder_layers, the lowest ones; null is half of them, rounded up"
     )
     cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
@@ -62,12 +62,13 @@ class PhraseConfig(ArchitectureSection):
         (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 is what the root consists of"
     )
     num_layers: PositiveInt | None = Field(
-        None, description="how many of num_encoder_layers have such heads, the lowest ones; null is half of them, rounded up"
+        None,
+        description="number of layers with such heads, the lowest of num_encoder_layers; null is half of them, rounded up",
     )
     composition: Literal["max_pool", "convolution", "lstm", "attention"] = Field(
-        "max_pool", description="what makes a vector of the leaves of a phrase"
+        "max_pool", description="encoder of the leaves of a phrase"
     )
-    interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="what runs over the phrases of a sentence")
+    interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="encoder of the phrases of a sentence")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
 
@@ -161,7 +162,7 @@ class RelationsConfig(ArchitectureSection):
 
     positions: Literal["none", "sequence", "depth", "both"] = Field(
         "none",
-        description="what is added to source embeddings: nothing, sinusoids of the place in the sentence or of the depth in the "
+        description="positions added to source embeddings: none, sinusoids of the place in the sentence or of the depth in the "
         "dependency tree, or tanh of maps of both sinusoids",
     )
     sequence: SequenceRelationConfig = SequenceRelationConfig()
@@ -172,7 +173,7 @@ class RelationsConfig(ArchitectureSection):
         True, description="the decoder's self-attention has relative positions too, of sequence.clip, and no sinusoids"
     )
     label_head: Literal["none", "pos_tag", "deprel"] = Field(
-        "none", description="what the first head of the first layer has queries and keys from, in place of the states"
+        "none", description="source of the queries and keys of the first head of the first layer, in place of the states"
     )
 
     @property

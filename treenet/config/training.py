@@ -61,7 +61,7 @@ class BatchConfig(Settings):
     )
     subset: Literal["fixed", "by_seed"] = Field(
         "fixed",
-        description="which examples a share has: the same for all seeds, or others with each seed, but for all models alike; "
+        description="examples of a share: the same for all seeds, or others with each seed, but for all models alike; "
         "shares nest within a seed",
     )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
@@ -103,12 +103,12 @@ class ClassifierConfig(Settings):
     )
     pooling: Literal["own", "mean", "first"] = Field(
         "own",
-        description="what an example's class is read from: 'own' is the root, or dummy root, of tree models, the mean of the "
+        description="source of an example's class: 'own' is the root, or dummy root, of tree models, the mean of the "
         "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
     )
     split_words: SplitWords = Field(
         "pieces",
-        description="where tree models have the class of a word of several pieces: at its pieces, at the node over them, or both",
+        description="class of a word of several pieces in tree models: at its pieces, at the node over them, or both",
     )
     word_dropout: float = Field(
         0.0, ge=0, lt=1, description="probability with which a piece is read as an unknown one in training (Iyyer et al., 2015)"
@@ -144,7 +144,7 @@ class TrainConfig(Settings):
     )
     task: Literal["translation", "classification", "relatedness", "masked_lm"] = Field(
         "translation",
-        description="what is trained; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
+        description="the task; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
         "sentences with scores, whose encoder is a classifier's; 'masked_lm' predicts pieces of the source side alone, see "
         "masked_lm",
     )
@@ -161,7 +161,7 @@ class TrainConfig(Settings):
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
     average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
         "last",
-        description="what the trained model is: the mean of the last checkpoints, the mean of those with the best validation, "
+        description="the trained model: the mean of the last checkpoints, the mean of those with the best validation, "
         "by nll, accuracy or correlation (which are then the ones that are kept, beside the latest), or the moving average of "
         "ema_decay",
     )

@@ -46,7 +46,7 @@ class GridConfig(Settings):
     )
     split: str = Field("test", description="split of the data set that is translated and scored")
     metric: Literal["bleu", "bleu_tokenized"] = Field(
-        "bleu", description="what is compared: BLEU of detokenised lines, or of tokens, which papers report"
+        "bleu", description="the compared metric: BLEU of detokenised lines, or of tokens, which papers report"
     )
     parallel: PositiveInt | None = Field(
         None,

@@ -87,9 +87,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     there = [run for run in report.runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
     for run in report.runs:
         if (index := own_index(run)) is None:
-            run.missing.append(
-                Missing("its data set is not there any more, so there is no attention of it and no test against it")
-            )
+            run.missing.append(Missing("its data set is missing, so there are no attention weights and no tests"))
         elif settings.split not in index["totals"]:
             run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
     anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
@@ -106,7 +104,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
             run.missing.append(Missing(str(error)))
             continue
         if not isinstance(loaded.model.decoder, TransformerDecoder):
-            run.missing.append(Missing("its decoder is no Transformer's, so there is no attention of it"))
+            run.missing.append(Missing("it has no Transformer's decoder, so there are no attention weights of it"))
             continue
         report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
         if run in same_text:

@@ -23,7 +23,7 @@ class ReportSettings(Settings):
     )
     lines: tuple[PositiveInt, ...] = Field((), description="show these instead: lines of the split, counted from 1")
     targets: Literal["reference", "translation"] = Field(
-        "reference", description="what the decoder is given while attention is counted: the references, or its own translations"
+        "reference", description="input of the decoder while attention is counted: the references, or its own translations"
     )
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
     use_gpu: bool = Field(False, description="run the models on the GPU")

@@ -32,7 +32,7 @@ class PreprocessConfig(Settings):
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
     )
-    format: FormatName = Field("parallel", description="what the files hold; docs/data-format.md names the formats")
+    format: FormatName = Field("parallel", description="format of the files; docs/data-format.md names the formats")
     tokenized: Literal["none", "moses"] = Field(
         "none",
         description="'moses': the Moses tokeniser's escapes are undone, and its tokens are the words; English ones reach the "

@@ -55,7 +55,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return _encode_again(config, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
-        logger.info("%s was begun with Moses tokens as they are for the parser, and goes on so; see parser.treebank_words", out)
+        logger.info("%s was begun with Moses tokens unchanged for the parser, and continues so; see parser.treebank_words", out)
     parser, target_parser, scans = check_inputs(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()

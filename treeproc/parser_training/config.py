@@ -64,7 +64,7 @@ class TrainParserConfig(Settings):
         "both; scored as NAME_lower",
     )
     language: str = Field("en", description="language code of the models; any, Stanza need not know it")
-    models: list[ModelName] = Field(list(MODELS), description="which to train; what no treebank can teach is left out")
+    models: list[ModelName] = Field(list(MODELS), description="models to train; those that no treebank has data for are left out")
     hold_out: int = Field(20, ge=2, description="a treebank without valid files gives every n-th sentence of train, by a hash")
     unlabelled: list[Path] = Field(
         [], description="more text, a sentence a line, plain or .gz: the tagger's word embedding starts from its statistics"

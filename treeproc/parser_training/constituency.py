@@ -49,13 +49,13 @@ class ConstituencySettings(Settings):
     min_vector_count: int = Field(3, ge=1, description="a rarer word of trees and text has no vector")
     tag_embedding_dim: int = Field(32, ge=1, description="embedding of a part-of-speech tag")
     word_dropout: float = Field(0.35, ge=0, lt=1, description="dropout of the embeddings of words and tags")
-    stack_dropout: float = Field(0.3, ge=0, lt=1, description="dropout of what goes on the stacks and into a node")
+    stack_dropout: float = Field(0.3, ge=0, lt=1, description="dropout of the inputs of the stacks and of nodes")
     output_dropout: float = Field(0.35, ge=0, lt=1, description="dropout before each output layer")
     layer_dropout: float = Field(0.0, ge=0, lt=1, description="dropout between the layers of an LSTM")
     min_word_count: int = Field(2, ge=1, description="a rarer word of the training trees is the unknown word")
     rare_words: float = Field(0.8, ge=0, le=1, description="share of the words, the rarest, that are unknown now and then")
-    rare_word_dropout: float = Field(0.3, ge=0, le=1, description="how often a rare word is unknown in training")
-    tag_dropout: float = Field(0.001, ge=0, le=1, description="how often a tag is unknown in training")
+    rare_word_dropout: float = Field(0.3, ge=0, le=1, description="probability with which a rare word is unknown in training")
+    tag_dropout: float = Field(0.001, ge=0, le=1, description="probability with which a tag is unknown in training")
     batch_words: int = Field(1000, ge=1, description="words of a batch")
 
 

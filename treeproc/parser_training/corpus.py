@@ -67,9 +67,9 @@ class TreebankConfig(Settings):
 
     brackets: Files = Field(default=Files(), description="Penn Treebank trees")
     conllu: Files = Field(default=Files(), description="CoNLL-U: text, tags, arcs")
-    notation: Notation = Field(default=Notation(), description="what it writes otherwise than the other treebanks")
+    notation: Notation = Field(default=Notation(), description="differences between its notation and that of the other treebanks")
     weights: dict[Literal["pos", "constituency"], PositiveFloat] = Field(
-        default={}, description="how often a model draws its sentences in an epoch, default 1; pos: at most 1"
+        default={}, description="number of times that a model sees its sentences in an epoch, default 1; pos: at most 1"
     )
     attribution: str = Field(default="", description="authors, source and licence, for the model card")
 

@@ -39,7 +39,9 @@ class FitSettings(Settings):
     warmup: float = Field(0.05, ge=0, lt=1, description="share of the training in which the learning rate rises")
     grad_norm: float = Field(1.0, gt=0, description="gradients longer than this are scaled down to it")
     average: float = Field(0.999, ge=0, lt=1, description="decay of the running average of the weights; 0 takes the last ones")
-    evaluations: int = Field(10, ge=1, description="how often dev is scored, evenly over the training; the best weights are kept")
+    evaluations: int = Field(
+        10, ge=1, description="number of evaluations on dev, evenly over the training; the best weights are kept"
+    )
 
 
 class Learner(Protocol):

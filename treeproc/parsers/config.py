@@ -93,7 +93,7 @@ class ParserConfig(Settings):
         "made of the arcs (tree.tree_source=dependencies), and tags are universal ones",
     )
     batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where the models run; auto: a GPU where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU where there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
         "keep",
         description="labels of given trees: as they are; X; PHRASE; or those of the same spans in a Stanza parse, else X",

@@ -63,7 +63,7 @@ class ModelFiles:
             for own in (own for own in hashes if self.read()[own].stem == name):
                 if hashes[own] != sha256:
                     path = self.read()[own]
-                    raise UserError(f"{path} is not the model that {path.parent / SCORES} tells of; {self.hint}")
+                    raise UserError(f"{path} is not the model that {path.parent / SCORES} describes; {self.hint}")
         return hashes
 
     def _written(self) -> dict[str, str]:

@@ -49,11 +49,12 @@ class TreeConfig(Settings):
     )
     phrases: PhraseShape = Field(
         "layered",
-        description="of tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head "
+        description="for tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head "
         "with its dependents; 'left', 'right': a node for every dependent, those of that side first",
     )
     phrase_labels: PhraseLabels = Field(
-        "upos", description="of tree_source: dependencies; by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)"
+        "upos",
+        description="for tree_source: dependencies; labels by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)",
     )
     side: Literal["source", "target"] = Field("source", description="the side whose words are leaves; models write the other")
     collapse_unary: bool = Field(True, description="a chain of nodes over the same words keeps its lowest label")

@@ -25,7 +25,9 @@ class FilterConfig(Settings):
         None, ge=1, description="training pairs with more than this many words for each of the other side's are dropped"
     )
     drop_damaged: bool = Field(True, description="training examples with U+FFFD or control characters on a side are dropped")
-    drop_duplicates: bool = Field(False, description="of equal training examples (both sides, or text and label) the first stays")
+    drop_duplicates: bool = Field(
+        False, description="keep only the first of equal training examples (both sides, or text and label)"
+    )
     drop_overlap: Literal["none", "source", "example"] = Field(
         "none", description="training examples whose source, or all of it, stands in another split are dropped"
     )
