@@ -379,7 +379,7 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     translated = translator(raw, 0)
     assert translated.num_lines == 3 and not translated.problems and translated.text.split("\n")[1] == ""
     with pytest.raises(
-        UserError, match="the model reads arcs between words, but bracketed trees have none; leave trees=.*trees.txt out"
+        UserError, match="the model reads arcs of words, but bracketed trees have none; leave trees=.*trees.txt out"
     ):
         LineTranslator(TranslateSettings(trees=tmp_path / "trees.txt"), [run], RawLineEncoder)
 

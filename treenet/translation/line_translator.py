@@ -137,7 +137,7 @@ class LineTranslator:
         self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
         if self._run.model.reads.reads_arcs and not self._encoder.gives_arcs:
             raise UserError(
-                f"the model reads arcs between words, but bracketed trees have none; leave trees={settings.trees} out, or choose a "
+                f"the model reads arcs of words, but bracketed trees have none; leave trees={settings.trees} out, or choose a "
                 "run on a data set that a parser made"
             )
 
