@@ -64,10 +64,24 @@ def public_endpoint(endpoint: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
+ParserName = Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"]
+# Where each parser stands: its file in this folder, and its class.
+PARSERS: dict[ParserName, tuple[str, str]] = {
+    "stanza": ("stanza_parser", "StanzaParser"),
+    "shipped": ("stanza_parser", "StanzaParser"),
+    "corenlp": ("corenlp", "CoreNLPParser"),
+    "spacy": ("spacy_parser", "SpacyParser"),
+    "benepar": ("benepar_parser", "BeneparParser"),
+    "supar": ("supar_parser", "SuparParser"),
+    "given": ("given", "GivenTrees"),
+    "words": ("given", "WordsOnly"),
+}
+
+
 class ParserConfig(Settings):
     """The parser of one side."""
 
-    name: Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"] = Field(
+    name: ParserName = Field(
         "stanza",
         description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes; "
         "'corenlp' asks a CoreNLP server; 'spacy' (arcs alone), 'benepar' and 'supar' are those packages, where installed; "

@@ -13,6 +13,9 @@ PHRASE = "PHRASE"
 class WordsOnly:
     """Given or blank-separated words under flat trees: enough for control trees, in any language."""
 
+    def __init__(self, config: ParserConfig):
+        """No setting matters to it."""
+
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
         """Never fails."""
         return [fallback(line, NO_PARSER, g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
