@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
 
 import numpy as np
-from scipy import stats
-from scipy.optimize import brentq
 
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
@@ -123,10 +121,14 @@ def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
     """The value that |t| of Student's t stays below with probability `level`."""
-    return float(stats.t.ppf((1 + level) / 2, freedom))
+    from scipy.stats import t as student  # a second of imports, for which commands that test nothing do not wait
+
+    return float(student.ppf((1 + level) / 2, freedom))
 
 
 def _p_value(critical: Callable[[float], float], value: float) -> float:
     """One less the level at which the increasing function `critical` reaches `value`; at least `_SMALLEST_P`."""
+    from scipy.optimize import brentq
+
     highest = 1 - _SMALLEST_P
     return _SMALLEST_P if critical(highest) <= value else 1 - brentq(lambda level: critical(level) - value, 0.0, highest)
