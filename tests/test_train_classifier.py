@@ -264,7 +264,7 @@ GRID = {"systems": SYSTEMS, "seeds": [1, 2], "baseline": "trees", "fewer_seeds":
 
 
 def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_path):
-    settings = {**TINY, "data": str(data), "max_steps": 60, "log_every": 4, "grid": GRID}
+    settings = {**TINY, "data": str(data), "max_steps": 60, "log_every": 4, "grid": {**GRID, "peak_on_test": True}}
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     out = tmp_path / "out"
     command = [sys.executable, str(ROOT / "workflows" / "compare_seeds.py"), "--config", str(tmp_path / "config.yaml")]
@@ -287,12 +287,16 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     for name in entries:
         scores = read_json(out / "cells" / name / "scores.json")
         assert accuracies[name] == scores["test"]["accuracy"]
+        kept, peak = checkpoint_folders(out / "cells" / name), scores["test.peak"]
+        assert peak["accuracy"] >= scores["test.last"]["accuracy"] and peak["chosen_from"] == len(kept) > 1
+        assert peak["checkpoint"] in [folder.name for folder in kept]
     trees, words = report["systems"]
     assert trees["test.accuracy"]["mean"] == pytest.approx((accuracies["trees-seed1"] + accuracies["trees-seed2"]) / 2)
     assert (trees["seeds"], words["seeds"]) == ([1, 2], [1])
     test = words["tests"]["test.accuracy"]
     assert test["difference"] == pytest.approx(accuracies["words-seed1"] - accuracies["trees-seed1"])
     assert (test["seeds"], test["interval"], test["p_value"], test["about"]) == (1, None, None, ABOUT_SEEDS)
+    assert "peak on test!" in done.stdout and "chosen on test itself" in done.stdout
     assert "trees " in done.stdout and " ± " in done.stdout
     assert image.imread(out / "comparison.png").shape[2] == 4
     axes = draw(report).axes[0]

@@ -14,7 +14,7 @@ from treenet.data.plan import plan_in_order
 from treenet.evaluation.origin import LAST, asked_for, fingerprints
 from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.models import ClassLogits
-from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders
+from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_trained
@@ -28,6 +28,7 @@ from treeproc.common.storage import DataPath
 from treeproc.shards.store import check_hashes, read_index
 
 _BATCH_TOKENS = 8192
+PEAK = "peak"
 
 
 class ClassifySettings(Settings):
@@ -48,6 +49,28 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
 
     Returns NAME and its scores. Raises UserError when the folder is no run of a classifier, or run and data do not fit.
     """
+    name, lines, scores = _classify(folder, settings)
+    atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: scores}))
+    return name, scores
+
+
+def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
+    """Write the entry SPLIT.peak of `scores.json`: the best of all kept checkpoints, chosen on that very split.
+
+    No model may be chosen so. The figure shows how much such a choice would add. Returns its scores.
+    """
+    found = []
+    for place in checkpoint_folders(folder):
+        step = str(checkpoint_step(place))
+        found.append(_classify(folder, ClassifySettings(split=split, checkpoint=step, use_gpu=use_gpu))[2])
+    peak = max(found, key=lambda scores: scores["accuracy"]) | {"chosen_on": split, "chosen_from": len(found)}
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{split}.{PEAK}": peak}))
+    return peak
+
+
+def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
+    """The name of the result, the lines of its predictions, and its entry."""
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     checkpoint = _checkpoint(folder, settings.checkpoint)
@@ -82,9 +105,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
         "asked": asked_for(settings),
         "software": software(),
     }
-    atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: scores}))
-    return name, scores
+    return name, lines, scores
 
 
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.classify import score_run
+from treenet.evaluation.classify import score_peak, score_run
 from treenet.experiments.grid import Work
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
@@ -42,6 +42,12 @@ class SeedGridConfig(Settings):
         None,
         description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
         "cluster has room for, or one with workers=0",
+    )
+
+    peak_on_test: bool = Field(
+        False,
+        description="also score every kept checkpoint on test, and show the accuracy of the best, marked: no model may be chosen "
+        "so, but published ones may have been; keep_checkpoints says how many there are",
     )
 
     _check_values = field_validator("seeds")(check_once)
@@ -105,10 +111,12 @@ def _check_data(indices: dict) -> None:
 
 def seed_work(config: SeedsConfig) -> Work:
     """The work of a cell: the run of workflows/train_classifier.py, with its scores."""
-    return Work(run_training, partial(score_cell, config.use_gpu), partial(describe_stale, SCORED))
+    return Work(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
-def score_cell(use_gpu: bool, folder: Path) -> dict:
-    """Score a trained cell. Returns what the log shows of it: accuracies in per cent."""
+def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:
+    """Score a trained cell. Returns the accuracies that the log shows, in per cent."""
     scores = score_run(folder, use_gpu=use_gpu)
+    if peak_on_test:
+        score_peak(folder, "test", use_gpu=use_gpu)
     return {name: 100 * entry["accuracy"] for name, entry in scores.items() if name in ("valid", "test", "test.last")}

@@ -43,6 +43,7 @@ MEASURES = {
     ("test.last", "accuracy"): "last",
     ("test", "binary_accuracy"): "two",
     ("test.last", "binary_accuracy"): "two, last",
+    ("test.peak", "accuracy"): "peak on test!",
 }
 # The tested differences from the baseline: measure, and the result whose predictions it is of.
 TESTED = {"test.accuracy": "test", "test.last.accuracy": "test.last"}
@@ -175,6 +176,10 @@ def format_table(report: dict) -> str:
         "valid, test: the trained model (as `average` says; chosen on valid); last: the last checkpoint, on test; two: read as "
         "two classes. Mean ± deviation over seeds"
     )
+    if any("test.peak.accuracy" in row for row in rows):
+        lines.append(
+            "peak on test!: the best kept checkpoint, chosen on test itself; it is no result, it shows what such a choice adds"
+        )
     lines.append(report["tests"])
     lines += filter(None, [count_not_recorded(report["cells"])])
     return "\n".join(lines)
