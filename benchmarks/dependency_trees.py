@@ -20,7 +20,7 @@ from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.shards.ragged import edges_of
 from treeproc.trees.bracket_scores import score
 from treeproc.trees.control_trees import control_spans
-from treeproc.trees.dependency_trees import Sentences, dependency_phrases
+from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends
 
 SHAPES = ("layered", "flat", "left", "right")
@@ -40,7 +40,7 @@ def trees_of(sentences: Sequence[Sentence], shape: str) -> tuple[list[SpanTree],
     governors = [g + first if g >= 0 else -1 for s, first in zip(sentences, edges.tolist(), strict=False) for g in s.governors]
     columns = (*coded([s.deprels for s in sentences]), *coded([s.upos for s in sentences]))
     words = pa.array([word for s in sentences for word in s.words], pa.string())
-    flat_trees, lifted = dependency_phrases(Sentences(edges, np.array(governors), *columns, words), shape, "upos")
+    flat_trees, lifted = dependency_phrases(DependencySentences(edges, np.array(governors), *columns, words), shape, "upos")
     cuts = flat_trees.node_edges(edges)
     names = np.array(flat_trees.names)
     trees = []

@@ -15,7 +15,7 @@ from fuzz_world import MODULES, REPOSITORY, configurations
 
 
 @dataclass
-class Case:
+class FuzzCase:
     """A command, the folders that it may write to, and what was damaged."""
 
     kind: str
@@ -31,7 +31,7 @@ class Case:
         return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 
 
-def _configured(case: Case, values: dict) -> list[str]:
+def _configured(case: FuzzCase, values: dict) -> list[str]:
     path = case.folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))
     return ["--config", str(path), "--out", str(case.folder / "out")]
@@ -71,18 +71,18 @@ def settings_class(workflow: str):
     return classes.get(workflow, TrainConfig)
 
 
-def make_case(seed: int, kind: str, world: Path, scratch: Path) -> Case:
+def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:
     """The case of a number: the same whenever it is asked for."""
     random = Random(f"{seed} {kind}")
     folder = scratch / f"{kind.replace(' ', '-')}-{seed}"
     for name in ("tmp", "home", "cache"):
         (folder / name).mkdir(parents=True)
-    case = Case(kind, "", [], folder, [folder / "out"], "")
+    case = FuzzCase(kind, "", [], folder, [folder / "out"], "")
     KINDS[kind](random, case, world)
     return case
 
 
-def _base(case: Case, workflow: str, world: Path) -> tuple[dict, list[str]]:
+def _base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
     """Settings and a command line that work. What is written is a copy of its own."""
     case.workflow = workflow
     values = configurations(world / "inputs", world)[workflow]
@@ -93,7 +93,7 @@ def _base(case: Case, workflow: str, world: Path) -> tuple[dict, list[str]]:
     return values, argv
 
 
-def _settings(random: Random, case: Case, world: Path) -> None:
+def _settings(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
     _, argv = _base(case, workflow, world)
     cls = settings_class(workflow)
@@ -101,7 +101,7 @@ def _settings(random: Random, case: Case, world: Path) -> None:
     case.argv, case.damage = [*argv, *wrong], " ".join(wrong)
 
 
-def _command_line(random: Random, case: Case, world: Path) -> None:
+def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
     _, argv = _base(case, workflow, world)
     case.argv = arguments(random, settings_class(workflow), argv, case.folder / "out")
@@ -111,14 +111,14 @@ def _command_line(random: Random, case: Case, world: Path) -> None:
             case.writes += [case.folder / place for place in (value, os.path.normpath(value), value.partition("/")[0]) if place]
 
 
-def _configuration_file(random: Random, case: Case, world: Path) -> None:
+def _configuration_file(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
     values, case.argv = _base(case, workflow, world)
     (case.folder / "config.yaml").write_bytes(yaml_text(random, settings_class(workflow), values))
     case.damage = "config.yaml"
 
 
-def _input_files(random: Random, case: Case, world: Path) -> None:
+def _input_files(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([*["preprocess"] * 3, "train_parser", "translate", "evaluate", "unsupervised_parse"])
     _copy(world, case.folder, "inputs")
     inputs = case.folder / "inputs"
@@ -149,7 +149,7 @@ def _input_files(random: Random, case: Case, world: Path) -> None:
     case.damage = f"{values.get('format', workflow)}: {damage_file(random, random.choice(used))}"
 
 
-def _data_sets(random: Random, case: Case, world: Path) -> None:
+def _data_sets(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice(list(_READS_DATA))
     name = _READS_DATA[workflow]
     _copy(world, case.folder, name)
@@ -175,7 +175,7 @@ def _data_sets(random: Random, case: Case, world: Path) -> None:
     case.damage = damage_folder(random, data)
 
 
-def _run_folders(random: Random, case: Case, world: Path) -> None:
+def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([*_READS_RUN, *_TRAINS, "report", "train_parser"])
     if workflow == "report":
         name = random.choice(["run", "study"])
@@ -194,7 +194,7 @@ def _run_folders(random: Random, case: Case, world: Path) -> None:
     case.damage = damage_folder(random, case.folder / "out")
 
 
-def _parser_models(random: Random, case: Case, world: Path) -> None:
+def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
     """The shipped models with one damaged, before a line is parsed: translating lines without trees loads them."""
     _copy(world, case.folder, "inputs")
     models = case.folder / "models"
@@ -211,7 +211,7 @@ def _parser_models(random: Random, case: Case, world: Path) -> None:
     case.damage = damage_folder(random, models)
 
 
-def _outputs(random: Random, case: Case, world: Path) -> None:
+def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
     """Places to write to that are something else."""
     others = ["report", "train_wmt", "preprocess", "evaluate", "average_checkpoints", "scaling"]
     workflow = random.choice(["translate", "translate", *others])
@@ -251,7 +251,7 @@ def _outputs(random: Random, case: Case, world: Path) -> None:
     case.damage = kind
 
 
-KINDS: dict[str, Callable[[Random, Case, Path], None]] = {
+KINDS: dict[str, Callable[[Random, FuzzCase, Path], None]] = {
     "settings": _settings,
     "command line": _command_line,
     "configuration file": _configuration_file,

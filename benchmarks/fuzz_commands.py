@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz_cases import Case, make_case
+from fuzz_cases import FuzzCase, make_case
 from fuzz_world import MODULES, REPOSITORY, build_world, main_of
 
 from treeproc.common.settings import run_cli
@@ -41,7 +41,7 @@ _NOTE = re.compile(
 
 @dataclass
 class Outcome:
-    case: Case
+    case: FuzzCase
     status: int  # -1 where it was stopped for its time
     seconds: float
     errors: str
@@ -62,7 +62,7 @@ def everything(folder: Path, but: Sequence[Path]) -> dict[str, tuple]:
     return found
 
 
-def _child(case: Case, outputs: tuple[Path, Path]) -> None:
+def _child(case: FuzzCase, outputs: tuple[Path, Path]) -> None:
     """Run the command in this process, which ends with its status."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -89,12 +89,12 @@ def _child(case: Case, outputs: tuple[Path, Path]) -> None:
     os._exit(status)
 
 
-def _environment(case: Case) -> dict[str, str]:
+def _environment(case: FuzzCase) -> dict[str, str]:
     places = {"TMPDIR": "tmp", "HOME": "home", "TREE_ATTENTION_CACHE": "cache", "MPLCONFIGDIR": "home"}
     return {name: str(case.folder / place) for name, place in places.items()} | {"RAY_ADDRESS": "local"}
 
 
-def judge(case: Case, status: int, seconds: float, errors: str, output: str, before: dict) -> list[str]:
+def judge(case: FuzzCase, status: int, seconds: float, errors: str, output: str, before: dict) -> list[str]:
     """The rules that a command broke."""
     faults = []
     if "Traceback (most recent call last)" in errors + output:
@@ -122,9 +122,9 @@ class Pool:
     def __init__(self, width: int, *, keep: bool, as_process: bool):
         """`keep` leaves the folders of faults; `as_process` starts commands as users do, and not as forks of this process."""
         self._width, self._keep, self._as_process = width, keep, as_process
-        self._running: dict[int, tuple[Case, float, dict]] = {}
+        self._running: dict[int, tuple[FuzzCase, float, dict]] = {}
 
-    def run(self, cases: Iterator[Case]) -> Iterator[Outcome]:
+    def run(self, cases: Iterator[FuzzCase]) -> Iterator[Outcome]:
         for case in cases:
             while len(self._running) >= self._width:
                 yield from self._wait()
@@ -132,7 +132,7 @@ class Pool:
         while self._running:
             yield from self._wait()
 
-    def _start(self, case: Case) -> None:
+    def _start(self, case: FuzzCase) -> None:
         before = everything(case.folder, case.may_change())
         outputs = case.folder / "stdout", case.folder / "stderr"
         if self._as_process:

@@ -34,7 +34,7 @@ SLOW_LIMIT_BYTES = 4e9
 
 
 @dataclass(frozen=True)
-class TreeConfig:
+class TreeDefaults:
     """The defaults of `TreeAttentionConfig`, which needs pydantic."""
 
     accumulation_rule: str = "paper"
@@ -54,18 +54,18 @@ class LayerConfig:
     d_ff: int = 1024
     num_heads: int = 8
 
-    def encoder_layer(self, tree: TreeConfig | None = None) -> EncoderLayer:
+    def encoder_layer(self, tree: TreeDefaults | None = None) -> EncoderLayer:
         attention = SelfAttention(self.d_model, self.num_heads, 0.0, tree)
         return EncoderLayer(attention, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
 
-    def decoder_layer(self, tree: TreeConfig | None = None) -> DecoderLayer:
+    def decoder_layer(self, tree: TreeDefaults | None = None) -> DecoderLayer:
         sizes = self.d_model, self.num_heads, 0.0
         attentions = CausalSelfAttention(*sizes), CrossAttention(*sizes, tree)
         return DecoderLayer(*attentions, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
 
 
 @dataclass(frozen=True)
-class Case:
+class LayerCase:
     """Sizes of a batch; `quick_s` is its share of a --quick run in seconds."""
 
     batch: int
@@ -77,17 +77,17 @@ class Case:
 
 
 CASES = {
-    "base": Case(32, 28, 20, 2),
-    "mid": Case(8, 128, 100, 2),
-    "long": Case(2, 512, 420, 2, document=True),
-    "document": Case(1, 2000, 1700, 1, document=True),
-    "decoder": Case(32, 28, 20, 2, decoder=True),
-    "long_one_sentence": Case(2, 512, 420, 0),
-    "document_one_sentence": Case(1, 2000, 1700, 0),
+    "base": LayerCase(32, 28, 20, 2),
+    "mid": LayerCase(8, 128, 100, 2),
+    "long": LayerCase(2, 512, 420, 2, document=True),
+    "document": LayerCase(1, 2000, 1700, 1, document=True),
+    "decoder": LayerCase(32, 28, 20, 2, decoder=True),
+    "long_one_sentence": LayerCase(2, 512, 420, 0),
+    "document_one_sentence": LayerCase(1, 2000, 1700, 0),
 }
 
 
-def build_structure(case: Case, options: argparse.Namespace) -> TreeStructure:
+def build_structure(case: LayerCase, options: argparse.Namespace) -> TreeStructure:
     if options.data:
         structure = encoded_structure(options.data, options.split, case.batch, case.num_leaves)
     else:
@@ -103,10 +103,10 @@ def time_build(structure: TreeStructure) -> float:
     return min(time_once(lambda: TreeStructure.build(leaves, spans), torch.device("cpu")) for _ in range(5))
 
 
-def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespace) -> dict[str, Step]:
+def build_steps(case: LayerCase, structure: TreeStructure, options: argparse.Namespace) -> dict[str, Step]:
     """Alternatives of a case, the tree layer and the plain one first; outputs of the exact ones are compared."""
     torch.manual_seed(0)
-    config, tree, device = LayerConfig(), TreeConfig(), torch.device(options.device)
+    config, tree, device = LayerConfig(), TreeDefaults(), torch.device(options.device)
     pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
     padding = padding_to_attend_mask(pad_mask) if pad_mask.any() else None
     source = torch.randn(*pad_mask.shape, config.d_model, device=device, requires_grad=True)
@@ -139,7 +139,7 @@ def build_steps(case: Case, structure: TreeStructure, options: argparse.Namespac
 
 def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeStructure, options) -> dict[str, Step]:
     """A decoder layer over the memory of leaves and nodes, its keys and values projected in the step."""
-    config, tree, device = LayerConfig(), TreeConfig(), source.device
+    config, tree, device = LayerConfig(), TreeDefaults(), source.device
     target = torch.randn(len(source), TARGET_LENGTH, config.d_model, device=device, requires_grad=True)
     half = options.dtype == "bf16"
     steps = {}
@@ -168,7 +168,7 @@ def check_agreement(ours: nn.Module, naive: nn.Module, source: Tensor, structure
     torch.testing.assert_close(ours(source, None, structure)[real], naive(source, None)[real], rtol=1e-3, atol=1e-4)
 
 
-def run_case(name: str, case: Case, options: argparse.Namespace) -> None:
+def run_case(name: str, case: LayerCase, options: argparse.Namespace) -> None:
     """Measure and print one case."""
     device = torch.device(options.device)
     structure = build_structure(case, options)

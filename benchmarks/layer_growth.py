@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from layer import LayerConfig, TreeConfig
+from layer import LayerConfig, TreeDefaults
 from layer_baselines import SlowTreeAttention, slow_bytes
 from layer_trees import random_structure
 from measure import Step, emit, time_interleaved
@@ -28,7 +28,7 @@ def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
     structure = random_structure(1, num_leaves, num_leaves * 4 // 5, document=num_leaves > 100)
     shape = (1, num_leaves + structure.num_nodes, config.d_model)
     source, vectors = (torch.randn(shape, requires_grad=True) for _ in range(2))
-    tree, plain = config.encoder_layer(TreeConfig()), config.encoder_layer()
+    tree, plain = config.encoder_layer(TreeDefaults()), config.encoder_layer()
     accumulation = tree.self_attention.accumulation
     steps = {
         "tree": Step([source, *tree.parameters()], lambda: tree(source, None, structure)),
@@ -38,7 +38,7 @@ def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
         ),
     }
     if slow_bytes(structure, config.d_model) < SLOW_LIMIT_BYTES:
-        naive = config.encoder_layer(TreeConfig())
+        naive = config.encoder_layer(TreeDefaults())
         naive.self_attention = SlowTreeAttention(naive.self_attention, structure)
         steps["naive"] = Step([source, *naive.parameters()], lambda: naive(source))
     times = time_interleaved(steps, device, rounds, budget_s=60)

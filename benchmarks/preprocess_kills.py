@@ -62,7 +62,7 @@ def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 @dataclass
-class Killer:
+class JobKiller:
     """Kills jobs at random, and knows what it has done."""
 
     job: Workflow
@@ -218,7 +218,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     kinds = [KINDS[i % len(KINDS)] for i in range(options.kills)]
     rng.shuffle(kinds)
     ready, lasted = min(stamps["parsed"]) - begin, {name: max(stamps[name]) - min(stamps[name]) for name in STAGES[1:]}
-    killer = Killer(job, rng, ready, lasted, kinds)
+    killer = JobKiller(job, rng, ready, lasted, kinds)
     good, data, folders = True, folder / "killed-0", 0
     while killer.kills:
         data = folder / f"killed-{folders}"

@@ -48,7 +48,7 @@ LINES = (10_000, 100_000)
 
 
 @dataclass(frozen=True)
-class Case:
+class SearchCase:
     """Sizes of a model and of its vocabulary."""
 
     model: ModelConfig
@@ -56,8 +56,8 @@ class Case:
 
 
 CASES = {
-    "small": Case(ModelConfig(d_model=256, d_ff=1024, num_heads=4, num_encoder_layers=3, num_decoder_layers=3), 8_000),
-    "base": Case(ModelConfig(), 32_000),
+    "small": SearchCase(ModelConfig(d_model=256, d_ff=1024, num_heads=4, num_encoder_layers=3, num_decoder_layers=3), 8_000),
+    "base": SearchCase(ModelConfig(), 32_000),
 }
 
 
@@ -126,7 +126,7 @@ def searcher(model: Decodable, batch: TreeBatch) -> Callable[[], None]:
     return search
 
 
-def marian_searcher(case: Case, batch: TreeBatch) -> Callable[[], None] | None:
+def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | None:
     """The same with transformers; None, and a note, where the library is missing."""
     try:
         from transformers import MarianConfig, MarianMTModel

@@ -58,7 +58,7 @@ def last_step(run: Path) -> int:
 
 
 @dataclass
-class Killer:
+class TrainingKiller:
     """Kills at planned steps, in random ways."""
 
     training: Workflow
@@ -126,7 +126,7 @@ def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
     kinds = [KINDS[i % len(KINDS)] for i in range(options.kills)]
     rng.shuffle(kinds)
     steps = sorted((rng.randrange(1, int(LAST_KILL * options.steps)) for _ in kinds), reverse=True)
-    killer = Killer(training, rng, max(1.0, seconds - trained), list(zip(steps, kinds, strict=True)))
+    killer = TrainingKiller(training, rng, max(1.0, seconds - trained), list(zip(steps, kinds, strict=True)))
     killer.disturb(killed)
     training.end()
     for kind in KINDS:

@@ -28,7 +28,7 @@ from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import LabelledBatch
 from treenet.data.plan import hash_ids
-from treenet.data.rows import RowLists
+from treenet.data.row_lists import RowLists
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import VocabSizes, build_classifier, find_encoder, names_for

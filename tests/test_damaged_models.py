@@ -10,7 +10,7 @@ import torch
 
 from treeproc.common.settings import UserError
 from treeproc.parsers import ParserConfig, build_parser, describe_parser
-from treeproc.parsers.models import SHIPPED_MODELS
+from treeproc.parsers.model_files import SHIPPED_MODELS
 
 MODELS = ("tokenizer", "pos", "constituency", "vectors")
 

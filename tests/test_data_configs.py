@@ -8,7 +8,7 @@ from sacremoses import MosesTokenizer
 
 from treeproc.common.settings import load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.parsers.models import SHIPPED_MODELS
+from treeproc.parsers.model_files import SHIPPED_MODELS
 from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -102,7 +102,7 @@ def test_trees_of_arcs_stand_beside_constituents_of_the_same_pieces():
 
 def test_constituents_of_german_are_one_line_away(place, monkeypatch):
     """The line that iwslt14_de_en_data.yaml names. The shipped English models stand in for Stanza's German ones."""
-    monkeypatch.setattr("treeproc.parsers.models.SHIPPED_MODELS", place / "shipped")
+    monkeypatch.setattr("treeproc.parsers.model_files.SHIPPED_MODELS", place / "shipped")
     (place / "shipped").mkdir()
     (place / "shipped" / "de").symlink_to(SHIPPED_MODELS / "en")
     overrides = "parser.constituency=true tree.tree_source=parsed"

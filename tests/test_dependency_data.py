@@ -14,8 +14,8 @@ from treenet.report.report_settings import ReportSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.job.report import summary
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models

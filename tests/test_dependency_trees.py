@@ -9,7 +9,7 @@ from reference_dependency import ReferenceSentence, reference_projective
 
 from treeproc.shards.ragged import edges_of
 from treeproc.trees.arcs import check_arcs, depths, make_projective
-from treeproc.trees.dependency_trees import Sentences, dependency_phrases
+from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.spans import SpanTree, check_tree, draw
 
 RELATIONS = [
@@ -43,7 +43,7 @@ def side_by_side(examples):
     for column, names in ((1, RELATIONS), (2, TAGS)):
         codes.append(np.array([names.index(name) for e in examples for name in e[column]], dtype=np.int64))
     words = pa.array([word for e in examples for word in e[3]], pa.string())
-    return Sentences(edges, np.array(governors, dtype=np.int64), codes[0], RELATIONS, codes[1], TAGS, words)
+    return DependencySentences(edges, np.array(governors, dtype=np.int64), codes[0], RELATIONS, codes[1], TAGS, words)
 
 
 def trees(examples, shape, labels="upos"):

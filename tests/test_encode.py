@@ -12,7 +12,7 @@ from reference_encoding import encode_example
 
 from treeproc.shards.rows import Batches, batch_views, ipc_bytes, pick, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
-from treeproc.stages.encode import Encoder, TreeConfig
+from treeproc.stages.encode import RowEncoder, TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
 from treeproc.trees.flat_trees import FlatTrees, binarise, normal_form, read_flat_trees, with_classes
 from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
@@ -108,7 +108,7 @@ def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     text, parsed = [case[0] for case in cases], [case[1] for case in cases]
     for i, row in enumerate(text):
         row["example_id"] = parsed[i]["example_id"] = i
-    encoder = Encoder(vocab, config)
+    encoder = RowEncoder(vocab, config)
     batch = encoder.encode(*views_of(text, parsed))
     encode = encoder.subwords._encoder.encode  # one string at a time
     expected = [encode_example(t, p, encode, config, encoder.labels, encoder.tags) for t, p in zip(text, parsed, strict=True)]
@@ -211,7 +211,7 @@ def test_labels_and_arcs_follow_the_leaves_and_nodes(vocab):
         trees=pa.list_(pa.string()),
         arcs=pa.list_(pa.struct([pa.field("governor", pa.int32()), pa.field("deprel", pa.string())])),
     )
-    encoder = Encoder(vocab, TreeConfig())
+    encoder = RowEncoder(vocab, TreeConfig())
     batch = encoder.encode(text, parsed)
     assert batch.schema.names == [name for name in FULL_ENCODED_SCHEMA.names if name not in ("tgt_pieces", "score")]
     (row,) = rows_of(batch)
@@ -232,7 +232,7 @@ def test_the_target_side_can_be_the_leaves(vocab):
         target_trees=pa.list_(pa.string()),
     )
     (lines,) = record_batches([text], TEXT_SCHEMA)
-    encoder = Encoder(vocab, TreeConfig(side="target"))
+    encoder = RowEncoder(vocab, TreeConfig(side="target"))
     (row,) = rows_of(encoder.encode(batch_views(lines), parsed))
     assert encoder.subwords.decode([row["leaves"]["piece"], row["tgt_pieces"]]) == ["a don't", "know a"]
 
@@ -242,4 +242,4 @@ def test_trees_over_other_words_are_refused(vocab):
     words = {"text": ["a", "b"], "start_char": [0, 2], "end_char": [1, 3], "pos_tag": ["A", "A"]}
     parsed = {"example_id": 7, "words": words, "trees": ["(S (A a))"], "parse_status": "parsed"}
     with pytest.raises(ValueError, match="line 8 has trees over another number of words"):
-        Encoder(vocab, TreeConfig()).encode(*views_of([text], [parsed]))
+        RowEncoder(vocab, TreeConfig()).encode(*views_of([text], [parsed]))

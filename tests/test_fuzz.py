@@ -10,7 +10,7 @@ from treeproc.common.settings import UserError, load_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import fuzz_inputs
-from fuzz_cases import Case, settings_class
+from fuzz_cases import FuzzCase, settings_class
 from fuzz_commands import everything, judge
 from fuzz_mutations import damage_file, misspelt, override, yaml_text
 from fuzz_world import configurations
@@ -74,7 +74,7 @@ def test_a_case_is_the_same_whenever_it_is_asked_for(tmp_path, name):
     ],
 )
 def test_the_rules_for_commands(tmp_path, status, seconds, errors, faults):
-    case = Case("settings", "evaluate", [], tmp_path, [tmp_path / "out"], "")
+    case = FuzzCase("settings", "evaluate", [], tmp_path, [tmp_path / "out"], "")
     before = everything(tmp_path, case.may_change())
     (tmp_path / "out").mkdir()
     assert judge(case, status, seconds, errors, "", before) == faults

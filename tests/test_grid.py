@@ -14,7 +14,7 @@ import pytest
 
 from treenet.config import TrainConfig
 from treenet.experiments.dispatch import run_cells
-from treenet.experiments.grid import Work
+from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
 from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
@@ -30,7 +30,7 @@ def checkpoint(folder: Path, step: int) -> None:
     (folder / "checkpoints" / f"step_{step:08d}").mkdir(parents=True, exist_ok=True)
 
 
-def make_work(log: list[str], troubles: dict[str, Exception] | None = None, unfinished: str = "") -> Work:
+def make_work(log: list[str], troubles: dict[str, Exception] | None = None, unfinished: str = "") -> CellWork:
     """Work that notes which cells it is asked to do; cells in `troubles` raise."""
 
     def train(config, folder):
@@ -44,10 +44,10 @@ def make_work(log: list[str], troubles: dict[str, Exception] | None = None, unfi
         (folder / "scores.json").write_text("{}")
         return {"bleu": 12.5}
 
-    return Work(train, score)
+    return CellWork(train, score)
 
 
-def run(folder: Path, cells: list[Cell], work: Work) -> dict[str, str]:
+def run(folder: Path, cells: list[Cell], work: CellWork) -> dict[str, str]:
     """Run as a driver does, with the lock; statuses by name."""
     with locked(folder, shared=True):
         ledger = Ledger.open(folder, cells)
@@ -166,7 +166,7 @@ def work_side_by_side(folder: Path, names: str, parallel: int) -> None:
     slow = Slow(folder, 0.1)
     with locked(folder, shared=True):
         cells = make_cells(folder, *names)
-        run_cells(cells, Work(slow.train, slow.score), Ledger.open(folder, cells), parallel)
+        run_cells(cells, CellWork(slow.train, slow.score), Ledger.open(folder, cells), parallel)
 
 
 SIDE_BY_SIDE = """

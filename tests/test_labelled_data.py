@@ -10,8 +10,8 @@ from treenet.data.labelled import LabelledSource
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.job.report import summary
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import Subwords

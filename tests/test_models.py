@@ -12,7 +12,7 @@ from treenet.data.batch import TreeBatch, collate
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import DecoderState, build_model
 from treenet.structure import TreeStructure
-from treenet.structure.attention import OneCall
+from treenet.structure.attention_maps import OneCall
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
@@ -87,7 +87,7 @@ def test_every_path_gives_the_same_whatever_the_batch(path, sentences):
     trees = [right_branching(14), *sentences]
     together = batch_of(trees)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treenet.structure.attention.WINDOW", 4)
+        patch.setattr("treenet.structure.attention_maps.WINDOW", 4)
         together.structure = TreeStructure.build(
             [t.num_leaves for t in trees], [t.span_array for t in trees], attention_path=path, sparse=True
         )

@@ -11,8 +11,8 @@ from sample_lines import sample_lines
 
 from treeproc.inspect import describe
 from treeproc.job.config import PreprocessConfig
+from treeproc.job.job_report import notice_lines, summary
 from treeproc.job.preprocess import preprocess
-from treeproc.job.report import notice_lines, summary
 from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.language import LineSample, other_language

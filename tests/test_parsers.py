@@ -298,7 +298,7 @@ def test_installed_stanza_models_are_preferred(tmp_path, monkeypatch):
 
 def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
-    monkeypatch.setattr("treeproc.parsers.models.SHIPPED_MODELS", tmp_path)
+    monkeypatch.setattr("treeproc.parsers.model_files.SHIPPED_MODELS", tmp_path)
     (tmp_path / "en").mkdir()
     for name in ("tokenizer", "pos", "constituency"):
         (tmp_path / "en" / f"{name}.pt").write_bytes(b"x")

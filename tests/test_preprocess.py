@@ -21,8 +21,8 @@ from treeproc.common.files import locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.job.report import summary
 from treeproc.parsers import read_trees
 from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
 from treeproc.subwords import Subwords

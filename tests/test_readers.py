@@ -14,7 +14,7 @@ from treeproc.common.settings import UserError, build_settings
 from treeproc.job.preprocess import PreprocessConfig
 from treeproc.readers import read_lines, read_rows
 from treeproc.readers.conllu import read_sentences
-from treeproc.readers.files import refuse_pipes
+from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.trees.spans import check_tree, read_brackets
 
 SAMPLES = Path(__file__).resolve().parent / "samples"

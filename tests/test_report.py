@@ -34,7 +34,7 @@ from treenet.report import build, views
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, settings_of, warnings
 from treenet.report.figures import shade, share_text
-from treenet.report.report_runs import read_inputs, short_names
+from treenet.report.report_runs import read_report_inputs, short_names
 from treenet.report.report_settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
 from treenet.report.views import View, build_views, choose_examples
@@ -190,7 +190,7 @@ def test_attention_is_that_of_the_runs(folder, out, page):
 
 def test_what_differs_is_shown_and_what_spoils_a_comparison_is_said(folder, page):
     assert ["model.tree.subtree_mask", "true", "true", "false"] in [[cell.lower() for cell in row] for row in page.rows]
-    runs, _ = read_inputs([str(folder / name) for name in RUNS], "test")
+    runs, _ = read_report_inputs([str(folder / name) for name in RUNS], "test")
     differing, shared = settings_of(runs)
     assert set(differing) == {"model.name", "model.tree.subtree_mask"} and shared["batch.max_tokens"] == 64
     assert warnings(runs, runs[1]) == []
@@ -217,11 +217,11 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     (shown,) = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
     assert shown["trees"] == "dependencies (phrases=layered, phrase_labels=upos)"
     index.unlink()
-    assert read_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
+    assert read_report_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
 
 
 def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
-    runs, _ = read_inputs([str(folder / name) for name in RUNS], "test")
+    runs, _ = read_report_inputs([str(folder / name) for name in RUNS], "test")
     variants = [("Tree Transformer", "tree"), ("Tree Transformer – SubMask", "no<mask")]
     assert [(name, run.name) for name, run in ablations(runs)] == variants
     assert any(row[:2] == ["Tree Transformer – SubMask", "no<mask"] for row in page.rows)
@@ -230,7 +230,7 @@ def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
 
 
 def test_sentences_are_those_of_the_largest_differences(folder):
-    runs, _ = read_inputs([str(folder / name) for name in ("plain", "tree")], "test")
+    runs, _ = read_report_inputs([str(folder / name) for name in ("plain", "tree")], "test")
     references = read_references(folder / "data", "test")
     gains = sentence_chrf(runs[1].translations["test"], references) - sentence_chrf(runs[0].translations["test"], references)
     chosen = choose_examples(runs, runs[0], "test", 8, ())

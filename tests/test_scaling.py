@@ -28,7 +28,7 @@ from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
 from treenet.experiments.scaling_report import LABELS, build_report, draw, format_table, make_study, read_comparison, read_result
 from treenet.experiments.study import run_study, show_study
-from treenet.report.report_runs import read_inputs
+from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import file_sha256
@@ -308,7 +308,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     command = f"python workflows/evaluate.py --out {cell.folder} split=test"
     with pytest.raises(UserError, match=rf"scores of test are not of the run as it is \(weights .* to renew them: {command}$"):
         show_study(whole)
-    (report_study,) = read_inputs([str(tmp_path)], "test")[1]
+    (report_study,) = read_report_inputs([str(tmp_path)], "test")[1]
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
     assert study() == first  # the settings of the study say which average it is of

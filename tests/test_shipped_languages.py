@@ -2,8 +2,8 @@
 
 import pytest
 
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.job.report import summary
 from treeproc.parsers import ParserConfig, build_parser
 from treeproc.verify import verify
 

@@ -6,8 +6,8 @@ import pytest
 
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.job.report import summary
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.shards.store import open_shards, read_index
 from treeproc.subwords import LabelVocab

@@ -24,8 +24,8 @@ def structure_masks(structure: TreeStructure, subtree_mask: bool) -> torch.Tenso
 def build_on_path(sentences: list[Tree], path: str) -> TreeStructure:
     """With windows so small that short sentences need several, and have wide nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treenet.structure.attention.CHUNK", 2)
-        patch.setattr("treenet.structure.attention.WINDOW", 3)
+        patch.setattr("treenet.structure.attention_maps.CHUNK", 2)
+        patch.setattr("treenet.structure.attention_maps.WINDOW", 3)
         return build_structure(sentences, attention_path=path)
 
 

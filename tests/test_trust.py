@@ -23,7 +23,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path, inside
 from treeproc.inspect import main as inspect
 from treeproc.parsers import ParserConfig
-from treeproc.readers.files import read_lines
+from treeproc.readers.numbered_lines import read_lines
 from treeproc.shards.store import check_hashes, finished_shard, read_index, stage_folder
 
 
@@ -177,7 +177,7 @@ def test_a_compressed_checkpoint_is_refused(tmp_path):
 
 
 def test_a_line_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("treeproc.readers.files._MOST_LINE_BYTES", 1 << 17)
+    monkeypatch.setattr("treeproc.readers.numbered_lines._MOST_LINE_BYTES", 1 << 17)
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"a line\n" * 100_000 + b"x" * (1 << 22)))
     with pytest.raises(UserError, match=r"x.gz has a line of more than"):
         list(read_lines([tmp_path / "x.gz"]))
@@ -197,7 +197,7 @@ def test_text_gives_a_terminal_no_commands(data, capsys):
 def test_models_of_parsers_with_pickles_are_refused(tmp_path):
     """Stanza loads weights alone."""
     from treeproc.parsers import build_parser
-    from treeproc.parsers.models import SHIPPED_MODELS
+    from treeproc.parsers.model_files import SHIPPED_MODELS
 
     models = tmp_path / "models"
     shutil.copytree(SHIPPED_MODELS / "en", models)

@@ -10,7 +10,7 @@ from treeproc.parser_training.corpus import Files, TreebankConfig
 from treeproc.parser_training.job import possible_models, read_treebanks
 from treeproc.parser_training.treebank import lowered, sentences_in
 from treeproc.parser_training.universal import ud_treebanks
-from treeproc.readers.files import read_texts
+from treeproc.readers.numbered_lines import read_texts
 
 
 def sentence(number: int) -> str:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from treenet.evaluation.bracket_f1 import CUTS, binary_tree, counted, over_kept_words, score_brackets
 from treenet.evaluation.unsupervised_parse import (
     GoldTree,
+    ParsedSentence,
     ParseSettings,
     ParsingConfig,
-    Sentence,
     format_parse,
     parse_links,
     score_sentences,
@@ -93,8 +93,8 @@ def test_trees_without_a_model_are_binary(kind, words):
         assert set(spans) == ({(0, k) for k in range(2, 10)} if kind == "left" else {(k, 9) for k in range(8)})
 
 
-def sentence(example_id: int, words: str, tags: str, gold: list, parse: list) -> Sentence:
-    return Sentence(example_id, GoldTree(words.split(), tags.split(), gold), parse)
+def sentence(example_id: int, words: str, tags: str, gold: list, parse: list) -> ParsedSentence:
+    return ParsedSentence(example_id, GoldTree(words.split(), tags.split(), gold), parse)
 
 
 SENTENCES = [

@@ -15,7 +15,7 @@ from treeproc.common.settings import ArgumentParser, run_cli
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
-from treeproc.job.report import noticed, parse_statuses, tree_notes
+from treeproc.job.job_report import noticed, parse_statuses, tree_notes
 from treeproc.parsers import describe_in_words
 from treeproc.shards.schema import in_order
 from treeproc.shards.store import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths

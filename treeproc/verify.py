@@ -48,7 +48,7 @@ class Problem:
 
 
 @dataclass
-class Report:
+class Verification:
     """The result of a verification: numbers of shards and rows read, and the problems found."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -64,12 +64,12 @@ def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
         return {stage: data / stage for stage in STAGES}
 
 
-def verify(data: AnyPath) -> Report:
+def verify(data: AnyPath) -> Verification:
     """Check all stages of a data set. Raises UserError where `data` holds none."""
     folders = stage_folders(data)
     if not any(folder.exists() for folder in folders.values()):
         raise UserError(f"{data} holds no data set; give the --out of workflows/preprocess.py")
-    report = Report()
+    report = Verification()
     indices = {}
     for stage, folder in folders.items():
         try:
@@ -95,7 +95,7 @@ def verify(data: AnyPath) -> Report:
     return report
 
 
-def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], report: Report) -> dict[str, Shard]:
+def _check_files(folder: AnyPath, index: dict, records: Sequence[ShardRecord], report: Verification) -> dict[str, Shard]:
     """Hashes, sidecars and schemas; the shards that can be read on."""
     with ThreadPoolExecutor(_THREADS) as pool:
         whats = list(pool.map(lambda record: _file_problem(folder, record), records))
@@ -228,7 +228,7 @@ def _check_lengths(folder: AnyPath, records: Sequence[ShardRecord]) -> Iterator[
             yield Problem(path, f"{', '.join(wrong)} of {split} are not those of the shards")
 
 
-def advice(report: Report, data: AnyPath) -> str:
+def advice(report: Verification, data: AnyPath) -> str:
     """The last line: what to do."""
     read = f"{report.shards:,} shards, {report.rows:,} rows read"
     if not report.problems:

@@ -23,11 +23,11 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, run_cli
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.job.report import summary
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
-from treeproc.stages.encode import Encoder, TreeConfig
+from treeproc.stages.encode import RowEncoder, TreeConfig
 from treeproc.stages.text import SplitFiles
 from treeproc.trees.spans import draw
 
@@ -101,7 +101,7 @@ def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
 def examples(scores: dict[str, dict], out: Path, count: int) -> str:
     """Test sentences with their trees, translations and references."""
     data = out / "data"
-    encoder = Encoder(data / "encoded" / "vocab", TreeConfig.model_validate(read_index(data / "encoded")["tree_settings"]))
+    encoder = RowEncoder(data / "encoded" / "vocab", TreeConfig.model_validate(read_index(data / "encoded")["tree_settings"]))
     blocks = []
     lines = zip(read_split(data, "text", "test"), read_split(data, "parsed", "test"), strict=True)
     for (text, parsed), tree, plain in zip(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
 from treeproc.job.dry_run import dry_run
+from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.job.report import summary
 
 SAMPLE_CONFIG = Path(__file__).parent / "configs" / "sample_data.yaml"
 

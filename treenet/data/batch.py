@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treenet.data.input_kinds import TREES, InputKind
-from treenet.data.rows import RowLists, lengths_of
+from treenet.data.row_lists import RowLists, lengths_of
 from treenet.structure import Structure
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 

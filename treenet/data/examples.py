@@ -11,7 +11,7 @@ import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.input_kinds import TREES, InputKind
-from treenet.data.rows import RowLists
+from treenet.data.row_lists import RowLists
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from treenet.data.rows import RowLists
+from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, Structure, TreeLevels, TreeStructure, Words
 
 

@@ -15,7 +15,7 @@ from treenet.config.training import SplitWords
 from treenet.data.batch import SourceBatch, collate_rows, pad
 from treenet.data.examples import ExampleSource, list_items
 from treenet.data.input_kinds import LEAVES, InputKind
-from treenet.data.rows import RowLists, lengths_of
+from treenet.data.row_lists import RowLists, lengths_of
 from treenet.structure import ArcLevels
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -90,7 +90,7 @@ class GoldTree(NamedTuple):
     spans: list[tuple[Bracket, str]]  # with labels
 
 
-class Sentence(NamedTuple):
+class ParsedSentence(NamedTuple):
     """An example over its words, and what the model makes of it."""
 
     example_id: int
@@ -204,12 +204,12 @@ def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
 
 def parse_examples(
     model: nn.Module, examples: Sequence[dict], gold: Sequence[GoldTree], settings: ParseSettings
-) -> Iterator[Sentence]:
+) -> Iterator[ParsedSentence]:
     """The sentences of `examples`, rows as of `Shard.row`, and their trees, in their order."""
     for example, tree, links in zip(examples, gold, find_links(model, examples), strict=True):
         first, _ = _word_places(example)
         # Links inside a word are left out: no bracket begins or ends there.
-        yield Sentence(example["example_id"], tree, parse_links(links[:, first[1:] - 1], settings.parsing))
+        yield ParsedSentence(example["example_id"], tree, parse_links(links[:, first[1:] - 1], settings.parsing))
 
 
 def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +234,7 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
     return in_order(find, model.reads, with_targets, none, count_leaves, _BATCH_TOKENS, device, WINDOW)
 
 
-def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> dict:
+def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings) -> dict:
     """Scores of the parses and, as `baselines`, of trees that need no model; as in scores.json.
 
     Sentences of fewer than two words without punctuation, or of more than `max_words`, are left out.
@@ -269,7 +269,7 @@ def score_sentences(sentences: Sequence[Sentence], settings: ParseSettings) -> d
     }
 
 
-def write_tree(sentence: Sentence) -> str:
+def write_tree(sentence: ParsedSentence) -> str:
     """The parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
     opened = defaultdict(int)
     closed = defaultdict(int)

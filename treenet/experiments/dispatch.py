@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from treenet.experiments.grid import Work, run_cells_here
+from treenet.experiments.grid import CellWork, run_cells_here
 from treenet.experiments.ledger import Cell, Ledger
 from treenet.experiments.process_cells import run_cells_in_processes
 
@@ -12,7 +12,7 @@ def need_ray(cells: Iterable[Cell]) -> bool:
     return any(cell.config.workers for cell in cells)
 
 
-def run_cells(cells: Iterable[Cell], work: Work, ledger: Ledger, parallel: int | None = None) -> None:
+def run_cells(cells: Iterable[Cell], work: CellWork, ledger: Ledger, parallel: int | None = None) -> None:
     """Run what the ledger does not have as done, and leave in it how each cell ended.
 
     `parallel` cells run at a time, with `workers` in Ray (None: as many as the cluster has room for), else in processes of

@@ -29,7 +29,7 @@ def _no_record(folder: Path, entry: Entry) -> None:
 
 
 @dataclass(frozen=True)
-class Work:
+class CellWork:
     """The steps of a cell. Training and scoring can be repeated on the same folder, and be sent to other processes and nodes.
 
     `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
@@ -43,7 +43,7 @@ class Work:
     record: Callable[[Path, Entry], None] = _no_record
 
 
-def run_cell(cell: Cell, work: Work) -> CellResult:
+def run_cell(cell: Cell, work: CellWork) -> CellResult:
     """Train and score one cell. An error, whatever it is, is the cell's result: the other cells go on."""
     started = time.monotonic()
 
@@ -57,10 +57,10 @@ def run_cell(cell: Cell, work: Work) -> CellResult:
     except UserError as error:
         return result(FAILED, error=str(error))
     except Exception as error:
-        return result(FAILED, error=describe_error(error, cell.folder))
+        return result(FAILED, error=describe_unexpected(error, cell.folder))
 
 
-def describe_error(error: Exception, folder: Path) -> str:
+def describe_unexpected(error: Exception, folder: Path) -> str:
     """One line about an error that nobody foresaw; the whole of it is in FOLDER/error.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "error.txt", "".join(traceback.format_exception(error)).encode())
@@ -69,9 +69,9 @@ def describe_error(error: Exception, folder: Path) -> str:
 
 def run_cells_here(
     cells: Sequence[Cell],
-    work: Work,
+    work: CellWork,
     ledger: Ledger,
-    run: Callable[[Cell, Work], CellResult] = run_cell,
+    run: Callable[[Cell, CellWork], CellResult] = run_cell,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run cells in this process, one after another, until none is left; those that other processes have are waited for.
@@ -97,7 +97,7 @@ def run_cells_here(
         time.sleep(POLL_S)
 
 
-def end_cell(cell: Cell, result: CellResult, work: Work, ledger: Ledger) -> None:
+def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> None:
     """Note, record and tell how a cell ended."""
     ledger.end(cell, result)
     if result.status == DONE:

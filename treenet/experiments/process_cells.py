@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from treenet.experiments.grid import Follow, Work, on_sigterm, run_cell, run_cells_here
+from treenet.experiments.grid import CellWork, Follow, on_sigterm, run_cell, run_cells_here
 from treenet.experiments.ledger import RUNNING, Cell, CellResult, Ledger
 from treeproc.common.settings import UserError
 
@@ -26,7 +26,7 @@ FOLLOW_S = 2.0
 STOP_S = 60.0
 
 
-def run_cells_in_processes(cells: Sequence[Cell], work: Work, ledger: Ledger, processes: int) -> None:
+def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger, processes: int) -> None:
     """Run `cells` in so many processes, which share the threads of this one. SIGTERM stops them with a checkpoint each."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     ours, theirs = context.Pipe()
@@ -60,7 +60,7 @@ def _running(cells: Sequence[Cell], ledger: Ledger) -> list[Cell]:
     return [cell for cell in cells if ledger.entries[cell.name].status == RUNNING]
 
 
-def _run(cells: Sequence[Cell], work: Work, ledger: Ledger, threads: int, driver: Connection) -> None:
+def _run(cells: Sequence[Cell], work: CellWork, ledger: Ledger, threads: int, driver: Connection) -> None:
     """One of the processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to all; the driver ends, and so does this
     torch.set_num_threads(threads)
@@ -81,7 +81,7 @@ def _end_with(driver: Connection, stop: Callable[[], None]) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_logged(cell: Cell, work: Work) -> CellResult:
+def _run_logged(cell: Cell, work: CellWork) -> CellResult:
     with _printing_to(cell.folder / LOG):
         return run_cell(cell, work)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import ray
 
 from treenet.config import TrainConfig
-from treenet.experiments.grid import Follow, Work, describe_error, end_cell, on_sigterm, run_cell
+from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, on_sigterm, run_cell
 from treenet.experiments.ledger import FAILED, Cell, CellResult, Ledger
 from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
@@ -28,7 +28,7 @@ STOP_S = 60.0
 FREE_S = 60.0
 
 
-def run_cells_with_ray(cells: Sequence[Cell], work: Work, ledger: Ledger, parallel: int | None) -> None:
+def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, parallel: int | None) -> None:
     """Run `cells` in this order, `parallel` at a time (None: as the cluster has room, now and when it grows).
 
     SIGTERM stops it; the cells at work have a checkpoint then.
@@ -64,7 +64,7 @@ def _room(config: TrainConfig) -> int:
     return max(1, int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)) // config.workers)
 
 
-def _run(cell: Cell, work: Work, address: str | None) -> CellResult:
+def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
     """A cell in a task. Scoring is a task of its own, which gets a GPU where the training has some."""
     if address:
         os.environ["RAY_ADDRESS"] = address  # tells a cluster, which can grow, from a Ray of this machine alone
@@ -83,7 +83,7 @@ def _run(cell: Cell, work: Work, address: str | None) -> CellResult:
     return run_cell(cell, replace(work, score=score))
 
 
-def _score(work: Work, folder: Path) -> dict:
+def _score(work: CellWork, folder: Path) -> dict:
     return work.score(folder)
 
 
@@ -105,4 +105,4 @@ def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:
-        return CellResult(FAILED, 0.0, error=describe_error(error, cell.folder))
+        return CellResult(FAILED, 0.0, error=describe_unexpected(error, cell.folder))

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.experiments.grid import Work
+from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.jobs.train_run import run_training
@@ -122,10 +122,10 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
         raise UserError(f"grid.split: {first} has no split {config.grid.split!r}; there are: {there}")
 
 
-def study_work(config: ScalingConfig) -> Work:
+def study_work(config: ScalingConfig) -> CellWork:
     """The work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
     settings = EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)
-    return Work(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
+    return CellWork(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
 
 
 def score_cell(settings: EvaluateSettings, folder: Path) -> dict:

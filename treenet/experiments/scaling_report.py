@@ -260,8 +260,8 @@ def describe_slopes(report: dict) -> list[str]:
         test = _read_test(slope["comparison"])
         p_value, holm = (value.strip() for value in show_p_values(test))
         what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
-        numbers = f"{test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
-        lines.append(f"slope of {what}: {numbers}")
+        values = f"{test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        lines.append(f"slope of {what}: {values}")
     return lines
 
 

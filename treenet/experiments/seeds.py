@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import score_peak, score_run
-from treenet.experiments.grid import Work
+from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import check_name, check_once, describe_stale
@@ -109,9 +109,9 @@ def _check_data(indices: dict) -> None:
                 )
 
 
-def seed_work(config: SeedsConfig) -> Work:
+def seed_work(config: SeedsConfig) -> CellWork:
     """The work of a cell: the run of workflows/train_classifier.py, with its scores."""
-    return Work(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
+    return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
 def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:

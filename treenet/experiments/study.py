@@ -12,7 +12,7 @@ from treenet.evaluation.origin import NOT_RECORDED, RunState, Standing
 from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.dispatch import need_ray, run_cells
-from treenet.experiments.grid import Work
+from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
@@ -96,7 +96,7 @@ class Study:
     config: TrainConfig
     out: Path
     cells: Sequence[Cell]
-    work: Work
+    work: CellWork
     recording: Recording
     parallel: int | None
     table: Callable[[Sequence[Record]], str]

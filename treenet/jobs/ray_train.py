@@ -27,7 +27,7 @@ from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
-from treenet.training.trainer import Outcome, train
+from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.files import locked
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Meter
@@ -48,7 +48,7 @@ ORPHANS_S = 120
 _STARTING = "starting workers, building the plan, trying the largest batch"
 
 
-def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]) -> Outcome:
+def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]) -> TrainOutcome:
     """Run `config.workers` workers to the end; a local run folder and `config.data` are absolute paths that every node sees.
 
     `count_usage` gets the `Meter.usage` of every worker that comes to its end.
@@ -68,7 +68,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     mirror.pull()
     if "error" in outcome:
         raise UserError(outcome["error"])
-    return Outcome(**outcome)
+    return TrainOutcome(**outcome)
 
 
 def _fit_with_restarts(

@@ -14,7 +14,7 @@ from treenet.data.plan import BatchPlan
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.registry import build_task
-from treenet.training.trainer import Outcome, finished_outcome, train
+from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.progress import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
@@ -59,7 +59,9 @@ def check_job(config: TrainConfig) -> Job:
     return Job(config, facts)
 
 
-def train_job(config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None) -> Outcome:
+def train_job(
+    config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None
+) -> TrainOutcome:
     """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
     mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
     if outcome := finished_outcome(config, run_dir):

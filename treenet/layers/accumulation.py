@@ -93,7 +93,7 @@ class HierarchicalAccumulation(nn.Module):
     def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:
         """The sum of the embeddings E of equation 9 in each node [B, N, W, K]; heads of the same leaf weights share it."""
         branches, num_nodes = structure.branches, structure.node_pad_mask.numel()
-        rows = read_rows(self.vertical.to(weights.dtype), torch.arange(branches.max_height, device=weights.device))
+        rows = take_rows(self.vertical.to(weights.dtype), torch.arange(branches.max_height, device=weights.device))
         if self.rule == "paper":  # by the height of t above j: the nodes of a branch take the rows up to its own height
             vertical = add_up(weights, branches.height_cell, num_nodes, branches.max_height) @ rows.cumsum(0)
         else:  # by the depth of t, the same for all leaves
@@ -110,7 +110,7 @@ class HierarchicalAccumulation(nn.Module):
         return embedding.permute(1, 2, 0, 3)
 
 
-def read_rows(table: Tensor, count: Tensor) -> Tensor:
+def take_rows(table: Tensor, count: Tensor) -> Tensor:
     """Rows of the counts [C] less 1 of a table: [C, K / 2]. A count past the table uses its last row."""
     return F.embedding(count.clamp(max=len(table) - 1), table)
 
@@ -124,7 +124,7 @@ def add_up(weights: Tensor, cell: Tensor, num_nodes: int, num_rows: int) -> Tens
 def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) -> Tensor:
     """Weights of branches [W, P] times the sums of the horizontal rows of their nodes: [W * B * N, K / 2]."""
     num_weights, num_branches = weights.shape
-    rows = read_rows(table, paths.rank)
+    rows = take_rows(table, paths.rank)
     padded = rows.new_zeros(paths.num_leaves * max_height, rows.shape[1]).index_copy(0, paths.cell, rows)
     sums = padded.unflatten(0, (-1, max_height)).cumsum(1).flatten(0, 1)
     first = paths.first + num_branches * torch.arange(num_weights, device=weights.device)[:, None]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from treenet.layers.torch_internals import flash_attention, flash_attention_backward
-from treenet.structure.attention import TwoCalls, Windows
+from treenet.structure.attention_maps import TwoCalls, Windows
 
 Range = tuple[slice, slice]  # of [B, S, ...]: trees, positions
 Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side by side

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and its three paths over subtrees (equation 11): see `treenet.structure.attention`.
+"""Scaled dot-product attention, and its three paths over subtrees (equation 11): see `treenet.structure.attention_maps`.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from treenet.layers.fused_attention import fused_attention, widen
 from treenet.layers.torch_internals import has_flash_attention
 from treenet.structure import TreeStructure
-from treenet.structure.attention import OneCall, TwoCalls
+from treenet.structure.attention_maps import OneCall, TwoCalls
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

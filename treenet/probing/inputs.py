@@ -16,7 +16,7 @@ from treenet.data.batch import TreeBatch, pad
 from treenet.data.examples import ExampleSource, list_items
 from treenet.data.input_kinds import InputKind
 from treenet.data.plan import cut_batches
-from treenet.probing.sentences import Sentences, keys
+from treenet.probing.sentences import ProbeSentences, keys
 from treeproc.common.storage import AnyPath
 
 # The random draws for a sentence or a word, each from a stream of its own.
@@ -29,7 +29,7 @@ class ProbeInputs:
     """Rows of states that a split gives: one for each sentence, then one for each copy; and one for each chosen word."""
 
     source: ExampleSource
-    sentences: Sentences
+    sentences: ProbeSentences
     word_of_leaf: list[np.ndarray]  # of each sentence, [leaves]
     pair: np.ndarray  # [n, 2] first leaf of the two words that may be exchanged, and leaves of each; 0, 0 where there are none
     copies: np.ndarray  # [k] sentences that have a copy with the two exchanged: about half of those that have a pair
@@ -38,7 +38,7 @@ class ProbeInputs:
 
     @classmethod
     def build(
-        cls, data: AnyPath, split: str, reads: InputKind, sentences: Sentences, most_words: int, seed: int
+        cls, data: AnyPath, split: str, reads: InputKind, sentences: ProbeSentences, most_words: int, seed: int
     ) -> "ProbeInputs":
         """The inputs for a model that reads `reads`. Words and pairs depend only on ids and `seed`."""
         source = ExampleSource(data / "encoded", split, reads)

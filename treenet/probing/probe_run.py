@@ -33,7 +33,7 @@ STATES = (PIECES, UNTRAINED, TRAINED)
 
 
 @dataclass(frozen=True)
-class Cell:
+class Probe:
     """One probe: which task, on which states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces."""
 
     task: TaskName
@@ -74,14 +74,14 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         entry["tasks"].setdefault(task.name, _describe(task))
     entry["tasks"] = {name: entry["tasks"][name] for name in PROBE_TASKS if name in entry["tasks"]}
 
-    def write(cell: Cell | None = None, score: ProbeScore | None = None) -> None:
+    def write(cell: Probe | None = None, score: ProbeScore | None = None) -> None:
         if cell is not None:
             results = entry["tasks"][cell.task]["results"]
             results.append({"states": cell.states, "layer": cell.layer, "of": cell.of, **vars(score)})
-            results.sort(key=lambda one: Cell(cell.task, one["states"], one["layer"], one["of"]).place)
+            results.sort(key=lambda one: Probe(cell.task, one["states"], one["layer"], one["of"]).place)
         atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
 
-    done = {Cell(t, r["states"], r["layer"], r["of"]) for t, facts in entry["tasks"].items() for r in facts["results"]}
+    done = {Probe(t, r["states"], r["layer"], r["of"]) for t, facts in entry["tasks"].items() for r in facts["results"]}
     rooted = trained.model.reads.rooted
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
     made_by = [entry["software"], *entry.get("continued_with", [])]
@@ -169,13 +169,13 @@ def _describe(task: ProbeTask) -> dict:
     }
 
 
-def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str) -> list[Cell]:
+def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str) -> list[Probe]:
     """The probes of a task; none where there is nothing to tell apart."""
     if task.empty:
         return []
     kinds = [word_state] if task.of_words else ["mean", "root"] if rooted else ["mean"]
-    of_layers = [Cell(task.name, states, layer, of) for states in (UNTRAINED, TRAINED) for layer in layers for of in kinds]
-    return [Cell(task.name, PIECES, EMBEDDINGS, kinds[0]), *of_layers]
+    of_layers = [Probe(task.name, states, layer, of) for states in (UNTRAINED, TRAINED) for layer in layers for of in kinds]
+    return [Probe(task.name, PIECES, EMBEDDINGS, kinds[0]), *of_layers]
 
 
 def _collect(
@@ -187,7 +187,7 @@ def _collect(
         return {split: collect_states(loaded.model, one, layers, word_state, progress.update) for split, one in inputs.items()}
 
 
-def _train(cell: Cell, task: ProbeTask, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
+def _train(cell: Probe, task: ProbeTask, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
     examples = {}
     for split, one in states.items():
         table = one.words if task.of_words else one.sentences[cell.of]

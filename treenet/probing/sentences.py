@@ -35,7 +35,7 @@ class Syntax:
 
 
 @dataclass(frozen=True)
-class Sentences:
+class ProbeSentences:
     """Sentences of a split: rows count as in `lengths.arrow`, ascending."""
 
     rows: np.ndarray  # [n]
@@ -56,7 +56,7 @@ def has_arcs(data: AnyPath) -> bool:
     return "arcs" in read_index(data / "encoded").get("columns", [])
 
 
-def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed: int) -> Sentences:
+def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed: int) -> ProbeSentences:
     """At most `most` sentences of a split that the parser gave one tree, of up to `max_leaves` leaves.
 
     Which ones depends on their ids and `seed` alone; fewer are a subset of more. Raises UserError when there are none, and when
@@ -81,7 +81,7 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
         syntax = read_syntax([found[row] for row in rows], prefix)
     except ValueError as error:
         raise UserError(f"{stage_folder(data, 'parsed')}: {split}: {error}; run workflows/preprocess.py again") from None
-    return Sentences(np.array(rows), lengths["example_id"][rows], syntax)
+    return ProbeSentences(np.array(rows), lengths["example_id"][rows], syntax)
 
 
 def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:

@@ -20,7 +20,7 @@ from treenet.report.making import read_making
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
-from treenet.report.report_runs import Missing, ReportRun, own_index, read_inputs
+from treenet.report.report_runs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
 from treenet.report.sections import scaling_name
 from treenet.report.tree_layout import lay_out
@@ -46,7 +46,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         raise UserError("runs: give the folders of runs or studies, for example: report.py --out report RUN_A RUN_B")
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-    runs, studies = read_inputs(settings.runs, settings.split)
+    runs, studies = read_report_inputs(settings.runs, settings.split)
     baseline = choose_baseline(runs, settings.baseline)
     differing, shared = settings_of(runs)
     report = Report(
@@ -77,7 +77,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     names = sorted([*report.figures, *(view.figure for views in report.views.values() for view in views)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
-    atomic_write(out / NUMBERS, json_bytes({**numbers(report), "figures": [path.name for path in files]}))
+    atomic_write(out / NUMBERS, json_bytes({**report_numbers(report), "figures": [path.name for path in files]}))
     atomic_write(out / PAGE, render_page(report).encode())
     return [out / PAGE, out / NUMBERS, *files]
 
@@ -156,7 +156,7 @@ def _remove_old(out: Path, kept: set[str]) -> None:
                 (out / FIGURES / name).unlink(missing_ok=True)
 
 
-def numbers(report: Report) -> dict:
+def report_numbers(report: Report) -> dict:
     """The content of report.json: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:

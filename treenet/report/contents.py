@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from treenet.analysis.attention_stats import AttentionStats
 from treenet.report.compare import ScoreTable
-from treenet.report.markup import Cell, table, tag
-from treenet.report.report_runs import ReportRun, Study
+from treenet.report.markup import TableCell, table, tag
+from treenet.report.report_runs import ReportRun, ReportStudy
 from treenet.report.views import View
 from treeproc.common.provenance import Session
 
@@ -19,7 +19,7 @@ class Report:
     title: str
     split: str
     runs: list[ReportRun]
-    studies: list[Study]
+    studies: list[ReportStudy]
     baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]
@@ -42,7 +42,7 @@ class Page:
         self.views: list[dict] = []
         self._tables = self._figures = 0
 
-    def table(self, caption: str, head: list[Cell], rows: list[list[Cell]], **more) -> str:
+    def table(self, caption: str, head: list[TableCell], rows: list[list[TableCell]], **more) -> str:
         """A numbered table; those inside of details have no number."""
         self._tables += 1
         return table(f"<b>Table {self._tables}.</b> {escape(caption)}", head, rows, **more)

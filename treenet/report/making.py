@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from treenet.report.contents import Page
-from treenet.report.markup import Cell, text
+from treenet.report.markup import TableCell, text
 from treenet.report.report_runs import ReportRun
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
@@ -24,7 +24,7 @@ def show_making(page: Page) -> str:
     if not page.report.made:
         return ""
     titles = ("", "began", "did", "ended", "software", "packages", "machine")
-    head = [*map(text, titles), Cell("time", "n"), Cell("CPU time", "n")]
+    head = [*map(text, titles), TableCell("time", "n"), TableCell("CPU time", "n")]
     rows = []
     for name, sessions in page.report.made.items():
         if not sessions:
@@ -38,5 +38,5 @@ def show_making(page: Page) -> str:
     return page.table("Every command that worked on a run or its data set, from provenance.json.", head, rows)
 
 
-def _seconds(value: float | None) -> Cell:
-    return Cell("–" if value is None else format_seconds(value), "n")
+def _seconds(value: float | None) -> TableCell:
+    return TableCell("–" if value is None else format_seconds(value), "n")

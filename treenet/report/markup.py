@@ -6,20 +6,20 @@ from html import escape
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A table cell of escaped content; `n` among its classes aligns it right."""
 
     content: str
     classes: str = ""
 
 
-def text(value: object) -> Cell:
-    return Cell(escape(str(value)))
+def text(value: object) -> TableCell:
+    return TableCell(escape(str(value)))
 
 
-def number(value: float | int | None, form: str = ",", classes: str = "n") -> Cell:
+def number(value: float | int | None, form: str = ",", classes: str = "n") -> TableCell:
     """A number with a true minus sign; a dash where there is none."""
-    return Cell("–" if value is None else escape(format(value, form).replace("-", "−")), classes)
+    return TableCell("–" if value is None else escape(format(value, form).replace("-", "−")), classes)
 
 
 def tag(name: str, content: str, **attributes: object) -> str:
@@ -40,13 +40,13 @@ def code(content: str) -> str:
     return tag("code", escape(content))
 
 
-def table(caption: str, head: Sequence[Cell], rows: Sequence[Sequence[Cell]], rules: Sequence[int] = ()) -> str:
+def table(caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[TableCell]], rules: Sequence[int] = ()) -> str:
     """A table that scrolls in a box of its own. `caption` is markup; there is a rule above each of the rows `rules`.
 
     The caption is not the table's, so that it may be wider.
     """
 
-    def cells(row: Sequence[Cell], in_head: bool) -> str:
+    def cells(row: Sequence[TableCell], in_head: bool) -> str:
         out = []
         for place, cell in enumerate(row):
             scope = {"scope": "col"} if in_head else {"scope": "row"} if place == 0 else {}

@@ -5,7 +5,7 @@ from html import escape
 from treenet.evaluation.origin import describe_origin
 from treenet.probing.probe_results import table_rows, task_name
 from treenet.report.contents import Page
-from treenet.report.markup import Cell, number, paragraph, text
+from treenet.report.markup import TableCell, number, paragraph, text
 from treenet.report.sections import standing_name
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")
@@ -33,7 +33,7 @@ def show_probes(page: Page) -> list[str]:
     names = [", ".join(filter(None, [run.name, standing_name(run.probes_standing)])) for run in runs]
     head = [text("task"), text("state")]
     alone = len(runs) == 1 and names == [runs[0].name]
-    head += [Cell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in _COLUMNS]
+    head += [TableCell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in _COLUMNS]
     rows = []
     for task, of in dict.fromkeys(key for one in shown for key in one):
         values = [one.get((task, of), {}) for one in shown]

@@ -66,7 +66,7 @@ class ReportRun:
 
 
 @dataclass(frozen=True)
-class Study:
+class ReportStudy:
     """A data-size study; `report` is its scaling.json, None before its first cell is done. `stale` are names of its cells."""
 
     name: str
@@ -75,7 +75,7 @@ class Study:
     stale: tuple[str, ...] = ()
 
 
-def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list[Study]]:
+def read_report_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list[ReportStudy]]:
     """Runs and studies in the order given. Raises UserError for a folder that is neither."""
     if len(set(given)) < len(given):
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
@@ -87,7 +87,7 @@ def read_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list
         if (folder / LEDGER).is_file():
             _refuse_comparison(text, folder)
             report = read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None
-            studies.append(Study(name, text, report, tuple(_stale_cells(folder, report or {}))))
+            studies.append(ReportStudy(name, text, report, tuple(_stale_cells(folder, report or {}))))
         else:
             runs.append(_read_run(name, text, folder, split))
     return runs, studies

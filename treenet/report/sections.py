@@ -22,7 +22,7 @@ from treenet.experiments.study import count_not_recorded
 from treenet.report.compare import Bucket, ScoreRow, ScoreTable, bucket_tables, speed, validation
 from treenet.report.contents import Page
 from treenet.report.figures import gather, group_names
-from treenet.report.markup import Cell, bullets, code, number, paragraph, table, tag, text
+from treenet.report.markup import TableCell, bullets, code, number, paragraph, table, tag, text
 from treenet.report.report_runs import ReportRun
 from treeproc.common.provenance import describe_software
 
@@ -52,7 +52,7 @@ def show_runs(page: Page) -> list[str]:
         out.append(tag("div", message, class_="callout", role="note"))
     if not report.runs:
         return out
-    rows = [[text("model"), *(Cell(escape(str(run.config["model"].get("name", ""))), "n") for run in report.runs)]]
+    rows = [[text("model"), *(TableCell(escape(str(run.config["model"].get("name", ""))), "n") for run in report.runs)]]
     facts = (("parameters", "parameters"), ("examples", "training pairs"), ("target_tokens", "target tokens an epoch"))
     for key, title in facts:
         rows.append([text(title), *(number(run.facts.get(key)) for run in report.runs)])
@@ -65,25 +65,25 @@ def show_runs(page: Page) -> list[str]:
     rows.append([text("target tokens a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
     rules = [len(rows)]
     if any(run.trees for run in report.runs):
-        rows.append([text("trees of the data"), *(Cell(escape(run.trees or "–"), "n") for run in report.runs)])
+        rows.append([text("trees of the data"), *(TableCell(escape(run.trees or "–"), "n") for run in report.runs)])
     same = {}
     for key, title in _FINGERPRINTS.items():
         found = [run.fingerprints.get(key) for run in report.runs]
         if len(set(found)) == 1 and found[0]:
             same[title] = found[0]
         elif any(found):
-            rows.append([text(f"{title}, fingerprint"), *(Cell(code(value) if value else "–", "n") for value in found)])
+            rows.append([text(f"{title}, fingerprint"), *(TableCell(code(value) if value else "–", "n") for value in found)])
     for key, values in report.differing.items():
         if key != "model.name":
-            rows.append([Cell(code(key)), *(Cell(escape(_value(value)), "n") for value in values)])
-    head = [text(""), *(Cell(escape(run.name), "n") for run in report.runs)]
+            rows.append([TableCell(code(key)), *(TableCell(escape(_value(value)), "n") for value in values)])
+    head = [text(""), *(TableCell(escape(run.name), "n") for run in report.runs)]
     caption = "The runs, and every setting in which they differ." if len(report.runs) > 1 else "The run."
     out.append(page.table(caption, head, rows, rules=[rule for rule in rules if rule < len(rows)]))
     if same:
         who = "All runs are of the same data" if len(report.runs) > 1 else "The data"
         message = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
         out.append(tag("p", f"{who}, by fingerprint: {message}.", class_="note"))
-    shared = [[Cell(code(key)), Cell(escape(_value(value)))] for key, value in report.shared.items()]
+    shared = [[TableCell(code(key)), TableCell(escape(_value(value)))] for key, value in report.shared.items()]
     count = f"{len(shared)} settings " + ("that all runs share" if len(report.runs) > 1 else "of the run")
     settings = table("Values as in config.yaml.", [text("setting"), text("value")], shared)
     out.append(tag("details", tag("summary", count) + settings))
@@ -98,8 +98,8 @@ def _value(value: object) -> str:
     return ", ".join(map(_value, value)) if isinstance(value, list) else str(value)
 
 
-def _hash(sha256: str | None) -> Cell:
-    return Cell(code(short(sha256)) if sha256 else "–", "n")
+def _hash(sha256: str | None) -> TableCell:
+    return TableCell(code(short(sha256)) if sha256 else "–", "n")
 
 
 def _result(row: ScoreRow, split: str) -> str:
@@ -121,8 +121,8 @@ def show_scores(page: Page) -> list[str]:
         tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
         head = [text("")]
         for metric in scores.metrics:
-            head.append(Cell(escape(metric_name(metric)), "n"))
-            head += [Cell("difference", "n"), Cell("p", "n")] if metric in tested else []
+            head.append(TableCell(escape(metric_name(metric)), "n"))
+            head += [TableCell("difference", "n"), TableCell("p", "n")] if metric in tested else []
         rows = []
         for row in scores.rows:
             cells = [text(_result(row, scores.split))]
@@ -133,8 +133,8 @@ def show_scores(page: Page) -> list[str]:
                 cells.append(number(value, ".2f", "n best" if value == best and row in fresh and len(scores.rows) > 1 else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
-                    cells.append(number(test and test.difference, "+.2f") if test else Cell("", "n"))
-                    cells.append(Cell(_p_value(test.p_value), "n") if test else Cell("", "n"))
+                    cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
+                    cells.append(TableCell(_p_value(test.p_value), "n") if test else TableCell("", "n"))
             rows.append(cells)
         count = max((row.record.get("num_examples", 0) for row in scores.rows), default=0)
         caption = f"Scores on {scores.split}, {count:,} sentences."
@@ -178,7 +178,7 @@ def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -
     results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
     columns = [(result, metric) for result in results for metric in metrics]
     names = [_result(scores.rows[r], scores.split) + (f", {metric_name(m)}" if len(metrics) > 1 else "") for r, m in columns]
-    head = [text(kind), Cell("sentences", "n"), *(Cell(escape(name), "n") for name in names)]
+    head = [text(kind), TableCell("sentences", "n"), *(TableCell(escape(name), "n") for name in names)]
     rows = []
     for bucket in buckets:
         values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
@@ -196,7 +196,12 @@ def show_ablations(page: Page) -> str:
     metrics = [metric for metric in metrics if any(metric in record for _, _, record in found)]
     if not metrics:
         return ""
-    head = [text("model"), text("run"), Cell("updates", "n"), *(Cell(escape(metric_name(metric)), "n") for metric in metrics)]
+    head = [
+        text("model"),
+        text("run"),
+        TableCell("updates", "n"),
+        *(TableCell(escape(metric_name(metric)), "n") for metric in metrics),
+    ]
     rows = []
     for name, run, record in found:
         cells = [text(name), text(_marked(run, page.report.split)), number(run.step)]
@@ -235,8 +240,12 @@ def show_studies(page: Page) -> list[str]:
         metric = metric_of(report)
         title = METRIC_TITLES[metric]
         out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
-        head = [text("model"), *(Cell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
-        head += [Cell("difference", "n"), text("from"), *(Cell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights"))]
+        head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
+        head += [
+            TableCell("difference", "n"),
+            text("from"),
+            *(TableCell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights")),
+        ]
         rows, rules, last = [], [], None
         for point in report["points"]:
             if point["fraction"] != last and rows:
@@ -245,7 +254,7 @@ def show_studies(page: Page) -> list[str]:
             cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
             cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
             cells += [number(half_interval(point[metric]), ".2f"), number(point["chrf"]["mean"], ".2f")]
-            rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [Cell("", "n")] * 6))
+            rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
         message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
         out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
@@ -254,7 +263,7 @@ def show_studies(page: Page) -> list[str]:
     return out
 
 
-def _study_test(test: SeedTest, of_weights: float, against: str) -> list[Cell]:
+def _study_test(test: SeedTest, of_weights: float, against: str) -> list[TableCell]:
     """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
     p_values = [_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
@@ -262,7 +271,7 @@ def _study_test(test: SeedTest, of_weights: float, against: str) -> list[Cell]:
     if test.family == EXPLORATORY:
         p_values[1] = "exploratory"
     message = (interval, *p_values, _p_value(of_weights))
-    return [number(test.difference, "+.2f"), text(against), *(Cell(one, "n") for one in message)]
+    return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
 
 
 def scaling_name(index: int) -> str:
@@ -283,9 +292,9 @@ def show_attention(page: Page) -> list[str]:
             "position, the end of the sentence included. Models without trees attend to leaves alone and are not listed."
         )
     ]
-    head = [text(""), *(Cell(escape(name), "n") for name in of_trees)]
-    share = [Cell(f"{100 * (1 - s.node_share):.1f} / {100 * s.node_share:.1f}", "n") for s in of_trees.values()]
-    mean = [Cell(f"{100 * s.mean:.1f} ± {100 * s.deviation:.1f}", "n") for s in of_trees.values()]
+    head = [text(""), *(TableCell(escape(name), "n") for name in of_trees)]
+    share = [TableCell(f"{100 * (1 - s.node_share):.1f} / {100 * s.node_share:.1f}", "n") for s in of_trees.values()]
+    mean = [TableCell(f"{100 * s.mean:.1f} ± {100 * s.deviation:.1f}", "n") for s in of_trees.values()]
     even = [number(100 * sum(g.even for g in s.by_label), ".1f") for s in of_trees.values()]
     sha256 = {run.name: run.weights_sha256 for run in report.runs}
     rows = [
@@ -304,7 +313,10 @@ def show_attention(page: Page) -> list[str]:
             out.append(page.figure(f"attention_by_{kind}", f"Share of all attention by {title}."))
         groups = {name: getattr(stats, f"by_{kind}") for name, stats in of_trees.items()}
         names = group_names(list(groups.values()))
-        head = [text(kind), *(Cell(escape(f"{name}: {what}"), "n") for name in groups for what in ("positions", "%", "even %"))]
+        head = [
+            text(kind),
+            *(TableCell(escape(f"{name}: {what}"), "n") for name in groups for what in ("positions", "%", "even %")),
+        ]
         found = [gather(one, names) for one in groups.values()]
         rows = []
         for name in names:
@@ -321,10 +333,10 @@ def show_attention(page: Page) -> list[str]:
 
 def _heads(name: str, stats: AttentionStats) -> str:
     """A small table of shares by layer and head."""
-    head = [text("layer"), *(Cell(f"head {i + 1}", "n") for i in range(stats.node_mass.shape[1]))]
+    head = [text("layer"), *(TableCell(f"head {i + 1}", "n") for i in range(stats.node_mass.shape[1]))]
     rows = []
     for layer, shares in enumerate(stats.node_mass):
-        rows.append([text(layer + 1), *(Cell(_shaded(share), "n") for share in shares)])
+        rows.append([text(layer + 1), *(TableCell(_shaded(share), "n") for share in shares)])
     return table(escape(f"{name}: attention on nodes in %"), head, rows)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.spans import SpanTable, check_nested, expand
+from treenet.structure.span_table import SpanTable, check_nested, expand
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8

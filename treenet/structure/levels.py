@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treenet.structure.base import Structure
-from treenet.structure.spans import SpanTable
+from treenet.structure.span_table import SpanTable
 from treeproc.common.errors import UserError
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.attention import (
+from treenet.structure.attention_maps import (
     AttentionMaps,
     AttentionPath,
     build_attend_mask,
@@ -22,7 +22,7 @@ from treenet.structure.attention import (
 )
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps
-from treenet.structure.spans import SpanTable
+from treenet.structure.span_table import SpanTable
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
 from treenet.structure.base import Structure
-from treenet.structure.spans import SpanTable
+from treenet.structure.span_table import SpanTable
 
 NO_TAG = -1  # of a phrase without a node, which is a single leaf, and of padding
 

@@ -38,21 +38,21 @@ from treeproc.shards.store import read_index
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainOutcome:
     """The outcome of a call of `train`: its last step, and whether the training is finished."""
 
     step: int
     finished: bool
 
 
-def finished_outcome(config: TrainConfig, run_dir: Path) -> Outcome | None:
+def finished_outcome(config: TrainConfig, run_dir: Path) -> TrainOutcome | None:
     """The outcome of a run that has nothing left to do; None where there is something, as is mostly known without hashing."""
     for folder in reversed(checkpoint_folders(run_dir)):
         step = checkpoint_step(folder)
         if not is_finished(config, step, read_meta(folder).get("validations_since_best", 0)):
             return None
         if is_complete(folder):
-            return Outcome(step, finished=True)
+            return TrainOutcome(step, finished=True)
     return None
 
 
@@ -66,7 +66,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[dict], None] = lambda metrics: None,
     show_progress: bool = True,
-) -> Outcome:
+) -> TrainOutcome:
     """Train from the latest complete checkpoint in `run_dir` to `max_steps`, or until validation stops to improve.
 
     With world_size > 1 a process group must be there. `should_stop` is asked at every step, on every rank; one yes saves a
@@ -164,11 +164,11 @@ class Trainer:
 
     def train(
         self, run_dir: Path, should_stop: Callable[[], bool], report: Callable[[dict], None], show_progress: bool
-    ) -> Outcome:
+    ) -> TrainOutcome:
         """See the function `train`."""
         config, state, leads = self.config, self.state, self.ranks.leads
         if is_finished(config, state.step, state.validations_since_best):
-            return Outcome(state.step, finished=True)
+            return TrainOutcome(state.step, finished=True)
         with phase("compiling, trying the largest batch" if config.compile else "trying the largest batch"):
             self.check_memory()
         stream = Prefetcher(self.rank_batches())
@@ -211,7 +211,7 @@ class Trainer:
             if writer:
                 writer.wait()
             self.ranks.fail_together(writer.failure if writer else None)
-        return Outcome(state.step, finished)
+        return TrainOutcome(state.step, finished)
 
     def _metrics(self, result: StepResult) -> dict[str, float | None]:
         """The line of a log step."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.translation.search import Decodable, DecoderState
+from treenet.translation.search import Decodable, SearchState
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
@@ -25,7 +25,7 @@ from treeproc.shards.store import read_index
 class EnsembleState:
     """One state a model, with the same hypotheses in the same order."""
 
-    states: tuple[DecoderState, ...]
+    states: tuple[SearchState, ...]
 
     def select(self, rows: Tensor) -> "EnsembleState":
         """See `DecoderState.select`."""

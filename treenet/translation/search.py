@@ -29,10 +29,10 @@ from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 
 
-class DecoderState(Protocol):
+class SearchState(Protocol):
     """The state of a model between steps, one row per live hypothesis."""
 
-    def select(self, rows: Tensor) -> "DecoderState":
+    def select(self, rows: Tensor) -> "SearchState":
         """The state of `rows` [R'], which may repeat, reorder and leave out rows."""
         ...
 
@@ -44,11 +44,11 @@ class Decodable(Protocol):
 
     def encode(self, batch: TreeBatch): ...
 
-    def start_decoding(self, memory) -> DecoderState:
+    def start_decoding(self, memory) -> SearchState:
         """One row per sentence of the memory."""
         ...
 
-    def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+    def decode_step(self, tokens: Tensor, state: SearchState) -> tuple[Tensor, SearchState]:
         """Logits [R, V] of the piece that follows `tokens` [R]."""
         ...
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from treeproc.common.progress import phase
 from treeproc.common.ray_session import start_ray, there_is_a_cluster
+from treeproc.job.job_report import count_lines, fallbacks
 from treeproc.job.preprocess import PreprocessConfig, text_alone
-from treeproc.job.report import count_lines, fallbacks
 from treeproc.parsers import describe_in_words
 from treeproc.shards.store import Shard, ShardRecord, write_shard
 from treeproc.stages.parse import ParseShard

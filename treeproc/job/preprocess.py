@@ -15,8 +15,8 @@ from treeproc.common.settings import UserError, differences, dump_settings, load
 from treeproc.common.storage import AnyPath
 from treeproc.job.borrowed import check_borrower
 from treeproc.job.config import PreprocessConfig, one_root
-from treeproc.job.report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import Work, make_shards
+from treeproc.job.job_report import dropped, reasons, say_notices
+from treeproc.job.shard_jobs import StageWork, make_shards
 from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
@@ -282,7 +282,7 @@ class _Job:
         fingerprints = [fingerprint_of(record.sha256, self.parser, self.target_parser) for record in text]
         jobs = [{"text": record, "fingerprint": fingerprint} for record, fingerprint in zip(text, fingerprints, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
-        work = Work("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
+        work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
         folder, shards = self.out / "parsed", [asdict(record) for record in records]
@@ -320,7 +320,7 @@ class _Job:
             jobs = [job | {"donors": own} for job, own in zip(jobs, donors, strict=True)]
         jobs = [job | {"fingerprint": fingerprint} for job, fingerprint in zip(jobs, fingerprints, strict=True)]
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
-        work = Work("encode", "loading the vocabulary", EncodeShard, arguments)
+        work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
         write_lengths(folder, records)
         vocabulary = vocabulary_files(folder)
@@ -358,7 +358,7 @@ class _Job:
         return known
 
     def _make(
-        self, work: Work, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
+        self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
     ) -> list[ShardRecord]:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
-from treeproc.job.report import fallbacks
+from treeproc.job.job_report import fallbacks
 from treeproc.shards.store import ShardRecord, finished_shards
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Work:
+class StageWork:
     """The work of a stage: `worker(**arguments)` is built once a process, then called with the keyword arguments of each job."""
 
     label: str  # for the progress
@@ -25,7 +25,7 @@ class Work:
 
 
 def make_shards(
-    work: Work,
+    work: StageWork,
     folder: AnyPath,
     text: Sequence[ShardRecord],
     fingerprints: Sequence[str],
@@ -59,14 +59,16 @@ def make_shards(
     return [by_name[shard.name] for shard in text]
 
 
-def _run_here(work: Work, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:
+def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:
     with phase(work.loading):
         worker = work.worker(**work.arguments)
     progress.began()
     yield from (worker(**job) for job in jobs)
 
 
-def _run_on_ray(work: Work, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder) -> Iterator[ShardRecord]:
+def _run_on_ray(
+    work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder
+) -> Iterator[ShardRecord]:
     from treeproc.job import ray_job  # a job without Ray must not load it
 
     def count_usage(usage: dict) -> None:

@@ -16,7 +16,7 @@ from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_en
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
-from treeproc.stages.encode import Encoder, TreeConfig
+from treeproc.stages.encode import RowEncoder, TreeConfig
 
 
 def _endpoint(data: Path, recorded: str) -> str:
@@ -84,7 +84,7 @@ class LineEncoder:
         self.gives_arcs = config.dependencies
         self.language = config.language if config.reads_language else None  # of the parser; None where no parser reads lines
         self.reads_tokens = _has_tokens(data)
-        self._encoder = Encoder(data / "encoded" / "vocab", tree)
+        self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
         """Rows of an encoded shard without target, one a line; an empty line has no leaves."""

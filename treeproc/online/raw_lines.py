@@ -14,8 +14,8 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, is_fallback
 from treeproc.readers.brackets import read_trees
-from treeproc.readers.files import pair_up, read_byte_lines
-from treeproc.readers.words import join_with_blanks
+from treeproc.readers.given_words import join_with_blanks
+from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.stages.language import known
 from treeproc.stages.notices import SideNotices, Wanted, is_noticed
 

@@ -21,7 +21,7 @@ from treeproc.parser_training.treebank import (
     trees_in,
     trees_of,
 )
-from treeproc.readers.files import read_texts
+from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED
 
 SPLITS = ("train", "valid", "test")

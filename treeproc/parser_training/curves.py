@@ -8,18 +8,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from treeproc.common.files import atomic_write
-from treeproc.parser_training.loop import read_metrics
+from treeproc.parser_training.loop import read_fit_metrics
 
 
 def write_curves(training: Path, models: Sequence[str], path: Path) -> None:
     """A PNG: a column a model, loss above, dev score below, over epochs; a model that was trained elsewhere has none."""
-    models = [name for name in models if any("score" in record for record in read_metrics(training / name))]
+    models = [name for name in models if any("score" in record for record in read_fit_metrics(training / name))]
     if not models:
         return
     figure = Figure(figsize=(3.2 * len(models), 4.6), layout="constrained")
     axes = figure.subplots(2, len(models), squeeze=False, sharex="col")
     for name, (upper, lower) in zip(models, axes.T, strict=True):
-        records = read_metrics(training / name)
+        records = read_fit_metrics(training / name)
         for axis, key in ((upper, "loss"), (lower, "score")):
             points = [(record["epoch"], record[key]) for record in records if isinstance(record.get(key), int | float)]
             axis.plot(*zip(*points, strict=True), marker="." if key == "score" else "", linewidth=1)

@@ -8,7 +8,7 @@ from treeproc.parser_training.corpus import Treebank, tagged, texts, with_arcs
 from treeproc.parser_training.treebank import Sentence, Tree
 from treeproc.parsers.config import ParserConfig
 from treeproc.parsers.documents import Tags
-from treeproc.parsers.models import ModelFiles, trained_files
+from treeproc.parsers.model_files import ModelFiles, trained_files
 from treeproc.parsers.stanza_parser import Processors, load_processors
 from treeproc.trees.bracket_scores import BracketScore, score, score_by_length
 from treeproc.trees.dependency_scores import attachment, span_f1, tag_accuracy

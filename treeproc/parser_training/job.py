@@ -30,8 +30,8 @@ from treeproc.parser_training.tagger import Source, Tagged, TaggerLearner
 from treeproc.parser_training.tokenizer import Spaced, TokenizerLearner
 from treeproc.parser_training.word_vectors import plain_words
 from treeproc.parsers.documents import Tags
-from treeproc.parsers.models import VECTORS
-from treeproc.readers.files import read_lines
+from treeproc.parsers.model_files import VECTORS
+from treeproc.readers.numbered_lines import read_lines
 
 logger = logging.getLogger(__name__)
 

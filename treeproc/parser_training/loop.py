@@ -77,7 +77,7 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
     return run.best
 
 
-def read_metrics(folder: Path) -> list[dict]:
+def read_fit_metrics(folder: Path) -> list[dict]:
     """The lines of metrics.jsonl up to the first one that was cut off or damaged; none without such a file."""
     path = folder / METRICS
     records = []
@@ -119,7 +119,7 @@ class _Run:
             self._take_up(state, path)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_HINT}") from None
-        kept = [json.dumps(record) + "\n" for record in read_metrics(self.folder) if record["step"] <= self.step]
+        kept = [json.dumps(record) + "\n" for record in read_fit_metrics(self.folder) if record["step"] <= self.step]
         atomic_write(self.folder / METRICS, "".join(kept).encode())
 
     def _take_up(self, state: dict, path: Path) -> None:

@@ -55,12 +55,12 @@ class Spaced(NamedTuple):
     space_after: Sequence[bool]
 
 
-class Line(NamedTuple):
+class LabelledLine(NamedTuple):
     text: str
     labels: np.ndarray
 
 
-def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> Line:
+def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> LabelledLine:
     """Sentences with a blank in between as one line of labelled characters; with `spaced` a blank between all words."""
     text, labels = [], []
     for words, space_after in sentences:
@@ -74,7 +74,7 @@ def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> Line:
             text.append(" ")
             labels.append(GOES_ON)
         labels[-2] = ENDS_SENTENCE
-    return Line("".join(text[:-1]), np.array(labels[:-1]))
+    return LabelledLine("".join(text[:-1]), np.array(labels[:-1]))
 
 
 class TokenizerLearner:
@@ -103,7 +103,7 @@ class TokenizerLearner:
         characters = self.vocab.unmap(range(len(self.vocab)))
         self._features = np.array([_features(c) if len(c) == 1 else [0] * 3 for c in characters], np.float32)
 
-    def batches(self, epoch: int) -> list[list[Line]]:
+    def batches(self, epoch: int) -> list[list[LabelledLine]]:
         """Lines of about one length, in random order."""
         rng = np.random.default_rng([self._seed, epoch])
         lines = [line for source in self._sources for line in self._lines(source, rng)]
@@ -116,7 +116,7 @@ class TokenizerLearner:
             start += size
         return [out[i] for i in rng.permutation(len(out))]
 
-    def _lines(self, source: Sequence[Spaced], rng: np.random.Generator) -> list[Line]:
+    def _lines(self, source: Sequence[Spaced], rng: np.random.Generator) -> list[LabelledLine]:
         out, start = [], 0
         while start < len(source):
             count = int(rng.choice(self.settings.sentences))
@@ -129,10 +129,10 @@ class TokenizerLearner:
                 for sentence in sentences
             ]
             text, labels = line_of(sentences, bool(rng.random() < self.settings.spaced))
-            out.append(Line(text[: self.settings.max_chars], labels[: self.settings.max_chars]))
+            out.append(LabelledLine(text[: self.settings.max_chars], labels[: self.settings.max_chars]))
         return out
 
-    def loss(self, batch: list[Line]) -> Tensor:
+    def loss(self, batch: list[LabelledLine]) -> Tensor:
         """Mean cross entropy of the labels (Stanza's loss)."""
         units, features, labels = self.arrays(batch)
         unknown = np.random.random(units.shape) < self.settings.unit_dropout
@@ -154,7 +154,7 @@ class TokenizerLearner:
         ends = F.logsigmoid(token)
         return torch.cat([F.logsigmoid(-token), ends + F.logsigmoid(-sentence), ends + F.logsigmoid(sentence)], 2)
 
-    def arrays(self, batch: Sequence[Line]) -> tuple[Tensor, Tensor, Tensor]:
+    def arrays(self, batch: Sequence[LabelledLine]) -> tuple[Tensor, Tensor, Tensor]:
         """Units [B, C + 1], features [B, C + 1, 5], labels [B, C + 1] of lines, longest first; padding ends every line."""
         shape = len(batch), len(batch[0].text) + 1
         units = np.full(shape, self.vocab.unit2id("<PAD>"))
@@ -196,7 +196,7 @@ class TokenizerLearner:
             torch.save(state, file)
 
 
-def spans(line: Line, least: int = ENDS_TOKEN) -> list[tuple[int, int]]:
+def spans(line: LabelledLine, least: int = ENDS_TOKEN) -> list[tuple[int, int]]:
     """[start, end) of the pieces of a line that end at labels of `least` or more, without the blanks before them."""
     out, start = [], 0
     for last in np.flatnonzero(line.labels >= least).tolist():

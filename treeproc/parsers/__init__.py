@@ -7,7 +7,7 @@ what it cannot analyse comes back with a flat tree and a `parse_status` that nam
 from importlib import import_module
 
 from treeproc.parsers.config import PARSERS, Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
-from treeproc.parsers.models import describe_in_words, describe_parser, find_models
+from treeproc.parsers.model_files import describe_in_words, describe_parser, find_models
 
 
 def build_parser(config: ParserConfig) -> Parser:

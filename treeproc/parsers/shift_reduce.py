@@ -73,7 +73,7 @@ class _Cell:
 
 
 @dataclass
-class _Words:
+class _WordVectors:
     """The input vectors of the parser: all words of the call, then the open labels, in one table."""
 
     hidden: Tensor  # [W + labels, H]: what a shift or an open puts on the stack
@@ -212,13 +212,13 @@ class ShiftReduceParser:
         out[torch.from_numpy(packed_at).to(self._device)] = hidden
         return out
 
-    def _tables(self, states: Tensor, lengths: np.ndarray) -> _Words:
+    def _tables(self, states: Tensor, lengths: np.ndarray) -> _WordVectors:
         begins = np.cumsum(lengths + 2) - lengths - 2
         hidden = torch.cat([states, self._dummies])
         share = torch.addmm(self._out_bias, self._activate(states), self._out_word)
-        return _Words(hidden, self._constituents.project(hidden), share, begins + 1, lengths)
+        return _WordVectors(hidden, self._constituents.project(hidden), share, begins + 1, lengths)
 
-    def _run(self, words: _Words, slots: int) -> tuple[np.ndarray, np.ndarray]:
+    def _run(self, words: _WordVectors, slots: int) -> tuple[np.ndarray, np.ndarray]:
         """Sentence and transition of every step taken, in order of time."""
         work = _Work(self, words, min(slots, len(words.lengths)))
         steps = []
@@ -238,7 +238,7 @@ class ShiftReduceParser:
 class _Work:
     """The sentences at work and their stacks. Entry e of slot s is row s * E + e; entry 0 is the bottom."""
 
-    def __init__(self, parser: ShiftReduceParser, words: _Words, slots: int):
+    def __init__(self, parser: ShiftReduceParser, words: _WordVectors, slots: int):
         self._parser, self._words = parser, words
         self._next, self._entries = slots, 32
         self._device = words.hidden.device

@@ -11,7 +11,7 @@ from treeproc.common.torch_files import check_archive, load_archive
 from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at, is_out_of_memory
-from treeproc.parsers.models import VECTORS, ModelFiles, find_models
+from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
 from treeproc.trees.spans import flat_tree
 
 _PROBE = "A dog barks ."

@@ -11,9 +11,9 @@ from typing import Literal
 
 from treeproc.readers.brackets import read_sst, read_treebank
 from treeproc.readers.conllu import read_conllu
-from treeproc.readers.files import join_names, pair_up, read_lines
 from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen
 from treeproc.readers.moses import undo_moses
+from treeproc.readers.numbered_lines import join_names, pair_up, read_lines
 from treeproc.readers.pairs import read_sick
 from treeproc.readers.segments import read_iwslt, read_sgm
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.readers.files import read_texts
+from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import flat_tree, write_brackets
 

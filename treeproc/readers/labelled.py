@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.readers.files import read_texts
-from treeproc.readers.words import join_with_blanks
+from treeproc.readers.given_words import join_with_blanks
+from treeproc.readers.numbered_lines import read_texts
 
 _LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
 _SENTIMENT = {"neg": 0, "pos": 1}

@@ -2,7 +2,7 @@
 
 import re
 
-from treeproc.readers.words import join_with_blanks
+from treeproc.readers.given_words import join_with_blanks
 
 _ESCAPES = {
     "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.readers.files import read_lines
+from treeproc.readers.numbered_lines import read_lines
 
 _COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SPLIT = "SemEval_set"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.readers.files import join_names, pair_up, read_texts
+from treeproc.readers.numbered_lines import join_names, pair_up, read_texts
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)

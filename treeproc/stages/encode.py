@@ -19,7 +19,7 @@ from treeproc.stages.shuffle import Donated, Donors, cut, read_donated
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.control_trees import ControlTree, control_spans
-from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape, Sentences, dependency_phrases
+from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases
 from treeproc.trees.flat_trees import (
     Brackets,
     FlatTrees,
@@ -99,7 +99,7 @@ def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeCo
     return select(FULL_ENCODED_SCHEMA, names)
 
 
-class Encoder:
+class RowEncoder:
     """Parsed rows to encoded rows: pieces within words, words' subtrees, ids instead of names."""
 
     def __init__(self, vocab: Path, tree: TreeConfig):
@@ -248,7 +248,7 @@ def _dependency_trees(config: TreeConfig, brackets: Brackets, parsed: Views, ids
             raise ValueError(f"line {ids[row] + 1}, sentence {number - tree_edges[row] + 1}: {problem}")
     relations = arcs["deprel"].dictionary_encode()
     flat_trees, lifted = dependency_phrases(
-        Sentences(
+        DependencySentences(
             brackets.leaf_edges,
             governors,
             relations.indices.to_numpy().astype(np.int64),
@@ -270,7 +270,7 @@ class EncodeShard:
 
     def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None):
         self._data, self._base, self._tree = data, base or data, tree
-        self._encoder = Encoder(data / "encoded" / "vocab", tree)
+        self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
     def __call__(self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, donors: Donors | None = None) -> ShardRecord:
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)

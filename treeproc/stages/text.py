@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import FORMATS, read_rows
-from treeproc.readers.files import refuse_pipes
+from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.filters import FilterConfig, drop_reason

@@ -74,7 +74,7 @@ _LAYER_LABELS = {_CASE: "PP", _PREDICATE: "VP", _AUXILIARIES: "VP", _CLAUSE: "S"
 
 
 @dataclass(frozen=True)
-class Sentences:
+class DependencySentences:
     """Sentences side by side; tags and relations as numbers of their names."""
 
     edges: np.ndarray  # [S + 1] where each sentence begins
@@ -91,7 +91,7 @@ def phrase_label(relation: str) -> str:
     return relation.partition(":")[0]
 
 
-def dependency_phrases(sentences: Sentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[FlatTrees, np.ndarray]:
+def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[FlatTrees, np.ndarray]:
     """One tree per sentence, with one root over all of its words, and the arcs that were lifted for it [S].
 
     Where no word has a governor, the tree is flat. Labels by `upos` are those of the head's tag (NP, VP, ADJP, ...) and of what
@@ -126,7 +126,7 @@ class _Words:
     last: np.ndarray  # [W] and one past the last, -1 where there is none
 
     @classmethod
-    def of(cls, sentences: Sentences, governors: np.ndarray) -> "_Words":
+    def of(cls, sentences: DependencySentences, governors: np.ndarray) -> "_Words":
         relations = np.array([phrase_label(name) for name in sentences.relation_names] or [""])[sentences.relations]
         universal = [_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""]
         tags = np.array(universal)[sentences.tags]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.spans import SpanTable
+from treenet.structure.span_table import SpanTable
 
 AttentionPath = Literal["one", "two", "window"]
 
