@@ -1,4 +1,4 @@
-"""`python -m treeproc.inspect DATA`: what is in a data set, in numbers, histograms and drawn trees."""
+"""`python -m treeproc.inspect DATA`: the content of a data set as numbers, histograms and drawn trees."""
 
 import argparse
 import json

@@ -1,1 +1,1 @@
-"""Analyses of trained models: where they look, and what they do with a wrong tree."""
+"""Analyses of trained models: attention statistics, and translations with wrong trees."""

@@ -1,4 +1,4 @@
-"""Translate a split of an encoded data set with a trained model and score it against the references."""
+"""Translation of a split of an encoded data set with a trained model, and its scores against the references."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The parse that a model with constituent attention finds without trees (Wang et al., 2019), scored against the trees of a
+"""Unsupervised parsing: trees from a model with constituent attention (Wang et al., 2019), scored against the trees of a
 data set.
 
 Shapes: E encoder layers, L leaves, W words.

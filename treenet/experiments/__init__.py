@@ -1,1 +1,1 @@
-"""Experiments: grids of runs, and what they say."""
+"""Experiments: grids of runs, and their reports."""

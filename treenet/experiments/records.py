@@ -1,4 +1,4 @@
-"""Records: what a finished cell leaves for tables and other machines, without its weights, as one small file DIR/NAME.json.
+"""Records: the results of a finished cell, without its weights, as one small file DIR/NAME.json for tables and other machines.
 
 A study goes on from its records alone: a cell that has one is done, wherever it ran. A record holds settings, fingerprints,
 scores with their signatures, a thinned training curve, speed and machines, and what a test over sentences needs of each

@@ -1,4 +1,4 @@
-"""Constituent attention (Wang et al., 2019): which neighbours belong together, and what that leaves of attention.
+"""Constituent attention (Wang et al., 2019): link probabilities of neighbours, and the prior of attention made of them.
 
 Shapes: B batch, L leaves, D model. Between L leaves there are L - 1 links; link k joins leaves k and k + 1.
 """

@@ -1,4 +1,4 @@
-"""Dropout by key: which units of an example are dropped depends on the example, not on the batch that it is in.
+"""Dropout by key: the dropped units of an example depend on the example, not on its batch.
 
 So a step computes the same with any number of workers and any micro-batches. On CPU it also takes half the time of PyTorch's
 generator. Shapes: B batch, S positions, D model.

@@ -1,1 +1,1 @@
-"""Linear probes: what of the syntax of a sentence can be read off the states of a trained encoder."""
+"""Linear probes of syntax: linear classifiers on the states of a trained encoder."""

@@ -1,4 +1,4 @@
-"""Probes of a training run: what is computed, in which order, and what is there already."""
+"""The probes of a training run: their order, their computation, and the reuse of earlier results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

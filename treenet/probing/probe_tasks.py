@@ -1,4 +1,4 @@
-"""Probing tasks: the classes of sentences, copies and words, and which rows of states they belong to."""
+"""Probing tasks: the classes of sentences, copies and words, and the rows of states that they belong to."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Sentences to probe, and what the parser says of them: read off the parsed shards.
+"""The sentences to probe and their syntax, from the parsed shards.
 
 The labels are those of the parser, in one normal form (unary chains collapsed, nothing binarised), whatever trees the model
 was given: a model on control trees is asked for the same labels as one on parses.

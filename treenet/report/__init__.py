@@ -1,1 +1,1 @@
-"""One page about training runs: what was run, scores, curves, and where the models look."""
+"""Reports: one page about training runs, with settings, scores, curves and attention."""

@@ -1,4 +1,4 @@
-"""Run folders and studies as a report reads them: whatever is there, and the command that adds what is not."""
+"""Run folders and studies as a report reads them: their results, and the commands that add missing ones."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The sentences a report shows: which ones, their trees, translations and attention."""
+"""The sentences of a report: their selection, trees, translations and attention."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Connect to a Ray cluster or start an embedded one: the same for preprocessing and training."""
+"""Connection to a Ray cluster, or start of an embedded one, for preprocessing and training."""
 
 import logging
 import os

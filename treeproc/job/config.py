@@ -1,4 +1,4 @@
-"""The settings of a preprocessing job, and what follows for what the user leaves open."""
+"""The settings of a preprocessing job, and the defaults that depend on other settings."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal

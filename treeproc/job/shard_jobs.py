@@ -1,4 +1,4 @@
-"""The shards of a stage that are not there yet: made in Ray's actors, or one after the other in this process."""
+"""The missing shards of a stage: made in Ray's actors, or one after the other in this process."""
 
 import logging
 from collections.abc import Iterator, Sequence

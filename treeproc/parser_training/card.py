@@ -1,4 +1,4 @@
-"""The model card: what the models are, what they learnt from, how good they are, and who is to be named."""
+"""The model card: the models, their training data, their scores, and the sources to cite."""
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version

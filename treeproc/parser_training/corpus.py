@@ -1,4 +1,4 @@
-"""The treebanks of one training: read, checked, and split; what each model can learn from them."""
+"""The treebanks of one training: reading, checks and splits, and the training data of each model."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Word vectors from text without labels: what stands beside a word, factorised (Levy and Goldberg 2014, Neural Word
+"""Word vectors from unlabelled text: factorised co-occurrence counts (Levy and Goldberg 2014, Neural Word
 Embedding as Implicit Matrix Factorization). A minute of work that a tagger's word embedding starts from."""
 
 import re

@@ -1,4 +1,4 @@
-"""Parsers of packages that this project does not install: are they there, which files do they read."""
+"""Parsers of optional packages: whether they are installed, and the files that they read."""
 
 import re
 from importlib.metadata import entry_points, version

@@ -1,4 +1,4 @@
-"""Words, tags and arcs of a spaCy pipeline: a parser by itself, and what benepar and SuPar read."""
+"""Words, tags and arcs of a spaCy pipeline: a parser by itself, and the input of benepar and SuPar."""
 
 import logging
 import re

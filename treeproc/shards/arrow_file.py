@@ -1,4 +1,4 @@
-"""Arrow files that anybody may have written: what is checked before a value is touched.
+"""Checks of untrusted Arrow files before any value is read.
 
 Arrow builds an extension type while it reads a schema, and so runs code of the library that registered it; Ray registers
 types whose values are pickles. So the schema is read from a copy of the file's footer first, in which no such type is named,

@@ -1,4 +1,4 @@
-"""Lists of lines beside the shards, one tab-separated line each: what was dropped, and what has no tree of its own."""
+"""Lists of lines beside the shards, in tab-separated files: dropped lines, and lines without a tree of their own."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Trees that no parser made, over the same words: what every claim about syntax is checked against.
+"""Control trees: trees over the same words that no parser made, as baselines of every claim about syntax.
 
 All nonterminals carry one label, so that a control differs from a parse in nothing but the tree. All trees of a batch
 are cut at once: one step of numpy per level.

@@ -1,1 +1,1 @@
-"""Encoders: sentences to states. A file says what its encoder reads, what it asks of a data set, and its name."""
+"""Encoders: sentences to states. The file of an encoder registers its name and states its input kind and its needs."""

@@ -1,4 +1,4 @@
-"""The base of all encoders: the embeddings, what an encoder leaves to a decoder or a head, and what it says of itself.
+"""The base of all encoders: embeddings, the memory for a decoder or a head, and an encoder's own description.
 
 Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
 """

@@ -1,4 +1,4 @@
-"""The encoder of the plain Transformer (Vaswani et al., 2017), and what encoders made of Transformer layers share.
+"""The encoder of the plain Transformer (Vaswani et al., 2017), the base of all encoders made of Transformer layers.
 
 Shapes: B batch, L leaves, T sequence length, D model.
 """
