@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from layer_trees import random_tree
 from measure import emit, time_interleaved
-from training_data import LABELS, MEAN_LEAVES, NODES_PER_LEAF, SPECIAL_PIECES
+from training_data import MEAN_LEAVES, NODES_PER_LEAF, NUM_LABELS, SPECIAL_PIECES
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import TreeBatch, collate
@@ -105,13 +105,13 @@ def random_example(index: int, num_pieces: int, binary: bool) -> dict:
     order, governors = rng.permutation(leaves), np.full(leaves, -1)
     for place in range(1, leaves):  # a random tree: the governor of a word is any before it in a random order
         governors[order[place]] = order[rng.integers(place)]
-    pos_tags, relations = rng.integers(1, LABELS, (2, leaves))
+    pos_tags, relations = rng.integers(1, NUM_LABELS, (2, leaves))
     spans = random_tree(leaves, leaves - 1 if binary else round(NODES_PER_LEAF * leaves), rng)
     parents = [int(np.flatnonzero(spans[:node, 2] > node)[-1]) if node else -1 for node in range(len(spans))]
     return {
         "example_id": index,
         "leaves": {"piece": source, "word_index": np.arange(leaves), "pos_tag": pos_tags},
-        "nodes": {"label": rng.integers(1, LABELS, len(spans)), "parent": np.array(parents)},
+        "nodes": {"label": rng.integers(1, NUM_LABELS, len(spans)), "parent": np.array(parents)},
         "spans": {name: spans[:, column] for column, name in enumerate(("start", "end", "subtree_end"))},
         "arcs": {"governor": governors, "deprel": relations},
         "tgt_pieces": target,
@@ -160,7 +160,7 @@ class Alternative:
         config = TrainConfig(data="unused", model={**settings, **size.model}, precision=options.dtype)
         device = torch.device(options.device)
         torch.manual_seed(0)
-        tables = {field.name: LABELS for field in fields(VocabSizes)} | {"pieces": size.pieces}
+        tables = {field.name: NUM_LABELS for field in fields(VocabSizes)} | {"pieces": size.pieces}
         model = build_model(config.model, VocabSizes(**tables)).to(device)
         captions = Captions.build(size.sentences, size.pieces, model.reads)
         return cls(

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from layer_trees import random_tree
 from measure import emit, time_interleaved
-from search_runs import WORDS, write_run, write_vocabulary
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from torch import Tensor
 
 from treenet.config import DecodingConfig, ModelConfig
@@ -41,7 +41,7 @@ from treenet.translation.search import Decodable, beam_search
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LABELS = 60
+NUM_LABELS = 60
 LEAVES, NODES_PER_LEAF = (24, 33), 0.7
 BEAM_SIZE, TARGET_PIECES = 5, 50
 LINES = (10_000, 100_000)
@@ -71,7 +71,7 @@ def random_sentences(count: int, num_pieces: int, rng: np.random.Generator) -> T
             {
                 "example_id": index,
                 "leaves": {"piece": rng.integers(EOS_ID + 1, num_pieces, leaves)},
-                "nodes": {"label": rng.integers(1, LABELS, len(spans))},
+                "nodes": {"label": rng.integers(1, NUM_LABELS, len(spans))},
                 "spans": {name: spans[:, i] for i, name in enumerate(("start", "end", "subtree_end"))},
                 "tgt_pieces": np.zeros(0, dtype=np.int64),
             }
@@ -175,7 +175,7 @@ def measure_case(name: str, sentences: int, rounds: int) -> None:
     batch = random_sentences(sentences, case.pieces, np.random.default_rng(0))
     torch.manual_seed(0)
     tree, plain = (
-        build_model(case.model.model_copy(update={"name": model}), VocabSizes(case.pieces, LABELS)).eval()
+        build_model(case.model.model_copy(update={"name": model}), VocabSizes(case.pieces, NUM_LABELS)).eval()
         for model in ("tree_transformer", "transformer")
     )
     steps = {"plain": searcher(plain, batch), "tree": searcher(tree, batch), "uncached": searcher(Uncached(plain), batch)}
@@ -201,7 +201,7 @@ def measure_memory(scratch: Path) -> None:
     peaks, seconds = [], []
     for count in LINES:
         with open(source, "w") as file:
-            file.writelines(" ".join(random.choice(WORDS, random.integers(3, 12))) + "\n" for _ in range(count))
+            file.writelines(" ".join(random.choice(SEARCH_WORDS, random.integers(3, 12))) + "\n" for _ in range(count))
         command = [sys.executable, str(REPOSITORY / "workflows" / "translate.py"), "--out", str(run), f"input={source}"]
         command += ["decoding.beam_size=2", "decoding.max_length_factor=0.5", "decoding.max_length_offset=2"]
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])}

@@ -17,8 +17,8 @@ from treeproc.shards.store import fingerprint_of, read_index, write_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import SubwordConfig, train_pieces
 
-WORDS = [consonant + vowel for consonant in "bdgk" for vowel in "aeiou"]
-LABELS = ["<unk>", "S", "NP", "VP", "PP"]
+SEARCH_WORDS = [consonant + vowel for consonant in "bdgk" for vowel in "aeiou"]
+SEARCH_LABELS = ["<unk>", "S", "NP", "VP", "PP"]
 NUM_PIECES = 300  # 256 of which are bytes
 
 
@@ -26,7 +26,7 @@ def write_vocabulary(
     folder: Path,
     parser: str = "words",
     tree_source: str = "balanced",
-    words: Sequence[str] = tuple(WORDS),
+    words: Sequence[str] = tuple(SEARCH_WORDS),
     dependencies: bool = False,
 ) -> Path:
     """The index and the vocabulary of a data set without examples, of the given parser; returns `folder`."""
@@ -34,7 +34,7 @@ def write_vocabulary(
     vocab.mkdir(parents=True)
     pieces = train_pieces(dict.fromkeys(words, 5), SubwordConfig(vocab_size=NUM_PIECES))
     (vocab / "pieces.model").write_bytes(pieces)
-    (vocab / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
+    (vocab / "labels.txt").write_text("".join(label + "\n" for label in SEARCH_LABELS))
     (vocab / "pos_tags.txt").write_text("<unk>\nNN\nX\n")
     if dependencies:
         (vocab / "deprels.txt").write_text("<unk>\nnsubj\nobj\nroot\n")
@@ -48,7 +48,7 @@ def write_vocabulary(
         **fingerprints,
         columns=[*ENCODED_SCHEMA.names, *(["arcs"] if dependencies else [])],
         num_pieces=NUM_PIECES,
-        num_labels=len(LABELS),
+        num_labels=len(SEARCH_LABELS),
         parser=describe_parser(config),
         parser_settings=config.model_dump(mode="json"),
         tree_settings=TreeConfig(tree_source=tree_source).model_dump(mode="json"),

@@ -10,7 +10,7 @@ from treeproc.common.files import atomic_write
 from treeproc.shards.schema import ENCODED_SCHEMA, LENGTHS_SCHEMA, shard_name
 from treeproc.shards.store import write_index, write_shard
 
-LABELS = 60
+NUM_LABELS = 60
 MEAN_LEAVES, NODES_PER_LEAF = 15, 0.7  # of captions in subwords: n + m = 1.7 n
 SPECIAL_PIECES = 4
 
@@ -29,7 +29,7 @@ def caption(example_id: int, num_pieces: int, flat: bool, rng: np.random.Generat
     return {
         "example_id": example_id,
         "leaves": {"piece": pieces.tolist(), "word_index": list(range(leaves)), "pos_tag": [0] * leaves},
-        "nodes": {"label": rng.integers(1, LABELS, nodes).tolist(), "parent": parents},
+        "nodes": {"label": rng.integers(1, NUM_LABELS, nodes).tolist(), "parent": parents},
         "spans": {name: spans[:, i].tolist() for i, name in enumerate(("start", "end", "subtree_end"))},
         "tgt_pieces": target.tolist(),
     }
@@ -55,6 +55,6 @@ def write_captions(folder: Path, *, rows: int, num_pieces: int, flat: bool = Fal
         writer.write_table(pa.Table.from_pylist(lengths, schema=LENGTHS_SCHEMA))
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
     fingerprints = {f"{stage}_fingerprint": f"{stage}-{flat}" for stage in ("text", "tree", "vocab")}
-    sizes = {"num_pieces": num_pieces, "num_labels": LABELS}
+    sizes = {"num_pieces": num_pieces, "num_labels": NUM_LABELS}
     write_index(encoded, records, fingerprint=f"random-{flat}", columns=ENCODED_SCHEMA.names, **sizes, **fingerprints)
     return folder

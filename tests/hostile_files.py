@@ -102,4 +102,4 @@ def hostile(table: pa.Table, column: str, form: str, marker: Path) -> bytes:
         pa.register_extension_type(ray.data._internal.object_extensions.arrow.ArrowPythonObjectType())
 
 
-FORMS = ["pickled", "disguised as string", "in a dictionary", "in a list", "in a list of structs"]
+HOSTILE_FORMS = ["pickled", "disguised as string", "in a dictionary", "in a list", "in a list of structs"]

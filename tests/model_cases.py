@@ -12,7 +12,7 @@ from treenet.models import Seq2Seq, VocabSizes, build_model
 POS_TAGS, RELATIONS = 5, 6
 VOCAB = VocabSizes(pieces=23, labels=7, pos_tags=POS_TAGS, deprels=RELATIONS)
 # Settings by the name of the case, which is model.name where there is none.
-CASES: dict[str, dict] = {
+MODEL_CASES: dict[str, dict] = {
     "lstm_hybrid": {"name": "on_lstm_hybrid", "hybrid": {"cell": "lstm", "short_cut": False}},
     "multi_granularity": {"num_heads": 4, "phrases": {"ngrams": [2], "levels": [1, 2], "chunk_size": 2}},
     "multi_granularity_attention": {
@@ -67,7 +67,7 @@ def tiny_model(case: str, **config) -> Seq2Seq:
     """In float64 and evaluation mode, from a fixed seed."""
     torch.manual_seed(0)
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
-    return build_model(ModelConfig(**{"name": case, **sizes, **CASES[case], **config}), VOCAB).double().eval()
+    return build_model(ModelConfig(**{"name": case, **sizes, **MODEL_CASES[case], **config}), VOCAB).double().eval()
 
 
 def example_of(tree: Tree, seed: int = 0, target_length: int | None = None, reads: InputKind = TREES) -> dict:

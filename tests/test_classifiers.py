@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toylabels import COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
+from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
 
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
@@ -242,10 +242,10 @@ def test_a_text_of_several_roots_is_read_from_one_more_place(tmp_path):
 
 def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
     rows = make_rows(4)
-    no_arcs = write_labelled(tmp_path / "no_arcs", {"train": rows}, columns=COLUMNS[:-1])
+    no_arcs = write_labelled(tmp_path / "no_arcs", {"train": rows}, columns=LABELLED_COLUMNS[:-1])
     with pytest.raises(UserError, match=r"has no arcs.*parser\.dependencies=true"):
         open_source(no_arcs, "child_sum_tree_lstm")
-    no_classes = write_labelled(tmp_path / "no_classes", {"train": rows}, columns=COLUMNS[:3])
+    no_classes = write_labelled(tmp_path / "no_classes", {"train": rows}, columns=LABELLED_COLUMNS[:3])
     with pytest.raises(UserError, match="has no classes"):
         PhraseSource(no_classes / "encoded", "train")
     two = rows[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
-from toyruns import TINY, final_weights, losses, same
+from toyruns import TINY_RUN, final_weights, losses, same
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate_rows
@@ -103,7 +103,7 @@ def test_shares_must_fit():
 
 
 def make_config(data: Path, *overrides: str) -> TrainConfig:
-    values = json.loads(json.dumps(TINY)) | {"task": "masked_lm"}
+    values = json.loads(json.dumps(TINY_RUN)) | {"task": "masked_lm"}
     values["model"] |= {"name": "constituent_transformer", "num_encoder_layers": 2, "dropout": 0.2}
     return load_settings(TrainConfig, None, overrides, **values, data=data)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
+from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
 
 from treenet.config import ModelConfig
@@ -19,7 +19,7 @@ from treeproc.shards.schema import PAD_ID
 
 def with_trees(*configs: dict) -> list[tuple[str, dict]]:
     """Every model as it is, and the Tree Transformer with other settings of `model.tree`."""
-    return [(name, {}) for name in CASES] + [("tree_transformer", {"tree": config}) for config in configs]
+    return [(name, {}) for name in MODEL_CASES] + [("tree_transformer", {"tree": config}) for config in configs]
 
 
 def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def test_a_batch_mate_that_is_not_finite_stays_alone(name, config, piece):
         assert torch.equal(logits[row][:, seen], expected[row][:, seen])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_dropout_is_the_same_in_every_batch(name):
     """By key, for texts of several roots too: the same logits in training, alone or beside a longer text."""
     model = tiny_model(name, dropout=0.3).train()
@@ -116,7 +116,7 @@ def test_the_encoder_compiles_without_graph_breaks(path):
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_content_of_padding_does_not_matter(name):
     model = tiny_model(name)
     batch = batch_of([right_branching(3), right_branching(9)], model.reads)
@@ -131,7 +131,7 @@ def test_content_of_padding_does_not_matter(name):
         torch.testing.assert_close(real_logits(model(batch), batch, row), expected[row], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_the_decoder_does_not_see_the_future(name):
     model = tiny_model(name)
     batch = batch_of([right_branching(5), right_branching(2)], model.reads, target_length=6)
@@ -158,7 +158,7 @@ def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
         torch.testing.assert_close(logits, expected[:, t], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_selected_hypotheses_continue_their_own_sentence(name):
     """Expand to a beam, reorder within sentences, drop a sentence: each row equals teacher forcing of its history."""
     model = tiny_model(name)
@@ -209,7 +209,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("tree", DEGENERATE.values(), ids=DEGENERATE.keys())
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_degenerate_trees_train(name, tree):
     model = tiny_model(name)
     for sentences in ([tree], [tree, right_branching(3)]):
@@ -236,7 +236,7 @@ def test_trees_matter_to_the_tree_model_alone():
         assert ((first - second).abs().max() > 1e-3) == differs
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_logits_are_float32_under_autocast(name):
     model = tiny_model(name).float()
     batch = batch_of([right_branching(6), right_branching(2)], model.reads)
@@ -248,7 +248,7 @@ def test_logits_are_float32_under_autocast(name):
     assert (logits - expected).norm() / expected.norm() < 0.05
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", MODEL_CASES)
 def test_overfits_eight_sentences(name):
     model = tiny_model(name, dropout=0.0).float().train()
     batch = batch_of([right_branching(n) for n in range(2, 10)], model.reads, target_length=4)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import CASES, batch_of, tiny_model
+from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import right_branching
 from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
 from toyruns import make_config
@@ -259,7 +259,7 @@ def test_states_are_those_of_each_sentence_alone(folder, name):
         assert number == len(inputs.words)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", MODEL_CASES)
 def test_every_layer_of_every_model_has_a_state_for_each_leaf(case):
     model = tiny_model(case)
     batch = batch_of([right_branching(5), right_branching(3)], model.reads)

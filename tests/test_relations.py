@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import CASES, VOCAB, batch_of, example_of, tiny_model
+from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from reference_relations import reference_attention, reference_distances, reference_path, reference_structural
 from strategies import governors, right_branching
 from toydata import write_toy_data
-from toylabels import COLUMNS, make_rows, write_labelled
+from toylabels import LABELLED_COLUMNS, make_rows, write_labelled
 from toyruns import make_config
 
 from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, TrainConfig
@@ -264,7 +264,7 @@ def test_structural_positions(fused):
 # Models.
 
 
-@pytest.mark.parametrize("case", [name for name, config in CASES.items() if config.get("name") == "relation_transformer"])
+@pytest.mark.parametrize("case", [name for name, config in MODEL_CASES.items() if config.get("name") == "relation_transformer"])
 def test_models_see_what_they_say_they_read(case):
     """Another tree, or other labels, over the same pieces change the translation where they are read, and only there."""
     model = tiny_model(case)
@@ -285,7 +285,7 @@ def test_models_see_what_they_say_they_read(case):
 
 
 def model_config(case: str) -> ModelConfig:
-    return ModelConfig(**CASES[case])
+    return ModelConfig(**MODEL_CASES[case])
 
 
 @pytest.mark.parametrize("case", ["relative_positions", "tree_traversal"])
@@ -327,7 +327,7 @@ def test_batches_of_a_data_set(tmp_path):
         else:
             expected = arcs_of(texts)
             assert all(torch.equal(getattr(found.arcs, name), getattr(expected, name)) for name in ("depth", "up", "side"))
-    bare = write_labelled(tmp_path / "bare", {"train": rows}, columns=[name for name in COLUMNS if name != "arcs"])
+    bare = write_labelled(tmp_path / "bare", {"train": rows}, columns=[name for name in LABELLED_COLUMNS if name != "arcs"])
     ExampleSource(bare / "encoded", "train", WORDS)
     with pytest.raises(UserError, match=r"bare/encoded has no arcs, which this model reads; .* parser.dependencies=true"):
         ExampleSource(bare / "encoded", "train", DEPENDENCIES)

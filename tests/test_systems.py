@@ -1,7 +1,7 @@
 """Every translation model end to end: it trains, resumes to the same weights, averages and translates."""
 
 import pytest
-from model_cases import CASES
+from model_cases import MODEL_CASES
 from toydata import write_toy_data
 from toyruns import final_weights, make_config, same
 
@@ -19,8 +19,9 @@ from treeproc.common.settings import UserError
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
 # Settings of models that need some, or that read more of the data with them.
 SETTINGS = {
-    "multi_granularity": CASES["multi_granularity"] | {"phrases": CASES["multi_granularity"]["phrases"] | {"tag_loss": 0.1}},
-    "on_lstm_hybrid": CASES["on_lstm_hybrid"],
+    "multi_granularity": MODEL_CASES["multi_granularity"]
+    | {"phrases": MODEL_CASES["multi_granularity"]["phrases"] | {"tag_loss": 0.1}},
+    "on_lstm_hybrid": MODEL_CASES["on_lstm_hybrid"],
     "relation_transformer": {"relations": RELATIONS},
 }
 

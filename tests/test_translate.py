@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from search_runs import WORDS, write_run, write_vocabulary
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
 from treenet.runs.loading import load_run
@@ -41,7 +41,7 @@ def run(tmp_path_factory, data) -> Path:
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
     random = np.random.default_rng(0)
-    return [" ".join(random.choice(WORDS, random.integers(1, 9))) for _ in range(23)]
+    return [" ".join(random.choice(SEARCH_WORDS, random.integers(1, 9))) for _ in range(23)]
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
     output.write_text("as it was")
     (tmp_path / "out.txt.parts").write_text("in the way")
     short = write(tmp_path / "short.txt", lines[:2])
-    other = write_run(tmp_path / "other", write_vocabulary(tmp_path / "vocabulary", words=[word[::-1] for word in WORDS]))
+    other = write_run(tmp_path / "other", write_vocabulary(tmp_path / "vocabulary", words=[word[::-1] for word in SEARCH_WORDS]))
     given = write_run(tmp_path / "given", write_vocabulary(tmp_path / "trees", parser="given"))
     source_argument = f"input={source}"
     for out, arguments, message in [

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import ray.data  # registers extension types that unpickle
-from hostile_files import FORMS, first_record, hostile, ipc, make_job, one_line, put, read_table, with_column
+from hostile_files import HOSTILE_FORMS, first_record, hostile, ipc, make_job, one_line, put, read_table, with_column
 from toydata import write_toy_data
 
 from treenet.data.examples import ExampleSource
@@ -43,7 +43,7 @@ def test_the_payload_of_these_tests_is_real(data, tmp_path):
     assert (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", HOSTILE_FORMS)
 def test_no_reader_of_a_shard_runs_its_pickles(form, data, tmp_path):
     marker, folder = tmp_path / "marker", data / "encoded"
     name = first_record(folder).name
@@ -63,7 +63,7 @@ def test_no_reader_of_a_shard_runs_its_pickles(form, data, tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("form", FORMS[:2])
+@pytest.mark.parametrize("form", HOSTILE_FORMS[:2])
 def test_no_ray_worker_runs_the_pickles_of_a_shard(form, job, tmp_path):
     """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
     data, marker = tmp_path / "data", tmp_path / "marker"

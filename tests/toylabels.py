@@ -12,7 +12,7 @@ from treeproc.shards.schema import FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, select, 
 from treeproc.shards.store import fingerprint_of, write_index, write_shard
 
 NUM_PIECES, NUM_LABELS, NUM_CLASSES = 24, 5, 3
-COLUMNS = ("leaves", "nodes", "spans", "label", "node_labels", "leaf_labels", "arcs")
+LABELLED_COLUMNS = ("leaves", "nodes", "spans", "label", "node_labels", "leaf_labels", "arcs")
 
 
 def labelled_row(example_id: int, random: np.random.Generator, longest: int = 9) -> dict:
@@ -49,7 +49,7 @@ def make_rows(count: int, seed: int = 0) -> list[dict]:
 
 
 def write_labelled(
-    folder: Path, splits: dict[str, list[dict]], *, columns: Sequence[str] = COLUMNS, shards: int = 2, **facts: object
+    folder: Path, splits: dict[str, list[dict]], *, columns: Sequence[str] = LABELLED_COLUMNS, shards: int = 2, **facts: object
 ) -> Path:
     """Write encoded/ with lengths.arrow of rows by split into `folder` and return it.
 

@@ -13,7 +13,7 @@ from treeproc.trees.spans import SpanTree, write_brackets
 
 NUM_WORDS, SUFFIX, SHARDS = 12, 20, 2
 LABELS, TAGS, RELATIONS = ("S", "NP", "VP"), ("A", "B", "C"), ("obj", "subj")
-COLUMNS = ("leaves", "nodes", "spans", "tgt_pieces", "label", "node_labels", "leaf_labels", "arcs")
+PROBE_COLUMNS = ("leaves", "nodes", "spans", "tgt_pieces", "label", "node_labels", "leaf_labels", "arcs")
 
 
 def pieces_of(word: int) -> list[int]:
@@ -65,7 +65,7 @@ def make_example(example_id: int, random: np.random.Generator) -> tuple[dict, di
 
 
 def write_probe_data(
-    folder: Path, *, train: int = 120, valid: int = 30, test: int = 30, columns: Sequence[str] = COLUMNS, **facts: object
+    folder: Path, *, train: int = 120, valid: int = 30, test: int = 30, columns: Sequence[str] = PROBE_COLUMNS, **facts: object
 ) -> Path:
     """Write parsed/ and encoded/ into `folder` and return it. In each split, example 0 has a flat tree and 1 two trees."""
     parsed, encoded = {}, {}

@@ -21,7 +21,7 @@ from treeproc.common.settings import UserError, load_settings
 # Processes start from one that has imported these: in a tenth of a second instead of seconds.
 multiprocessing.set_forkserver_preload(["treenet.training.trainer"])
 
-TINY = {
+TINY_RUN = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},
     "batch": {"max_tokens": 64},
@@ -34,7 +34,7 @@ TINY = {
 
 
 def make_config(data: Path, *overrides: str) -> TrainConfig:
-    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
+    return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY_RUN)), data=data)
 
 
 def make_task(data: Path, *overrides: str) -> Task:
