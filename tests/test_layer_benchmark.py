@@ -44,7 +44,7 @@ def test_random_trees_have_the_sizes_asked_for(leaves, nodes, document):
 
 
 def test_settings_are_the_defaults():
-    ours = vars(layer.TreeConfig())
+    ours = vars(layer.TreeDefaults())
     assert ours == TreeAttentionConfig().model_dump()
     sizes = ModelConfig(d_ff=1024, dropout=0.0)
     assert all(getattr(sizes, name) == value for name, value in vars(layer.LayerConfig()).items())
@@ -52,7 +52,7 @@ def test_settings_are_the_defaults():
 
 def test_one_json_line_per_figure(capsys):
     options = SimpleNamespace(data=None, device="cpu", dtype="float32", compile=False, slow=1, rounds=2, quick=True)
-    for name, case in {"base": layer.Case(2, 9, 6, 1), "decoder": layer.Case(2, 9, 6, 1, decoder=True)}.items():
+    for name, case in {"base": layer.LayerCase(2, 9, 6, 1), "decoder": layer.LayerCase(2, 9, 6, 1, decoder=True)}.items():
         layer.run_case(name, case, options)
         figures = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
         assert all(line["benchmark"] == "layer" and line["case"] == name and line["value"] > 0 for line in figures.values())

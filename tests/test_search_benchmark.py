@@ -20,7 +20,7 @@ TINY = ModelConfig(name="transformer", d_model=16, d_ff=32, num_heads=2, num_enc
 
 def test_a_search_without_a_cache_finds_the_same():
     torch.manual_seed(0)
-    model = build_model(TINY, VocabSizes(30, search.LABELS)).eval()
+    model = build_model(TINY, VocabSizes(30, search.NUM_LABELS)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2)
@@ -34,7 +34,7 @@ def test_a_search_without_a_cache_finds_the_same():
 
 
 def test_one_json_line_per_figure(capsys, monkeypatch):
-    monkeypatch.setitem(search.CASES, "tiny", search.Case(TINY, 40))
+    monkeypatch.setitem(search.CASES, "tiny", search.SearchCase(TINY, 40))
     monkeypatch.setattr(search, "TARGET_PIECES", 3)
     search.measure_case("tiny", sentences=2, rounds=2)
     figures = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
