@@ -91,7 +91,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_grid import make_cells, make_work, run
-from treenet.experiments.grid import Work
+from treenet.experiments.grid import CellWork
 folder, log = Path(sys.argv[1]), []
 work = make_work(log)
 
@@ -102,7 +102,7 @@ def train(config, folder):
         time.sleep(60)
     return summary
 
-run(folder, make_cells(folder, "a", "b", "c", "d"), Work(train, work.score))
+run(folder, make_cells(folder, "a", "b", "c", "d"), CellWork(train, work.score))
 """
 
 
