@@ -34,7 +34,7 @@ def fingerprints(index: Mapping) -> dict[str, str]:
 
 
 def asked_for(settings: Settings) -> dict:
-    """Those settings that the user set and that the result depends on."""
+    """The settings that the user set, of those that the result depends on."""
     return settings.model_dump(mode="json", exclude_unset=True, exclude=excluded(type(settings), Effect.NONE))
 
 

@@ -1,4 +1,4 @@
-"""What a setting may change. A field says it of itself, as `Annotated[int, Effect.NONE]`; without, it changes results."""
+"""Effects of settings. A field says its own, as `Annotated[int, Effect.NONE]`; without one, it changes results."""
 
 from enum import Enum
 from typing import Any, get_args
