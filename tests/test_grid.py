@@ -254,8 +254,13 @@ def test_a_cell_that_fails_is_tried_once_by_a_command_and_its_neighbours(tmp_pat
 
 
 def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp_path):
-    slow = Slow(tmp_path, 0)
+    slow, held = Slow(tmp_path, 0), [tmp_path / f"wait-{name}" for name in "ab"]
+    for path in held:  # until both processes have a cell: else one that starts first might take them all
+        path.touch()
     with commands(tmp_path, "abcdef", 1, parallel=2) as (driver,):
+        wait_for(lambda: len(slow.read("start")) == 2)
+        for path in held:
+            path.unlink()
         out, err = driver.communicate(timeout=100)
     assert driver.returncode == 0, err
     assert len({pid for _, pid in slow.read("start")} | {driver.pid}) == 3
