@@ -5,7 +5,6 @@ Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,13 +67,13 @@ def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, 
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
     """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`."""
     rows = RowLists()
+    appenders = rows.appenders(reads.columns)
     for example in examples:
-        rows.add(example["example_id"], partial(_read_column, example), reads.columns)
+        rows.example_ids.append(example["example_id"])
+        for name, parts in appenders:
+            for part, append in parts:
+                append(example[name] if part is None else example[name][part])
     return collate_rows(rows, reads)
-
-
-def _read_column(example: dict, name: str, field: str | None) -> np.ndarray:
-    return example[name] if field is None else example[name][field]
 
 
 def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:

@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,7 +18,7 @@ from treeproc.shards.store import open_shards, read_index, read_lengths
 
 Item = TypeVar("Item")
 
-_NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
+_NO_TARGETS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
 
 class ExampleSource:
@@ -51,8 +50,14 @@ class ExampleSource:
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
         out = RowLists()
+        appenders = out.appenders(self.reads.columns)
         for columns, row in self.places(rows):
-            out.add(columns["example_id"][row], partial(_read_list, columns, row), self.reads.columns)
+            out.example_ids.append(columns["example_id"][row])
+            for name, parts in appenders:
+                edges, flat = columns.get(name, _NO_TARGETS)
+                start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
+                for part, append in parts:
+                    append((flat if part is None else flat[part])[start:stop])
         return collate_rows(out, self.reads)
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
@@ -78,12 +83,6 @@ def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:
     edges, flat = views
     start, stop = edges[row : row + 2].tolist()
     return (flat if name is None else flat[name])[start:stop]
-
-
-def _read_list(columns: Mapping[str, Any], row: int, name: str, field: str | None) -> np.ndarray:
-    if name == "tgt_pieces" and name not in columns:
-        return _NO_TARGETS
-    return list_items(columns[name], row, field)
 
 
 class Prefetcher(Generic[Item]):

@@ -18,6 +18,7 @@ COLUMNS: dict[str, tuple[str, str | None]] = {
     "governors": ("arcs", "governor"),
     "relations": ("arcs", "deprel"),
 }
+Append = Callable[[np.ndarray], None]
 # Fields that every batch has, for any encoder.
 ALWAYS = ("pieces", "labels", "starts", "ends", "subtree_ends", "targets")
 
@@ -41,11 +42,13 @@ class RowLists:
     def __len__(self) -> int:
         return len(self.example_ids)
 
-    def add(self, example_id: int, read: Callable[[str, str | None], np.ndarray], columns: Iterable[str] = ()) -> None:
-        """Append an example, of which `read` gives the column of a shard, or one field of it."""
-        self.example_ids.append(example_id)
+    def appenders(self, columns: Iterable[str] = ()) -> list[tuple[str, list[tuple[str | None, Append]]]]:
+        """For every column of a shard that is read, its fields, and the function that appends an example's values of one."""
+        found: dict[str, list[tuple[str | None, Append]]] = {}
         for name in (*ALWAYS, *columns):
-            getattr(self, name).append(read(*COLUMNS[name]))
+            column, part = COLUMNS[name]
+            found.setdefault(column, []).append((part, getattr(self, name).append))
+        return list(found.items())
 
     def spans(self) -> list[np.ndarray]:
         """[N, 3] of each example: start, end, subtree_end."""
