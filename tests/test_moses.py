@@ -143,7 +143,7 @@ def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tm
     with caplog.at_level("INFO"):
         index = preprocess(moses_config(corpus), out)
     assert shard_hashes(out) == made and "treebank_words" not in index["parser"]
-    assert "was begun with Moses tokens as they are" in caplog.text
+    assert "was begun with Moses tokens unchanged for the parser" in caplog.text
     with pytest.raises(UserError, match="parser.treebank_words: False -> True"):
         preprocess(moses_config(corpus, treebank_words=True), out)
 
