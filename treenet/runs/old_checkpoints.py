@@ -28,7 +28,7 @@ _NEW_PREFIXES = {
 
 def rename_weights(weights: dict[str, Value]) -> dict[str, Value]:
     """Weights under their names of today, which most have already."""
-    return {_rename(name): value for name, value in weights.items()} if _MARK in weights else weights
+    return {_rename(name): value for name, value in weights.items()} if is_old(weights) else weights
 
 
 def reorder_optimizer(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:

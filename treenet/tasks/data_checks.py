@@ -24,7 +24,7 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
             "tree.binarize=right and parsed set to its folder"
         )
     check_no_control(data, index, reads, model.name)
-    encoder.check_data(model, DataFacts(data, index, partial(_says_anything, data)))
+    encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
 
 
 def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:

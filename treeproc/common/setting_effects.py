@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 
 class Effect(Enum):
-    """How far the effect of a setting reaches."""
+    """The reach of a setting: what a change of it leaves as it is."""
 
     PROGRESS = "how far a run goes and which of its states count; no step that is done"
     NONE = "where and how fast something is computed, or how much is shown"

@@ -4,7 +4,7 @@ Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -44,7 +44,6 @@ class DataFacts:
     """A data set, as an encoder's check of it sees it."""
 
     folder: AnyPath
-    index: Mapping  # index.json of the encoded data set
     distinguishes: Callable[[str], bool]  # whether the vocabulary "labels" or "pos_tags" has two entries that say something
 
 
