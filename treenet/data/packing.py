@@ -1,0 +1,120 @@
+"""Batches as one buffer of bytes: for shared memory between processes, and for one copy to a device.
+
+A buffer has two parts. The first holds, as int32, the int64 tensors whose values fit: they are widened all at once. The second
+holds all other tensors as they are. Every tensor begins at a multiple of ALIGNMENT bytes, as kernels on GPUs want it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+_INT32 = np.iinfo(np.int32)
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is: its first byte in the buffer, or where it is `narrow`, its first item in the widened part."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    narrow: bool
+
+
+@dataclass(frozen=True)
+class Layout(Generic[Value]):
+    """What a buffer holds: small, without tensors, and so cheap to send."""
+
+    value: Any  # what was packed, with the place of every tensor instead of it
+    num_bytes: int  # of the buffer
+    num_narrow: int  # int32 items of the first part
+
+
+@dataclass(frozen=True)
+class Packed(Generic[Value]):
+    """A value whose tensors are in one buffer [bytes] uint8."""
+
+    buffer: Tensor
+    layout: Layout[Value]
+
+    def unpack(self) -> Value:
+        """The value, on the device of the buffer. Its int64 tensors may be copies; the others are views of the buffer."""
+        layout, buffer = self.layout, self.buffer
+        wide = buffer[: 4 * layout.num_narrow].view(torch.int32).long()
+
+        def tensor(place: Any) -> Tensor:
+            assert isinstance(place, _Place)
+            size = int(np.prod(place.shape))
+            if place.narrow:
+                return wide[place.start : place.start + size].view(place.shape)
+            return buffer[place.start : place.start + size * place.dtype.itemsize].view(place.dtype).view(place.shape)
+
+        return _map(layout.value, _Place, tensor)
+
+
+def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packed[Value]:
+    """A value of dataclasses, lists and tuples, with tensors on the CPU and anything else in them.
+
+    `allocate(bytes)` gives the buffer, uint8 at a multiple of ALIGNMENT bytes; without it, it is new.
+    """
+    arrays = [tensor.numpy() for tensor in _tensors(value)]
+    narrow = [_fits_int32(array) for array in arrays]
+    starts = np.zeros(len(arrays), dtype=np.int64)
+    end = 0
+    for part in (True, False):
+        for index, array in enumerate(arrays):
+            if narrow[index] == part:
+                starts[index] = end
+                end = -(-(end + array.size * (4 if part else array.itemsize)) // ALIGNMENT) * ALIGNMENT
+        if part:
+            num_narrow = end // 4
+    buffer = allocate(end) if allocate else torch.empty(end, dtype=torch.uint8)
+    out = buffer.numpy()
+    for array, start, is_narrow in zip(arrays, starts.tolist(), narrow, strict=True):
+        dtype = np.dtype(np.int32) if is_narrow else array.dtype
+        part_of_out = out[start : start + array.size * dtype.itemsize].view(dtype)
+        np.copyto(part_of_out.reshape(array.shape), array, casting="unsafe")
+    places = zip(starts.tolist(), narrow, strict=True)
+
+    def place(tensor: Any) -> _Place:
+        start, is_narrow = next(places)
+        return _Place(start // 4 if is_narrow else start, tuple(tensor.shape), tensor.dtype, is_narrow)
+
+    return Packed(buffer[:end], Layout(_map(value, Tensor, place), end, num_narrow))
+
+
+def _fits_int32(array: np.ndarray) -> bool:
+    """Whether an array is int64 and loses nothing as int32."""
+    if array.dtype != np.int64:
+        return False
+    return not array.size or bool(array.min() >= _INT32.min and array.max() <= _INT32.max)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a value, in the order of `_map`."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A copy of a value with every part of class `kind` changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_map(item, kind, change) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _map(getattr(value, field.name), kind, change) for field in fields(value)})
+    return value
