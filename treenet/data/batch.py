@@ -14,6 +14,7 @@ from torch import Tensor
 from treenet.data.input_kinds import TREES, InputKind
 from treenet.data.row_lists import RowLists, lengths_of
 from treenet.structure import Structure
+from treenet.structure.span_table import round_up
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
 
@@ -55,10 +56,10 @@ class SourceBatch(TreeBatch):
         return super().pad_masks()[:-1]
 
 
-def pad(flat: np.ndarray, lengths: np.ndarray, value: int) -> tuple[np.ndarray, np.ndarray]:
+def pad(flat: np.ndarray, lengths: np.ndarray, value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Rows of `lengths` that stand one after the other in `flat`, as [B, longest] filled up with `value`, and where they
-    are padding; at least one column."""
-    padding = np.arange(max(1, lengths.max(initial=0))) >= lengths[:, None]
+    are padding; a `multiple` of columns, at least one."""
+    padding = np.arange(round_up(lengths.max(initial=0), multiple)) >= lengths[:, None]
     out = np.full(padding.shape, value, dtype=np.int64)
     out[~padding] = flat
     return out, padding
@@ -79,8 +80,8 @@ def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
 def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
     """Examples as one padded batch for an encoder that reads `reads`. Raises UserError for trees that are not of that form."""
     num_leaves, num_nodes, num_targets = (lengths_of(lists) for lists in (rows.pieces, rows.labels, rows.targets))
-    leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID)
-    node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID)
+    leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID, reads.width_multiple)
+    node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID, reads.width_multiple)
     tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
     return TreeBatch(
         example_ids=torch.tensor(rows.example_ids),

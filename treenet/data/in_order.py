@@ -29,7 +29,7 @@ def in_order(
 ) -> Iterator[Result]:
     """`compute` of batches of up to `max_tokens` padded `size`, in the form that a model `reads`, back in the order of
     `examples`; `empty` without leaves."""
-    iterator = iter(examples)
+    iterator, reads = iter(examples), reads.for_device(device)
     while chunk := list(islice(iterator, window)):
         found = [empty] * len(chunk)
         for rows in _batches(chunk, size, max_tokens):

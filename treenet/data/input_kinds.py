@@ -5,16 +5,22 @@ encoder of that kind has states for. Every encoder names its kind as `reads`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, Structure, TreeLevels, TreeStructure, Words
+from treenet.structure.compact import WIDTH_MULTIPLE
 
 
 @dataclass(frozen=True)
 class InputKind:
-    """One form of input. `build` makes the structure of a batch, and raises UserError for trees that are not of that form."""
+    """One form of input. `build` makes the structure of a batch, and raises UserError for trees that are not of that form.
+
+    `build_compact` makes one for accelerators, where that is another: for padding to a multiple of WIDTH_MULTIPLE.
+    """
 
     name: str
     build: Callable[[RowLists], Structure | None]
@@ -22,6 +28,8 @@ class InputKind:
     positions: Literal["leaves", "tree", "words"] = "leaves"  # "tree": leaves, then nodes, the root first; "words": a root last
     constituents: bool = False  # reads constituency trees
     binary: bool = False  # no node has more than two children
+    build_compact: Callable[[RowLists], Structure | None] | None = None
+    width_multiple: int = 1  # numbers of padded leaves and nodes are multiples of it
 
     @property
     def rooted(self) -> bool:
@@ -33,12 +41,26 @@ class InputKind:
         """Whether dependency arcs are needed."""
         return "governors" in self.columns
 
+    def for_device(self, device: torch.device | str) -> "InputKind":
+        """The kind in the form that a device wants; on CPUs itself."""
+        if torch.device(device).type == "cpu" or self.build_compact is None:
+            return self
+        return replace(self, build=self.build_compact, width_multiple=WIDTH_MULTIPLE)
+
     def __str__(self) -> str:
         return self.name
 
 
 def _trees(rows: RowLists) -> TreeStructure:
     return TreeStructure.build(_count_leaves(rows), rows.spans())
+
+
+def _compact_trees(rows: RowLists) -> TreeStructure:
+    return TreeStructure.build_compact(_count_leaves(rows), rows.spans())
+
+
+def _none(rows: RowLists) -> None:
+    return None
 
 
 def _binary_trees(rows: RowLists) -> TreeLevels:
@@ -69,8 +91,8 @@ def _dependencies(rows: RowLists) -> Words:
     return Words.build(rows.words, rows.pos_tags, Dependencies.build(rows.governors, rows.relations))
 
 
-LEAVES = InputKind("leaves", lambda rows: None)
-TREES = InputKind("trees", _trees, positions="tree", constituents=True)
+LEAVES = InputKind("leaves", _none, build_compact=_none)
+TREES = InputKind("trees", _trees, positions="tree", constituents=True, build_compact=_compact_trees)
 BINARY_TREES = InputKind("binary_trees", _binary_trees, positions="tree", constituents=True, binary=True)
 PHRASES = InputKind("phrases", _phrases, ("words",), constituents=True)
 ARCS = InputKind("arcs", _arcs, ("words", "governors"), positions="words")

@@ -75,7 +75,8 @@ class LabelledSource(ExampleSource):
             position_labels = np.stack(found)
             position_labels[np.arange(len(labels)), arcs.root.numpy()] = labels
         elif self._phrases:
-            parts = [pad(np.concatenate(lists), lengths_of(lists), NO_CLASS)[0] for lists in (leaves, nodes)]
+            multiple = self.reads.width_multiple
+            parts = [pad(np.concatenate(lists), lengths_of(lists), NO_CLASS, multiple)[0] for lists in (leaves, nodes)]
             position_labels = np.concatenate(parts, axis=1)
         return LabelledBatch(
             **vars(batch), labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
@@ -112,8 +113,8 @@ class PhraseSource(ExampleSource):
     examples, not of phrases.
     """
 
-    def __init__(self, folder: AnyPath, split: str):
-        super().__init__(folder, split, LEAVES)
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind = LEAVES):
+        super().__init__(folder, split, reads)
         _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
         row, self._start, self._end, self._class = np.concatenate(found, axis=1)
@@ -143,7 +144,7 @@ class PhraseSource(ExampleSource):
             for column in (out.labels, out.starts, out.ends, out.subtree_ends, out.targets):
                 column.append(empty)
             out.example_ids.append(phrase)
-        batch = collate_rows(out, LEAVES)
+        batch = collate_rows(out, self.reads)
         labels = torch.from_numpy(self._class[rows])
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
 

@@ -87,8 +87,9 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
             f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
         )
     check_hashes(data / "encoded", settings.split)
-    source = task.open(settings.split)
-    model.to("cuda" if settings.use_gpu else "cpu")
+    device = "cuda" if settings.use_gpu else "cpu"
+    source = task.open(settings.split, device=device)
+    model.to(device)
     lines, found = task.score_predictions(predict(model, source))
     name = ".".join([settings.split, *([] if settings.checkpoint == AVERAGED else [settings.checkpoint.split("/")[-1]])])
     name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""

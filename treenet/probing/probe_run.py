@@ -134,7 +134,8 @@ def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskN
 
 def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, ProbeInputs]:
     """The sentences of each split, in the form that the model reads."""
-    data, reads, found = trained.data, trained.model.reads, {}
+    device = next(trained.model.parameters()).device
+    data, reads, found = trained.data, trained.model.reads.for_device(device), {}
     check_hashes(data / "encoded", "valid", "test")
     with Progress("reading sentences", len(SPLITS), unit="splits") as progress:
         for split in SPLITS:

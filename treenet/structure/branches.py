@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.span_table import SpanTable, check_nested, expand
+from treenet.structure.span_table import SpanTable, expand
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8
@@ -111,7 +111,7 @@ class BranchMaps:
         start, length, depth = table.start.ravel(), table.length.ravel(), table.depth().ravel()
         upper, offset, _ = expand(table.subtree_size.ravel())
         lower = upper + offset
-        check_nested(table, upper, lower)
+        table.check_within(upper, lower)
         leaf_depth = table.leaf_depth().ravel()
         node, rank, first = expand(length)
         tree, index = np.divmod(np.arange(start.size), num_nodes)

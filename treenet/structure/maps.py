@@ -22,6 +22,7 @@ from treenet.structure.attention_maps import (
 )
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps
+from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, Depths, to_int32
 from treenet.structure.span_table import SpanTable
 
 
@@ -31,13 +32,13 @@ class TreeStructure(Structure):
 
     adds_positions: ClassVar[bool] = True
 
-    start: Tensor  # [B, N] int64, first leaf of a node
+    start: Tensor  # [B, N] int64, first leaf of a node; for accelerators int32, as the next two
     end: Tensor  # [B, N] int64, one past its last leaf; 0 for padding
     subtree_end: Tensor  # [B, N] int64, one past the last node of its subtree; 0 for padding
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    branches: BranchMaps  # for hierarchical accumulation
-    attention: AttentionMaps  # for subtree attention
+    branches: BranchMaps | Depths  # for hierarchical accumulation; depths where a device makes the rest of them
+    attention: AttentionMaps | None  # for subtree attention; None where a device makes them of the spans
 
     @classmethod
     def build(
@@ -64,6 +65,25 @@ class TreeStructure(Structure):
             node_pad_mask=torch.from_numpy(table.node_pad_mask),
             branches=BranchMaps.build(table, sparse),
             attention=build_attention_maps(table, path),
+        )
+
+    @classmethod
+    def build_compact(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray]) -> "TreeStructure":
+        """The same trees for an accelerator, which makes masks and weights of spans and depths; L and N are rounded up.
+
+        Batches of long trees keep index lists of branches.
+        """
+        table = SpanTable.build(num_leaves, spans, WIDTH_MULTIPLE)
+        if compact := table.num_leaves + table.num_nodes < COMPACT_BELOW_POSITIONS:
+            table.check_nested()
+        return cls(
+            start=to_int32(table.start),
+            end=to_int32(table.end),
+            subtree_end=to_int32(table.subtree_end),
+            leaf_pad_mask=torch.from_numpy(table.leaf_pad_mask),
+            node_pad_mask=torch.from_numpy(table.node_pad_mask),
+            branches=Depths.build(table) if compact else BranchMaps.build(table),
+            attention=None,
         )
 
     @property

@@ -23,14 +23,17 @@ class SpanTable:
     num_leaves: int  # L, padding included
 
     @classmethod
-    def build(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray]) -> "SpanTable":
-        """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes, both at least 1. UserError when they are no trees."""
-        table = np.zeros((len(num_leaves), max(1, *map(len, spans)), 3), dtype=np.int64)
+    def build(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
+        """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes, both at least 1, both rounded up to a `multiple`.
+
+        UserError when they are no trees.
+        """
+        table = np.zeros((len(num_leaves), round_up(max(map(len, spans)), multiple), 3), dtype=np.int64)
         for b, rows in enumerate(spans):
             table[b, : len(rows)] = rows
         counts = np.array([len(rows) for rows in spans])
         start, end, subtree_end = np.moveaxis(table, 2, 0)
-        out = cls(np.asarray(num_leaves), counts, start, end, subtree_end, num_leaves=max(1, *num_leaves))
+        out = cls(np.asarray(num_leaves), counts, start, end, subtree_end, round_up(max(num_leaves), multiple))
         out._check()
         return out
 
@@ -68,6 +71,35 @@ class SpanTable:
         """[B, L], ancestors of a leaf."""
         return self._count_open(self.start, self.end, self.num_leaves)
 
+    def check_nested(self) -> None:
+        """UserError when leaves and nodes of a subtree are not within those of the parent, in time n log n.
+
+        The parent is the last node before that is one level higher. Where all are within their parents, the chain of parents
+        has as many nodes as `depth` says, so that every subtree that holds a node is on its chain: no two subtrees cross.
+        """
+        tree, node = np.nonzero(~self.node_pad_mask)
+        depth = self.depth()[tree, node]
+        levels = int(depth.max(initial=0)) + 1
+        key = (tree * levels + depth) * self.num_nodes + node
+        order = np.sort(key)
+        below = depth > 0
+        parent = order[np.searchsorted(order, key[below] - self.num_nodes) - 1] % self.num_nodes
+        tree, node = tree[below], node[below]
+        flat = tree * self.num_nodes
+        self.check_within(flat + parent, flat + node)
+
+    def check_within(self, upper: np.ndarray, lower: np.ndarray) -> None:
+        """UserError when a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
+        start, end, subtree_end = self.start.ravel(), self.end.ravel(), self.subtree_end.ravel()
+        outside = (start[lower] < start[upper]) | (end[lower] > end[upper]) | (subtree_end[lower] > subtree_end[upper])
+        if outside.any():
+            first = outside.argmax()
+            b, i = divmod(int(upper[first]), self.num_nodes)
+            raise UserError(
+                f"tree {b} of the batch, node {i}: leaves and nodes of its subtree must lie within its own, but those of node "
+                f"{lower[first] % self.num_nodes} do not; encode the data again"
+            )
+
     def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
         """[B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
         real = ~self.node_pad_mask
@@ -97,14 +129,6 @@ def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return row, np.arange(len(row)) - first[row], first
 
 
-def check_nested(table: SpanTable, upper: np.ndarray, lower: np.ndarray) -> None:
-    """UserError when a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
-    start, end, subtree_end = table.start.ravel(), table.end.ravel(), table.subtree_end.ravel()
-    outside = (start[lower] < start[upper]) | (end[lower] > end[upper]) | (subtree_end[lower] > subtree_end[upper])
-    if outside.any():
-        first = outside.argmax()
-        b, i = divmod(int(upper[first]), table.num_nodes)
-        raise UserError(
-            f"tree {b} of the batch, node {i}: leaves and nodes of its subtree must lie within its own, but those of node "
-            f"{lower[first] % table.num_nodes} do not; encode the data again"
-        )
+def round_up(size: int, multiple: int) -> int:
+    """The least multiple that holds `size`, at least one of them."""
+    return max(1, -(-size // multiple)) * multiple

@@ -54,8 +54,8 @@ class Task(ABC):
         """Raises UserError when the settings do not fit the data set with this index."""
 
     @abstractmethod
-    def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        """Examples of a split; `training` ones may be others than those that are scored."""
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
+        """Examples of a split for a model on `device`; `training` ones may be others than those that are scored."""
 
     @abstractmethod
     def build_model(self, sizes: Mapping) -> nn.Module:

@@ -44,12 +44,13 @@ class Classification(PredictionTask):
             )
         check_structure(self.config, index, encoder)
 
-    def open(self, split: str, *, training: bool = False) -> ExampleSource:
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
         phrases = self.config.classifier.supervision == "all_phrases"
         if training and phrases and reads is LEAVES:
-            return PhraseSource(encoded, split)
-        return LabelledSource(encoded, split, reads, phrases=phrases, split_words=self.config.classifier.split_words)
+            return PhraseSource(encoded, split, reads.for_device(device))
+        split_words = self.config.classifier.split_words
+        return LabelledSource(encoded, split, reads.for_device(device), phrases=phrases, split_words=split_words)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         vocab = vocab_sizes(sizes)

@@ -92,8 +92,8 @@ class MaskedLanguageModel(Task):
         """Any data set has leaves; what may be wrong is the name of the model."""
         find_encoder(self.config.model, self.use)
 
-    def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        return MaskedSource(self.config.data / "encoded", split, self.reads, self.config.masked_lm.rate)
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
+        return MaskedSource(self.config.data / "encoded", split, self.reads.for_device(device), self.config.masked_lm.rate)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_masked_lm(self.config.model, vocab_sizes(sizes))

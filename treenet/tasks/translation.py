@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from treenet.config import TrainConfig
@@ -41,8 +42,8 @@ class Translation(Task):
             )
         check_structure(self.config, index, self.encoder)
 
-    def open(self, split: str, *, training: bool = False) -> ExampleSource:
-        return ExampleSource(self.config.data / "encoded", split, self.reads)
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
+        return ExampleSource(self.config.data / "encoded", split, self.reads.for_device(device))
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))

@@ -89,11 +89,11 @@ class Trainer:
 
     def __init__(self, task: Task, ranks: Ranks):
         self.task, self.config, self.ranks = task, task.config, ranks
-        config, source = task.config, task.open("train", training=True)
+        config, source = task.config, task.open("train", training=True, device=ranks.device)
         index = read_index(config.data / "encoded")
         self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
         self.micro_batches = self._micro_batches(source)
-        self.valid = self._micro_batches(task.open("valid")) if "valid" in index["totals"] else None
+        self.valid = self._micro_batches(task.open("valid", device=ranks.device)) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
             "vocab_fingerprint": index["vocab_fingerprint"],

@@ -1,0 +1,79 @@
+"""The compact form of trees, as accelerators get it: from the same spans as the index lists, checked as strictly."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import batch_of
+from reference import ancestors
+from strategies import Tree, batches, right_branching
+
+from treenet.data.input_kinds import BINARY_TREES, LEAVES, TREES
+from treenet.structure import BranchMaps, SpanTable, TreeStructure
+from treenet.structure.compact import COMPACT_BELOW_POSITIONS, Depths
+from treeproc.common.settings import UserError
+
+
+def build_compact(sentences: list[Tree]) -> TreeStructure:
+    return TreeStructure.build_compact([tree.num_leaves for tree in sentences], [tree.span_array for tree in sentences])
+
+
+@given(sentences=batches())
+@settings(deadline=None, max_examples=50)
+def test_spans_and_depths_are_those_of_the_trees(sentences):
+    compact = build_compact([*sentences, right_branching(110)])
+    assert compact.num_leaves % 8 == compact.num_nodes % 8 == compact.branches.levels % 8 == 0
+    for b, tree in enumerate(sentences):
+        count = len(tree.spans)
+        found = torch.stack([compact.start[b], compact.end[b], compact.subtree_end[b]], dim=1)
+        assert found.dtype == torch.int32 and not found[count:].any()
+        assert found[:count].tolist() == tree.spans
+        depths = [len(ancestors(node, tree.parents)) - 1 for node in range(count)]
+        assert compact.branches.node[b, :count].tolist() == depths
+        above = [sum(start <= leaf < end for start, end, _ in tree.spans) for leaf in range(tree.num_leaves)]
+        assert compact.branches.leaf[b, : tree.num_leaves].tolist() == above
+        assert compact.branches.levels >= max(above)
+        assert (~compact.leaf_pad_mask[b]).sum() == tree.num_leaves and (~compact.node_pad_mask[b]).sum() == count
+
+
+def intervals(count: int) -> st.SearchStrategy[list[list[int]]]:
+    """[start, end, subtree_end] of nodes in their order; whether subtrees nest is left to chance."""
+    spans = [st.tuples(st.integers(0, 3), st.integers(4, 5), st.integers(i + 1, count)).map(list) for i in range(count)]
+    return st.tuples(*spans).map(list)
+
+
+@given(trees=st.lists(st.integers(1, 5).flatmap(intervals), min_size=1, max_size=3))
+@settings(deadline=None, max_examples=300)
+def test_the_fast_check_refuses_what_the_complete_one_refuses(trees):
+    """Both hold every node against all nodes above it, the fast one by its parent alone."""
+    table = SpanTable.build([5] * len(trees), [np.array(tree) for tree in trees])
+    refused = []
+    for check in (table.check_nested, lambda: BranchMaps.build(table, sparse=True)):
+        try:
+            check()
+            refused.append(False)
+        except UserError as error:
+            assert "must lie within its own" in str(error)
+            refused.append(True)
+    assert refused[0] == refused[1]
+
+
+def test_kinds_change_their_form_for_accelerators_alone():
+    assert TREES.for_device("cpu") is TREES and LEAVES.for_device("cpu") is LEAVES
+    assert BINARY_TREES.for_device("cuda") is BINARY_TREES
+    trees = [right_branching(9), right_branching(3)]
+    for kind in (LEAVES, TREES):
+        batch, plain = (batch_of(trees, form) for form in (kind.for_device("cuda"), kind))
+        assert batch.leaf_pieces.shape == (2, 16) and batch.node_labels.shape == (2, 8) and plain.leaf_pieces.shape == (2, 9)
+        assert torch.equal(batch.leaf_pieces[:, :9], plain.leaf_pieces) and batch.leaf_pad_mask[:, 9:].all()
+    assert isinstance(batch.structure.branches, Depths)
+    assert torch.equal(batch.structure.node_pad_mask, batch.node_pad_mask)
+    assert batch.structure.num_bytes < plain.structure.num_bytes
+
+
+def test_long_trees_keep_index_lists():
+    structure = build_compact([right_branching(COMPACT_BELOW_POSITIONS // 2 + 1)])
+    assert isinstance(structure.branches, BranchMaps) and structure.attention is None
+    with pytest.raises(UserError, match="must lie within its own"):
+        TreeStructure.build_compact([4], [np.array([[0, 2, 2], [0, 4, 2]])])
