@@ -13,7 +13,7 @@ library, which is no dependency of this project: pip install --no-deps --target 
 `rss_of_ten_times_the_lines`: highest memory of workflows/translate.py on 100,000 lines / on 10,000; not with --quick.
 
 Random weights and random trees; all searches have beam 5 and produce exactly 50 pieces and EOS for every hypothesis. Times are
-CPU time on one thread; alternatives take turns, `value` is the median of the rounds' ratios.
+CPU time on one thread, or GPU time; alternatives take turns, `value` is the median of the rounds' ratios.
 """
 
 import argparse
@@ -87,7 +87,7 @@ class Prefixes:
     attend_mask: Tensor
     pieces: Tensor
 
-    def select(self, rows: Tensor) -> "Prefixes":
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "Prefixes":
         return Prefixes(self.states[rows], self.attend_mask[rows], self.pieces[rows])
 
 
@@ -101,7 +101,7 @@ class Uncached:
         return self.model.encode(batch)
 
     def start_decoding(self, memory: Memory) -> Prefixes:
-        none = torch.zeros(len(memory.states), 0, dtype=torch.long)
+        none = torch.zeros(len(memory.states), 0, dtype=torch.long, device=memory.states.device)
         return Prefixes(memory.states, padding_to_attend_mask(memory.pad_mask), none)
 
     def decode_step(self, tokens: Tensor, state: Prefixes) -> tuple[Tensor, Prefixes]:
@@ -152,7 +152,7 @@ def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | 
         decoder_start_token_id=BOS_ID,
         forced_eos_token_id=EOS_ID,
     )
-    model = MarianMTModel(config).eval()
+    model = MarianMTModel(config).eval().to(batch.leaf_pieces.device)
     length = TARGET_PIECES + 1  # EOS is one of its tokens
 
     def search() -> None:
@@ -170,18 +170,18 @@ def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | 
     return search
 
 
-def measure_case(name: str, sentences: int, rounds: int) -> None:
+def measure_case(name: str, sentences: int, rounds: int, device: torch.device) -> None:
     case = CASES[name]
-    batch = random_sentences(sentences, case.pieces, np.random.default_rng(0))
+    batch = random_sentences(sentences, case.pieces, np.random.default_rng(0)).to(device)
     torch.manual_seed(0)
     tree, plain = (
-        build_model(case.model.model_copy(update={"name": model}), VocabSizes(case.pieces, NUM_LABELS)).eval()
+        build_model(case.model.model_copy(update={"name": model}), VocabSizes(case.pieces, NUM_LABELS)).eval().to(device)
         for model in ("tree_transformer", "transformer")
     )
     steps = {"plain": searcher(plain, batch), "tree": searcher(tree, batch), "uncached": searcher(Uncached(plain), batch)}
     if marian := marian_searcher(case, batch):
         steps["transformers"] = marian
-    times = time_interleaved(steps, torch.device("cpu"), rounds, float("inf"))
+    times = time_interleaved(steps, device, rounds, float("inf"))
     for metric, other, base in (
         ("cached_to_uncached", "uncached", "plain"),
         ("tree_to_plain", "tree", "plain"),
@@ -226,6 +226,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=names, metavar="CASE", help=f"of {', '.join(names)} (default all)")
     parser.add_argument("--sentences", type=int, default=8, help="sentences of a batch (default 8)")
     parser.add_argument("--rounds", type=int, help="rounds of every case (default 7, or 2 with --quick)")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="of all cases but stream: cpu (default) or cuda")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.cases or (("small",) if options.quick else names):
@@ -233,7 +234,7 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="search-") as scratch:
                 measure_memory(Path(scratch))
         else:
-            measure_case(name, options.sentences, options.rounds or (2 if options.quick else 7))
+            measure_case(name, options.sentences, options.rounds or (2 if options.quick else 7), options.device)
 
 
 if __name__ == "__main__":

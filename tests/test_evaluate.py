@@ -24,7 +24,8 @@ from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
 from treenet.structure import TreeStructure
-from treenet.translation.search import Hypothesis, beam_search
+from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.search import beam_search
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
 from treeproc.trees.flat_trees import FlatTrees

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
-from treenet.translation.search import beam_search, best_pieces, length_penalties
+from treenet.translation.hypotheses import length_penalties
+from treenet.translation.next_pieces import best_by_key, best_pieces
+from treenet.translation.search import beam_search
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -25,7 +27,7 @@ class TableState:
     sentence: torch.Tensor
     history: torch.Tensor
 
-    def select(self, rows):
+    def select(self, rows, beam_width=None):
         return TableState(self.sentence[rows], self.history[rows])
 
 
@@ -182,9 +184,11 @@ def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_bes
     model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
     config = decoding(max_length, beam_size=beam_size, min_length=min_length, length_penalty=exponent, length_penalty_form=form)
     num_best = min(num_best, beam_size)
-    for sentence, found in enumerate(beam_search(model, batch_of(0, 1, 2), config, num_best=num_best)):
+    everything = beam_search(model, batch_of(0, 1, 2), config, num_best=num_best)
+    for sentence, found in enumerate(everything):
         expected = reference_search(model, sentence, config)[:num_best]
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
+    assert beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, whole_grid=True) == everything
 
 
 def test_stopping_early_saves_steps():
@@ -238,10 +242,11 @@ def test_pad_bos_and_unk_are_never_produced():
     assert all(h.log_prob < -20 for hypotheses in found for h in hypotheses), "their probability is not given to others"
 
 
-@given(st.lists(st.lists(st.integers(0, 3), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
+@given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
 def test_best_pieces_takes_the_lowest_ids_of_equal_values(rows, count):
     values, pieces = best_pieces(torch.tensor(rows, dtype=torch.float32), count)
+    assert all(map(torch.equal, best_by_key(torch.tensor(rows, dtype=torch.float32), count), (values, pieces)))
     for row, best, chosen in zip(rows, values.tolist(), pieces.tolist(), strict=True):
         expected = sorted(range(9), key=lambda i: (-row[i], i))[:count]
         assert chosen == expected and best == [row[i] for i in expected]

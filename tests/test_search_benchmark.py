@@ -36,7 +36,7 @@ def test_a_search_without_a_cache_finds_the_same():
 def test_one_json_line_per_figure(capsys, monkeypatch):
     monkeypatch.setitem(search.CASES, "tiny", search.SearchCase(TINY, 40))
     monkeypatch.setattr(search, "TARGET_PIECES", 3)
-    search.measure_case("tiny", sentences=2, rounds=2)
+    search.measure_case("tiny", sentences=2, rounds=2, device=torch.device("cpu"))
     figures = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert all(line["benchmark"] == "search" and line["case"] == "tiny" and line["value"] > 0 for line in figures.values())
     assert {"cached_to_uncached", "tree_to_plain", "pieces_per_s"} <= figures.keys()

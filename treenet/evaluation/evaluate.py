@@ -26,7 +26,7 @@ from treenet.evaluation.run_results import System, read_scores, write_result
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.tasks.data_checks import check_no_control
-from treenet.translation.search import Hypothesis
+from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software

@@ -42,6 +42,11 @@ class BeamLayout:
     slot: Tensor | None  # [R] flat position in [A, M]; None when the hypotheses fill the grid in this order
 
     @classmethod
+    def full(cls, num_sentences: int, beam_width: int) -> BeamLayout:
+        """As many hypotheses of every sentence, sentence after sentence."""
+        return cls(num_sentences * beam_width, beam_width, None)
+
+    @classmethod
     def build(cls, sentence: Tensor, num_sentences: int) -> BeamLayout:
         """`sentence` [R]: index of the memory of a hypothesis; each of the A memories has at least one."""
         counts = sentence.bincount(minlength=num_sentences)

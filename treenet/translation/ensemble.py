@@ -27,9 +27,9 @@ class EnsembleState:
 
     states: tuple[SearchState, ...]
 
-    def select(self, rows: Tensor) -> "EnsembleState":
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "EnsembleState":
         """See `DecoderState.select`."""
-        return EnsembleState(tuple(state.select(rows) for state in self.states))
+        return EnsembleState(tuple(state.select(rows, beam_width) for state in self.states))
 
 
 class Ensemble(nn.Module):

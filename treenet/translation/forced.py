@@ -12,7 +12,7 @@ from torch import nn
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.translation.search import Hypothesis, length_penalties
+from treenet.translation.hypotheses import Hypothesis, length_penalties
 from treeproc.shards.schema import PAD_ID
 
 

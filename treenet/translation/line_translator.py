@@ -17,7 +17,7 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
-from treenet.translation.search import Hypothesis
+from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError

@@ -12,7 +12,8 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.translation.forced import ScoredTarget, score_targets
-from treenet.translation.search import Hypothesis, beam_search
+from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.search import beam_search
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:

@@ -35,11 +35,18 @@ class DecoderState:
     def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
         """One empty hypothesis for each of the sentences whose memory has `pad_mask` [B, S], True = padding."""
         sources = torch.arange(len(pad_mask), device=pad_mask.device)
-        layout = BeamLayout.build(sources, len(sources))
+        layout = BeamLayout.full(len(sources), beam_width=1)
         return cls(sources, sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
 
-    def select(self, rows: Tensor) -> "DecoderState":
-        """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all."""
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "DecoderState":
+        """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all.
+
+        With `beam_width`, they are so many of every sentence, sentence after sentence.
+        """
+        past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
+        if beam_width is not None:
+            layout = BeamLayout.full(len(self.active), beam_width)
+            return replace(self, sources=self.active.repeat_interleave(beam_width), layout=layout, past=past)
         sources, active, layout = self.sources[rows], self.active, self.layout
         memory, attend_mask = self.memory, self.memory_attend_mask
         if not torch.equal(sources, self.sources):
@@ -50,7 +57,6 @@ class DecoderState:
                 kept = torch.searchsorted(self.active, active)
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
                 attend_mask = attend_mask[kept]
-        past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
         changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
         return replace(self, sources=sources, active=active, layout=layout, **changed)
 

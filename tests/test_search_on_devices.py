@@ -1,0 +1,50 @@
+"""Beam search as devices beside CPUs run it: over whole grids, and without making the host wait."""
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import pytest
+from device_operations import DeviceOperations
+from model_cases import MODEL_CASES, batch_of, tiny_model
+from strategies import Tree
+
+from treenet.config import DecodingConfig
+from treenet.translation.ensemble import Ensemble
+from treenet.translation.next_pieces import best_by_key
+from treenet.translation.search import END_TEST_EVERY, beam_search
+
+SENTENCES = [
+    Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
+    Tree(1, [(0, 1, 1)]),
+    Tree(3, [(0, 3, 2), (1, 3, 2)]),
+]
+PIECES = 20
+DECODING = DecodingConfig(beam_size=3, max_length_factor=1e-6, max_length_offset=PIECES, min_length=PIECES)
+
+
+@pytest.mark.parametrize("case", [*MODEL_CASES, "ensemble"])
+def test_whole_grids_are_searched_without_waiting(case):
+    """The host waits once every END_TEST_EVERY steps, and at the end: beside `tolist` of limits and results, not counted here."""
+    names = ["transformer", "tree_transformer"] if case == "ensemble" else [case]
+    models = [tiny_model(name) for name in names]
+    model = Ensemble(models) if case == "ensemble" else models[0]
+    batch = batch_of(SENTENCES, model.reads)
+    expected = beam_search(model, batch, DECODING, num_best=3)
+    with ExitStack() as stack:
+        stack.enter_context(patch("treenet.translation.search.best_pieces", best_by_key))
+        for room in ("next_pieces", "hypotheses"):
+            stack.enter_context(patch(f"treenet.translation.{room}.is_none", lambda mask: False))
+        operations = stack.enter_context(DeviceOperations())
+        found = beam_search(model, batch, DECODING, num_best=3, whole_grid=True)
+    for hypotheses, others in zip(found, expected, strict=True):
+        assert [h.ids for h in hypotheses] == [h.ids for h in others]
+        assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
+    assert operations.waits == ["is_nonzero"] * ((PIECES + 1) // END_TEST_EVERY + 1)
+
+
+def test_waits_are_seen():
+    """The same count finds the waits of a search that decodes what is live."""
+    model = tiny_model("transformer")
+    with DeviceOperations() as operations:
+        beam_search(model, batch_of(SENTENCES), DECODING, whole_grid=False)
+    assert {"nonzero", "equal"} < set(operations.waits) and len(operations.waits) > 4 * PIECES

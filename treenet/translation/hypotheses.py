@@ -1,0 +1,77 @@
+"""Finished hypotheses of a search, and how they are scored.
+
+Shapes: B sentences, K beam size, C hypotheses of a sentence, T pieces.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from treenet.config import DecodingConfig
+from treenet.translation.next_pieces import is_none
+from treeproc.shards.schema import PAD_ID
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A finished translation: pieces without EOS, penalised score, sum of log-probabilities with EOS; NaN of an empty line."""
+
+    ids: tuple[int, ...]
+    score: float
+    log_prob: float
+
+
+def length_penalties(max_length: int, decoding: DecodingConfig, device: torch.device | str = "cpu") -> Tensor:
+    """Divisors [max_length + 1] of the log-probability by number of pieces, EOS not counted in the index.
+
+    The length itself counts EOS: `length` is (pieces + 1)^a, `gnmt` is ((5 + pieces + 1) / 6)^a
+    (Wu et al. 2016, eq 14, with beta = 0).
+    """
+    length = torch.arange(1, max_length + 2, dtype=torch.float64, device=device)
+    base = length if decoding.length_penalty_form == "length" else (5 + length) / 6
+    return base**decoding.length_penalty
+
+
+class Finished:
+    """Finished hypotheses of all sentences of a batch, at most K a sentence. Column K takes what is not to be kept."""
+
+    def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device):
+        self._beam_size = beam_size
+        self.count = torch.zeros(num_sentences, dtype=torch.long, device=device)
+        self._score = torch.full((num_sentences, beam_size + 1), -torch.inf, dtype=torch.float64, device=device)
+        self._log_prob = self._score.clone()
+        self._length = torch.zeros((num_sentences, beam_size + 1), dtype=torch.long, device=device)
+        self._pieces = torch.full((num_sentences, beam_size + 1, max_length), PAD_ID, device=device)
+
+    @property
+    def score(self) -> Tensor:
+        """[B, K], -inf where there is none yet."""
+        return self._score[:, :-1]
+
+    def add(self, ends: Tensor, pieces: Tensor, log_prob: Tensor, penalty: Tensor) -> None:
+        """Keep `pieces` [B, C, T] where `ends` [B, C] is True."""
+        if is_none(ends):
+            return
+        place = torch.where(ends, self.count[:, None] + ends.cumsum(1) - 1, self._beam_size)
+        length = pieces.shape[2]
+        self._pieces[:, :, :length].scatter_(1, place[:, :, None].expand(-1, -1, length), pieces)
+        self._length.scatter_(1, place, length)
+        self._log_prob.scatter_(1, place, log_prob)
+        self._score.scatter_(1, place, log_prob / penalty)
+        self._score[:, -1] = -torch.inf
+        self.count += ends.sum(1)
+
+    def n_best(self, num_best: int) -> list[list[Hypothesis]]:
+        """Of every sentence, best first; equal scores by length, then by ids."""
+        columns = [column.tolist() for column in (self.count, self._score, self._log_prob, self._length, self._pieces)]
+        return [_sort_hypotheses(*values)[:num_best] for values in zip(*columns, strict=True)]
+
+
+def _sort_hypotheses(
+    count: int, scores: list[float], log_probs: list[float], lengths: list[int], pieces: list[list[int]]
+) -> list[Hypothesis]:
+    rows = islice(zip(scores, log_probs, lengths, pieces, strict=True), count)
+    hypotheses = [Hypothesis(tuple(ids[:length]), score, log_prob) for score, log_prob, length, ids in rows]
+    return sorted(hypotheses, key=lambda h: (-h.score, len(h.ids), h.ids))
