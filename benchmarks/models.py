@@ -128,7 +128,7 @@ def trainer(model: Seq2Seq, config: TrainConfig, captions: Captions, device: tor
 
     def update() -> None:
         model.train()
-        result = train_step.update(micro_batches.rank_batch(rows), micro_batches, next(steps))
+        result = train_step.update(micro_batches.rank_batch(rows), micro_batches, next(steps)).read()
         assert result.updated
 
     return update

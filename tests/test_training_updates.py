@@ -111,10 +111,10 @@ def out_of_memory_above(examples: int) -> None:
     """From now on, this process has memory for so many examples at once; the error comes amid the backward pass."""
     true_loss = task_losses.projected_nll
 
-    def loss(states, table, targets, smoothing):
+    def loss(states, table, targets, *options):
         if len(targets) > examples and not torch.is_grad_enabled():
             raise torch.OutOfMemoryError("no memory for validation")
-        sums = true_loss(states, table, targets, smoothing)
+        sums = true_loss(states, table, targets, *options)
         return sums._replace(loss=_Exhausting.apply(sums.loss)) if len(targets) > examples else sums
 
     task_losses.projected_nll = loss

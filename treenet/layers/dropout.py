@@ -13,6 +13,11 @@ FIRST, SECOND = 0x45D9F3B, 0x2C1B3C6D  # odd multipliers of the hash
 POSITION, CALL, NODES = 0x1E3779B1, 0x5851F42D, 0x40000000  # offsets of positions, calls and nodes in a key
 
 
+def keys_of(hashes: np.ndarray) -> Tensor:
+    """Keys [B] int32 of hashes uint64, of which 32 bits are used."""
+    return torch.from_numpy(hashes.astype(np.uint32).view(np.int32))
+
+
 class DropoutKeys:
     """The keys of the examples of a batch, shared by all `Dropout` of a model."""
 
@@ -20,9 +25,9 @@ class DropoutKeys:
         self.keys: Tensor | None = None
         self.calls = 0
 
-    def set(self, keys: np.ndarray) -> None:
-        """Keys [B] uint64, of which 32 bits are used, of the next forward pass; its n-th dropout has the n-th mask."""
-        self.keys, self.calls = torch.from_numpy(keys.astype(np.uint32).view(np.int32)), 0
+    def set(self, keys: np.ndarray | Tensor) -> None:
+        """Keys [B] of the next forward pass, as hashes or of `keys_of`; its n-th dropout has the n-th mask."""
+        self.keys, self.calls = keys if isinstance(keys, Tensor) else keys_of(keys), 0
 
     def keep_mask(self, shape: torch.Size, threshold: int, num_leaves: int | None) -> Tensor:
         """[B, S, D] int16: 1 where a hash of key, call, position and dimension, 16 bits, is not below `threshold`, else 0."""

@@ -18,6 +18,7 @@ from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
 from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
+from treeproc.shards.schema import PAD_ID
 
 
 class Task(ABC):
@@ -82,8 +83,14 @@ class Task(ABC):
         return batch
 
     @abstractmethod
-    def sum_losses(self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
-        """The losses of a batch, from the model's output in one pass, or with R-Drop in two."""
+    def sum_losses(
+        self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
+    ) -> LossSums:
+        """The losses of a batch, from the model's output in one pass, or with R-Drop in two; `counted` of `counted_targets`."""
+
+    def counted_targets(self, batch: TreeBatch) -> Tensor | None:
+        """Flat places [M] of the targets that count in the loss, of a batch on the CPU; None where all do."""
+        return (batch.tgt_out != PAD_ID).flatten().nonzero()[:, 0]
 
     def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
         """The sums of a validation beside loss and nll."""

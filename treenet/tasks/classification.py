@@ -14,7 +14,7 @@ from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, Phras
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import vocab_sizes
 from treenet.tasks.data_checks import check_structure
-from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss
+from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
 from treenet.tasks.prediction import PredictionTask
 from treeproc.common.settings import UserError
 
@@ -56,17 +56,32 @@ class Classification(PredictionTask):
         vocab = vocab_sizes(sizes)
         return build_classifier(self.config.model, vocab, self.config.classifier, sizes["num_classes"])
 
+    def counted_targets(self, batch: LabelledBatch) -> Tensor:
+        targets = batch.position_labels if self._learns_positions else batch.labels
+        return (targets != NO_CLASS).flatten().nonzero()[:, 0]
+
+    @property
+    def _learns_positions(self) -> bool:
+        """Whether the model predicts classes of positions, and learns from these alone."""
+        return self.config.classifier.supervision == "all_phrases" and self.reads.positions != "leaves"
+
     def sum_losses(
-        self, model: nn.Module, batch: LabelledBatch, first: ClassLogits, second: ClassLogits | None = None
+        self,
+        model: nn.Module,
+        batch: LabelledBatch,
+        first: ClassLogits,
+        second: ClassLogits | None = None,
+        counted: Tensor | None = None,
     ) -> LossSums:
         options = self.config.optimizer
         if first.positions is None:
-            targets, passes = batch.labels, [logits.examples for logits in (first, second) if logits]
+            labels, outputs = batch.labels, [logits.examples for logits in (first, second) if logits]
         else:
-            targets, passes = batch.position_labels, [logits.positions for logits in (first, second) if logits]
+            labels, outputs = batch.position_labels, [logits.positions for logits in (first, second) if logits]
+        targets, ignored, passes = take_counted(counted, labels, NO_CLASS, *outputs)
         if second is None:
-            return label_smoothed_nll(*passes, targets, options.label_smoothing, NO_CLASS)
-        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop, NO_CLASS)
+            return label_smoothed_nll(*passes, targets, options.label_smoothing, ignored)
+        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop, ignored)
 
     def count_right(self, batch: LabelledBatch, output: ClassLogits) -> Sequence[Tensor]:
         return count_right(batch, output, self.neutral_class)
@@ -100,7 +115,7 @@ def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) 
     """Examples and how many of them are right; the same of examples read as two classes, and of labelled positions."""
     labels = batch.labels
     right = output.examples.argmax(-1) == labels
-    counts = [torch.tensor(len(labels), device=labels.device), right.sum()]
+    counts = [torch.full((), len(labels), device=labels.device), right.sum()]
     if neutral is None:
         counts += [torch.zeros_like(counts[0])] * 2
     else:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.config import OptimizerConfig
+from treenet.layers.autocast import product_dtype, without_autocast
 from treeproc.shards.schema import PAD_ID
 
 # Tokens whose logits are computed at once: on CPUs the fastest of 64 to 1,024 at 10,000 to 32,000 pieces, on GPUs what
@@ -75,39 +76,54 @@ class _ProjectedNll(torch.autograd.Function):
         return *(grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors), None, None, None, None
 
 
-def projected_nll(states: Tensor, table: Tensor, targets: Tensor, smoothing: float, ignored: int = PAD_ID) -> LossSums:
+def keep_counted(x: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
+    """Rows [M, D] of x [..., D] whose targets [...] count, and these [M]. With `ignored` None all do, and M needs no data."""
+    if ignored is None:
+        return x.flatten(0, -2), targets.flatten()
+    counted = targets != ignored
+    return x[counted], targets[counted]
+
+
+def take_counted(
+    counted: Tensor | None, targets: Tensor, ignored: int, *states: Tensor
+) -> tuple[Tensor, int | None, list[Tensor]]:
+    """Targets, what they are `ignored` by, and states [..., D]: with the places [M] of those that count, only these are left."""
+    if counted is None:
+        return targets, ignored, list(states)
+    return targets.flatten().index_select(0, counted), None, [x.flatten(0, -2).index_select(0, counted) for x in states]
+
+
+def projected_nll(states: Tensor, table: Tensor, targets: Tensor, smoothing: float, ignored: int | None = PAD_ID) -> LossSums:
     """`label_smoothed_nll` of the logits `states @ table.T` without making them: states [..., D], table [V, D], targets [...].
 
     Under autocast the products are of its type; sums are float64.
     """
-    counted = targets != ignored
-    device = states.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else table.dtype
-    with torch.autocast(device, enabled=False):
-        sums = _ProjectedNll.apply(states[counted], table, targets[counted], smoothing, dtype, torch.is_grad_enabled())
+    dtype = product_dtype(table)
+    with without_autocast(states.device):
+        states, targets = keep_counted(states, targets, ignored)
+        sums = _ProjectedNll.apply(states, table, targets, smoothing, dtype, torch.is_grad_enabled())
     return LossSums(*sums)
 
 
-def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignored: int = PAD_ID) -> LossSums:
+def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignored: int | None = PAD_ID) -> LossSums:
     """Cross-entropy against (1 - smoothing) on the target and smoothing / V on every piece; targets `ignored` are left out.
 
     logits [..., V], targets [...] int64. Differentiable in the loss; `nll` is for reading.
     """
-    counted = targets != ignored
-    log_probs = logits[counted].float().log_softmax(dim=-1)
-    nll = -log_probs.gather(-1, targets[counted].unsqueeze(-1)).sum()
+    logits, targets = keep_counted(logits, targets, ignored)
+    log_probs = logits.float().log_softmax(dim=-1)
+    nll = -log_probs.gather(-1, targets.unsqueeze(-1)).sum()
     return LossSums((1 - smoothing) * nll - smoothing * log_probs.mean(dim=-1).sum(), nll.detach())
 
 
-def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored: int = PAD_ID) -> Tensor:
+def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored: int | None = PAD_ID) -> Tensor:
     """Sum over the target tokens of (KL(p || q) + KL(q || p)) / 2, p and q the softmax of two logits [..., V]."""
-    counted = targets != ignored
-    log_p, log_q = (logits[counted].float().log_softmax(dim=-1) for logits in (first, second))
+    log_p, log_q = (keep_counted(logits, targets, ignored)[0].float().log_softmax(dim=-1) for logits in (first, second))
     return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()
 
 
 def r_drop_loss(
-    first: Tensor, second: Tensor, targets: Tensor, smoothing: float, alpha: float, ignored: int = PAD_ID
+    first: Tensor, second: Tensor, targets: Tensor, smoothing: float, alpha: float, ignored: int | None = PAD_ID
 ) -> LossSums:
     """R-Drop (Wu et al., 2021): both passes' loss, plus alpha times their divergence. `nll` is the mean of the passes."""
     one, other = (label_smoothed_nll(logits, targets, smoothing, ignored) for logits in (first, second))
@@ -115,17 +131,26 @@ def r_drop_loss(
     return LossSums(loss, (one.nll + other.nll) / 2)
 
 
-def sum_tied_losses(model: nn.Module, targets: Tensor, options: OptimizerConfig, first: Any, second: Any = None) -> LossSums:
+def sum_tied_losses(
+    model: nn.Module,
+    targets: Tensor,
+    options: OptimizerConfig,
+    first: Any,
+    second: Any = None,
+    counted: Tensor | None = None,
+) -> LossSums:
     """The losses of pieces, through the table that the model reads them from: of one pass, or with R-Drop of two.
 
-    A pass is states [..., D], or states and a loss of the model's own.
+    A pass is states [..., D], or states and a loss of the model's own. `counted` [M] are the flat places of the targets that
+    count, where they are known.
     """
     passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
-    states, auxiliary = zip(*passes, strict=True)
+    all_states, auxiliary = zip(*passes, strict=True)
+    targets, ignored, states = take_counted(counted, targets, PAD_ID, *all_states)
     if second is None:
-        sums = projected_nll(*states, model.encoder.embedding.weight, targets, options.label_smoothing)
+        sums = projected_nll(*states, model.encoder.embedding.weight, targets, options.label_smoothing, ignored)
     else:
-        sums = r_drop_loss(*map(model.compute_logits, states), targets, options.label_smoothing, options.r_drop)
+        sums = r_drop_loss(*map(model.compute_logits, states), targets, options.label_smoothing, options.r_drop, ignored)
     if auxiliary[0] is None:
         return sums
     return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach() / len(auxiliary))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
@@ -101,6 +101,8 @@ class MaskedLanguageModel(Task):
     def choose_targets(self, model: nn.Module, batch: MaskedBatch, seed: int | None) -> MaskedBatch:
         return mask_pieces(batch, self.config.masked_lm, model.mask_id, _VALIDATION_SEED if seed is None else seed)
 
-    def sum_losses(self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None) -> LossSums:
+    def sum_losses(
+        self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None, counted: Tensor | None = None
+    ) -> LossSums:
         """The losses of the pieces that are asked for, through the tied table."""
-        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second)
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)

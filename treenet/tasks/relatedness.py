@@ -42,7 +42,12 @@ class Relatedness(PredictionTask):
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_relatedness(self.config.model, vocab_sizes(sizes), self.config.classifier)
 
-    def sum_losses(self, model: nn.Module, batch: PairBatch, first: ClassLogits, second: None = None) -> LossSums:
+    def counted_targets(self, batch: PairBatch) -> None:
+        """Every pair has a score."""
+
+    def sum_losses(
+        self, model: nn.Module, batch: PairBatch, first: ClassLogits, second: None = None, counted: None = None
+    ) -> LossSums:
         log_probs = first.examples.log_softmax(1)
         wanted = score_distribution(batch.scores).to(log_probs.dtype)
         nll = -(wanted * log_probs).sum()

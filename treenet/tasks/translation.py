@@ -48,8 +48,10 @@ class Translation(Task):
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))
 
-    def sum_losses(self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None) -> LossSums:
-        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second)
+    def sum_losses(
+        self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
+    ) -> LossSums:
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         metrics = super().metrics(sums, targets)

@@ -23,10 +23,17 @@ class MovingAverage:
         }
 
     @torch.no_grad()
-    def update(self, updates: int) -> None:
-        """Take in the weights of the model after `updates` updates."""
+    def update(self, updates: int, skip: Tensor | None = None) -> None:
+        """Take in the weights of the model after `updates` updates, unless `skip` [] float32, on their device, is 1."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        torch._foreach_lerp_(list(self.weights.values()), self._parameters, 1 - decay)
+        averages = list(self.weights.values())
+        if skip is None:
+            torch._foreach_lerp_(averages, self._parameters, 1 - decay)
+            return
+        # There is no interpolation of lists by one weight that is on the device.
+        steps = torch._foreach_sub(self._parameters, averages)
+        torch._foreach_mul_(steps, (1 - decay) * (1 - skip))
+        torch._foreach_add_(averages, steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

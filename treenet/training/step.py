@@ -5,8 +5,8 @@ number of ranks nor the micro-batches change it. Forward and backward passes run
 flat gradient follows: a rank may compute its batch in its own way, twice, or have none, and no other rank waits for ever.
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
-from treenet.data.plan import hash_ids
 from treenet.layers.dropout import share_dropout_keys
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
@@ -22,23 +21,9 @@ from treenet.training.ema import MovingAverage
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
+from treenet.training.results import PendingResult, is_sound
+from treenet.training.step_inputs import StepInputs, send
 from treeproc.common.settings import UserError
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Sums over all ranks. Without `updated`, loss or gradient was not finite and the weights are as before."""
-
-    updated: bool
-    loss_sum: float
-    nll_sum: float
-    auxiliary_sum: float  # the model's own loss, a part of the loss
-    grad_norm: float
-    learning_rate: float
-    positions: float
-    padding: float
-    waited: float
-    wants_stop: bool
 
 
 class TrainStep:
@@ -56,6 +41,15 @@ class TrainStep:
             _add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
 
+    @property
+    def defers(self) -> bool:
+        """Whether nothing waits for the device until a result is read, later than its update."""
+        return self.ranks.device.type != "cpu"
+
+    def allocate_state(self) -> None:
+        """Allocate the optimiser's state as it is before the first update, where there is none yet."""
+        self._apply(0, skip=torch.ones((), device=self.ranks.device))
+
     def update(
         self,
         rank_batch: RankBatch,
@@ -65,10 +59,11 @@ class TrainStep:
         wants_stop: bool = False,
         failure: str | None = None,
         waited: float = 0.0,
-    ) -> StepResult:
+    ) -> PendingResult:
         """Update number `step`, counted from 0. Flags, failures and seconds of waiting of all ranks are put together.
 
-        Raises TrainingFailed on all ranks when one has a failure.
+        On a CPU it is done at the end, and raises TrainingFailed on all ranks when one has a failure. On an accelerator it has
+        been started, and nobody waits: the device itself skips an update that is not finite, or where a rank has a failure.
         """
         rate = learning_rate(self.config.optimizer, step + 1)
         for group in self.optimizer.param_groups:
@@ -79,22 +74,27 @@ class TrainStep:
         except UserError as error:
             failure = str(error)
         facts = [wants_stop, failure is not None, rank_batch.positions, rank_batch.padding, waited]
-        totals = torch.tensor([0.0, 0.0, 0.0, *facts], dtype=torch.float64, device=self.ranks.device)
+        totals = send(torch.tensor([0.0, 0.0, 0.0, *facts], dtype=torch.float64), self.ranks.device)
         totals[:3] += sums
         self.ranks.sum(totals)
         self.ranks.sum(self._gradient)
         norm = torch.linalg.vector_norm(self._gradient)
         totals = torch.cat([totals, norm.double().view(1)])
-        loss_sum, nll_sum, auxiliary_sum, stops, failures, positions, padding, waited, norm = totals.tolist()
-        if failures:
-            self.ranks.fail_together(failure)
-        updated = math.isfinite(loss_sum) and math.isfinite(norm)
-        if updated:
-            self.optimizer.step()
-            if self.average:
-                self.average.update(step + 1)
-        sums = loss_sum, nll_sum, auxiliary_sum
-        return StepResult(updated, *sums, norm, rate, positions, padding, waited, stops > 0)
+        known = {"update": step + 1, "learning_rate": rate, "target_tokens": rank_batch.global_tokens, "failure": failure}
+        pending = PendingResult(totals, self.ranks, **known)
+        if not self.defers:
+            if pending.read().updated:
+                self._apply(step + 1)
+        else:
+            self._apply(step + 1, skip=(~is_sound(totals)).float())
+        return pending
+
+    def _apply(self, updates: int, skip: Tensor | None = None) -> None:
+        """Change weights and average, unless `skip` [] float32 is 1: that is found out on the device."""
+        self.optimizer.found_inf = skip  # the fused optimiser reads it, by the name that PyTorch's own scaler uses
+        self.optimizer.step()
+        if self.average:
+            self.average.update(updates, skip)
 
     def compute_gradient(self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int) -> Tensor | float:
         """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
@@ -118,30 +118,34 @@ class TrainStep:
 
     def validate(self, batch: TreeBatch) -> Tensor:
         """The sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""
-        batch = self.task.choose_targets(self.model, batch, None).to(self.ranks.device)
+        inputs = self._inputs(batch, None)
         with self._autocast():
-            output = self._output(batch)
-            losses = self.task.sum_losses(self.model, batch, output)
-            sums = [losses.loss, losses.nll, *self.task.count_right(batch, output)]
+            output = self._output(inputs.batch)
+            losses = self.task.sum_losses(self.model, inputs.batch, output, counted=inputs.counted)
+            sums = [losses.loss, losses.nll, *self.task.count_right(inputs.batch, output)]
         if losses.auxiliary is not None:
             sums.append(losses.auxiliary)
         return torch.stack([value.double() for value in sums])
 
     def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
         """Sums of the training loss; R-Drop takes a second pass, with dropout from the second seed."""
-        keys = [hash_ids(batch.example_ids.numpy() + (seed << 31)) for seed in seeds]
-        batch = self.task.choose_targets(self.model, batch, seeds[0]).to(self.ranks.device)
-        passes = keys if self.config.optimizer.r_drop else keys[:1]
+        inputs = self._inputs(batch, seeds if self.config.optimizer.r_drop else seeds[:1])
         with self._autocast():
-            return self.task.sum_losses(self.model, batch, *(self._output(batch, key) for key in passes))
+            passes = [self._output(inputs.batch, keys) for keys in inputs.dropout_keys]
+            return self.task.sum_losses(self.model, inputs.batch, *passes, counted=inputs.counted)
 
-    def _output(self, batch: TreeBatch, dropout_keys: np.ndarray | None = None) -> Any:
+    def _inputs(self, batch: TreeBatch, seeds: Sequence[int] | None) -> StepInputs:
+        return StepInputs.build(self.task, self.model, batch, seeds, self.ranks.device).to(self.ranks.device)
+
+    def _output(self, batch: TreeBatch, dropout_keys: Tensor | None = None) -> Any:
         if dropout_keys is not None:
             self._dropout_keys.set(dropout_keys)
         return self._forward(batch)
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self.config.precision == "bf16")
+    def _autocast(self) -> AbstractContextManager:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16)
 
 
 def _flat_gradient(model: nn.Module) -> Tensor:

@@ -30,8 +30,9 @@ from treenet.tasks.base import Task
 from treenet.training.memory import keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.results import PendingResult, StepResult
 from treenet.training.state import Stopwatch, TrainState, is_finished
-from treenet.training.step import StepResult, TrainStep
+from treenet.training.step import TrainStep
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -104,6 +105,9 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.train_step = TrainStep(task.build_model(self.meta).to(ranks.device), task, ranks)
         self.state = TrainState()
+        self._pending: PendingResult | None = None  # the update that was started and is not counted
+        self._result: StepResult | None = None  # of the update that was counted last
+        self._wants_stop = False
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
         return MicroBatches(source, self.config.batch, self.ranks.rank, self.ranks.world_size)
@@ -122,15 +126,18 @@ class Trainer:
             self.state = TrainState(**state)
 
     def check_memory(self) -> None:
-        """Forward and backward pass of the batch that needs the most memory, without an update.
+        """Forward and backward pass of the batch that needs the most memory, beside the optimiser's state, without an update.
 
         A lack of memory shows now and not after hours. Raises TrainingFailed on all ranks.
         """
         failure = None
         try:
+            self.train_step.allocate_state()
             self.train_step.compute_gradient(self.micro_batches.rank_batch(self.plan.hardest_batch()), self.micro_batches, 0)
         except UserError as error:
             failure = str(error)
+        except torch.OutOfMemoryError:
+            failure = "model, gradient and optimiser alone do not fit into the memory of a worker: take a smaller model"
         self.ranks.fail_together(failure)
 
     def rank_batches(self) -> Iterator[RankBatch]:
@@ -140,27 +147,47 @@ class Trainer:
 
     def step(
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
-    ) -> StepResult:
-        """One update, counted in `state`."""
-        state, limit = self.state, self.config.max_skipped_updates
-        result = self.train_step.update(
-            rank_batch, self.micro_batches, state.step, wants_stop=wants_stop, failure=failure, waited=waited
+    ) -> StepResult | None:
+        """One update. Counts this update on a CPU, and on an accelerator, which computes meanwhile, the one before.
+
+        Returns the result of the update that was counted last, if there is one.
+        """
+        pending = self.train_step.update(
+            rank_batch, self.micro_batches, self.state.step, wants_stop=wants_stop, failure=failure, waited=waited
         )
-        state.step += 1
+        self.state.step += 1
+        before, self._pending = self._pending, pending
+        if before is not None:
+            self._count(before)
+        if not self.train_step.defers:
+            self.settle()
+        return self._result
+
+    def settle(self) -> StepResult | None:
+        """Wait for the update that was started last, and count it: `state` is that of its step. Returns its result."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._count(pending)
+        return self._result
+
+    def _count(self, pending: PendingResult) -> None:
+        """Count an update in `state`. Raises TrainingFailed when it is one too many that was skipped."""
+        state, limit = self.state, self.config.max_skipped_updates
+        self._result = result = pending.read()
+        self._wants_stop |= result.wants_stop
         state.positions += result.positions
         state.padding += result.padding
         state.waited += result.waited
         if result.updated:
-            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, rank_batch.global_tokens)
+            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, result.target_tokens)
         else:
             state.count_skipped()
         if state.skipped_in_row >= limit:
             raise TrainingFailed(
-                f"loss or gradient was not finite in {limit} updates in a row, up to step {state.step}: "
+                f"loss or gradient was not finite in {limit} updates in a row, up to step {result.update}: "
                 f"lower optimizer.learning_rate = {self.config.optimizer.learning_rate} or raise optimizer.warmup_steps, "
                 "and use another --out"
             )
-        return result
 
     def train(
         self, run_dir: Path, should_stop: Callable[[], bool], report: Callable[[dict], None], show_progress: bool
@@ -184,11 +211,13 @@ class Trainer:
                     wants_stop=should_stop(),
                     failure=writer.failure if writer else None,
                 )
+                if self._wants_stop or self._is_due(state.step):
+                    result = self.settle()
                 waited = stream.waited
                 state.count_seconds(watch.lap())
                 if progress:
                     progress.update()
-                if state.step % config.log_every == 0:
+                if result and state.step % config.log_every == 0:
                     line = self._metrics(result)
                     if progress:
                         progress.update(0, postfix=describe_metrics(line))
@@ -204,14 +233,20 @@ class Trainer:
                 finished = is_finished(config, state.step, state.validations_since_best)
                 state.elapsed += watch.lap()  # not in the seconds that rates are made of
                 due = finished or state.step % config.checkpoint_every == 0
-                if writer and (due or result.wants_stop):
+                if writer and (due or self._wants_stop):
                     self._save(writer, metrics, due)
-                if finished or result.wants_stop:
+                if finished or self._wants_stop:
                     break
             if writer:
                 writer.wait()
             self.ranks.fail_together(writer.failure if writer else None)
         return TrainOutcome(state.step, finished)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether all updates must be counted after this one: for a line, a validation, a checkpoint or the end."""
+        config = self.config
+        every = (config.log_every, config.validate_every, config.checkpoint_every)
+        return step == config.max_steps or any(step % number == 0 for number in every)
 
     def _metrics(self, result: StepResult) -> dict[str, float | None]:
         """The line of a log step."""

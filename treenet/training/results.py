@@ -1,0 +1,80 @@
+"""The result of an update: sums over all ranks, read at once on a CPU, and later than they are made on an accelerator."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treenet.training.ranks import Ranks
+
+# Places in the totals of an update, a vector float64. The first three are the sums of `LossSums.totals`.
+LOSS, NLL, AUXILIARY, STOPS, FAILURES, POSITIONS, PADDING, WAITED, NORM = range(9)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over all ranks. Without `updated`, loss or gradient was not finite and the weights are as before."""
+
+    updated: bool
+    loss_sum: float
+    nll_sum: float
+    auxiliary_sum: float  # the model's own loss, a part of the loss
+    grad_norm: float
+    positions: float
+    padding: float
+    waited: float
+    wants_stop: bool
+    learning_rate: float
+    target_tokens: int  # of the global batch
+    update: int  # its number, counted from 1
+
+
+def is_sound(totals: Tensor) -> Tensor:
+    """Whether an update may change the weights, [] bool on the device of the totals."""
+    return torch.isfinite(totals[LOSS] + totals[NORM]) & (totals[FAILURES] == 0)
+
+
+class PendingResult:
+    """The totals of an update that has been started, on their way to the host.
+
+    On CUDA a copy to pinned memory follows the update on its stream; whoever reads waits for that copy, not for later updates.
+    """
+
+    def __init__(
+        self,
+        totals: Tensor,
+        ranks: Ranks,
+        *,
+        update: int,
+        learning_rate: float,
+        target_tokens: int,
+        failure: str | None,  # of this rank
+    ):
+        self._known = {"update": update, "learning_rate": learning_rate, "target_tokens": target_tokens}
+        self._failure, self._ranks, self._copied = failure, ranks, None
+        if totals.device.type == "cuda":
+            totals = torch.empty_like(totals, device="cpu", pin_memory=True).copy_(totals, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        self._totals = totals
+
+    def read(self) -> StepResult:
+        """The result. Raises TrainingFailed on all ranks when one of them had a failure."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        totals = self._totals.tolist()
+        if totals[FAILURES]:
+            self._ranks.fail_together(self._failure)
+        return StepResult(
+            updated=math.isfinite(totals[LOSS]) and math.isfinite(totals[NORM]),
+            loss_sum=totals[LOSS],
+            nll_sum=totals[NLL],
+            auxiliary_sum=totals[AUXILIARY],
+            grad_norm=totals[NORM],
+            positions=totals[POSITIONS],
+            padding=totals[PADDING],
+            waited=totals[WAITED],
+            wants_stop=totals[STOPS] > 0,
+            **self._known,
+        )
