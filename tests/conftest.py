@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "device_step",
+    "batch_stream", "device_step", "loader_processes",
     "dry_run", "evaluate", "fuzz", "grid", "inspect", "labelled_data", "masked_lm", "models", "models_benchmark", "moses",
     "notices", "package_parsers", "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "preprocess", "preprocess_benchmark", "probes",

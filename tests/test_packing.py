@@ -4,6 +4,7 @@ import pickle
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +26,8 @@ def assert_same(first: Any, second: Any) -> None:
     assert type(first) is type(second)
     if isinstance(first, Tensor):
         assert first.dtype == second.dtype and torch.equal(first, second)
+    elif isinstance(first, np.ndarray):
+        assert first.dtype == second.dtype and np.array_equal(first, second)
     elif isinstance(first, list | tuple):
         assert len(first) == len(second)
         for pair in zip(first, second, strict=True):

@@ -182,6 +182,13 @@ class TrainConfig(Settings):
     min_workers: Annotated[int, Effect.NONE] = Field(
         0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
     )
+    loader_workers: Annotated[int | None, Effect.NONE] = Field(
+        None,
+        ge=0,
+        le=64,
+        description="processes that prepare a worker's batches; 0 is a thread; null is 0 on CPUs, and up to 4 on GPUs, by the "
+        "number of cores",
+    )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="one GPU a worker")
     precision: Literal["float32", "bf16"] = Field(
         "float32", description="'bf16' computes products in bfloat16, under autocast: on GPUs, and on CPUs that have it"

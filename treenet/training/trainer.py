@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data.examples import ExampleSource, Prefetcher
-from treenet.data.plan import BatchPlan, plan_in_order
+from treenet.data.examples import ExampleSource
+from treenet.data.plan import plan_in_order
 from treenet.runs.checkpoint import (
     checkpoint_folders,
     checkpoint_step,
@@ -27,6 +27,7 @@ from treenet.runs.checkpoint import (
 from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
+from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.memory import keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks, TrainingFailed
@@ -90,10 +91,10 @@ class Trainer:
 
     def __init__(self, task: Task, ranks: Ranks):
         self.task, self.config, self.ranks = task, task.config, ranks
-        config, source = task.config, task.open("train", training=True, device=ranks.device)
+        config = task.config
+        self.data = TrainingData(task, ranks.rank, ranks.world_size, ranks.device)
+        self.plan, self.micro_batches = self.data.plan, self.data.micro_batches
         index = read_index(config.data / "encoded")
-        self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
-        self.micro_batches = self._micro_batches(source)
         self.valid = self._micro_batches(task.open("valid", device=ranks.device)) if "valid" in index["totals"] else None
         self.meta = {
             "data_fingerprint": index["fingerprint"],
@@ -142,8 +143,10 @@ class Trainer:
 
     def rank_batches(self) -> Iterator[RankBatch]:
         """This rank's batch of every update from the present step on."""
-        for step in range(self.state.step, self.config.max_steps):
-            yield self.micro_batches.rank_batch(self.plan.batch(step))
+        return self.data.rank_batches(self._updates())
+
+    def _updates(self) -> range:
+        return range(self.state.step, self.config.max_steps)
 
     def step(
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
@@ -198,7 +201,7 @@ class Trainer:
             return TrainOutcome(state.step, finished=True)
         with phase("compiling, trying the largest batch" if config.compile else "trying the largest batch"):
             self.check_memory()
-        stream = Prefetcher(self.rank_batches())
+        stream = BatchStream(self.task, self.ranks, self.data, self._updates())
         log = MetricLog(run_dir, state.step) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None

@@ -1,0 +1,101 @@
+"""Batches from loader processes: those of the thread, to the bit, through a whole training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from test_packing import assert_same
+from toydata import write_toy_data
+from toylabels import make_rows, write_labelled
+from toyruns import final_weights, losses, make_config, make_task, same
+
+from treenet.tasks.registry import build_task
+from treenet.training.batch_stream import MOST_WORKERS, BatchStream, TrainingData, count_workers
+from treenet.training.ranks import Ranks
+from treenet.training.trainer import train
+from treeproc.common.settings import UserError
+
+CPU = torch.device("cpu")
+PAIR_COLUMNS = ("leaves", "nodes", "spans", "score")
+# Settings by task: a model of trees where there is one.
+TASKS = {
+    "translation": ["batch.tokens_per_device=24"],
+    "classification": ["task=classification"],
+    "relatedness": ["task=relatedness", "model.name=tree_lstm", "optimizer.label_smoothing=0"],
+    "masked_lm": ["task=masked_lm", "model.name=transformer"],
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> dict[str, Path]:
+    """A data set for every task."""
+    pairs = make_rows(40)
+    for row in pairs:
+        row["score"] = row["example_id"] // 2 / 5
+    pairs_of = {"train": pairs, "valid": pairs[:8]}
+    scores = write_labelled(tmp_path_factory.mktemp("pairs"), pairs_of, columns=PAIR_COLUMNS, num_classes=None)
+    classes = write_labelled(tmp_path_factory.mktemp("classes"), {"train": make_rows(40), "valid": make_rows(8)})
+    toy = write_toy_data(tmp_path_factory.mktemp("toy"))
+    return {"translation": toy, "masked_lm": toy, "classification": classes, "relatedness": scores}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_processes_make_the_batches_of_the_thread(data, name):
+    """Of the second of two ranks, from the middle of an epoch to the next one; the limit of micro-batches falls meanwhile."""
+    steps, found = range(5, 25), []
+    expected: list = []
+    for workers in (0, 2):
+        task = build_task(make_config(data[name], *TASKS[name], f"loader_workers={workers}"))
+        opened = TrainingData(task, 1, 2, CPU)
+        with BatchStream(task, Ranks(1, 2, CPU), opened, steps) as stream:
+            for number, rank_batch in enumerate(stream):
+                if number == 8:
+                    opened.micro_batches.limit = 12
+                (found if workers else expected).append(rank_batch)
+    limits = [rank_batch.limit for rank_batch in found]
+    assert len(found) == len(steps) and limits[0] != 12 and limits[-1] == 12
+    for mine, theirs in zip(found, expected, strict=True):
+        if mine.limit == theirs.limit:  # the thread is further ahead
+            assert_same(mine, theirs)
+        assert_same(mine.rows, theirs.rows)
+    assert any(len(rank_batch.batches) > 1 for rank_batch in found)
+
+
+def test_a_run_may_change_to_processes_and_back(data, tmp_path):
+    """Interrupted with processes and resumed with the thread, it equals one that was never interrupted."""
+    settings = ("model.attention_dropout=0.1", "max_steps=16", "checkpoint_every=4")
+    for name, stops in (("whole", [0]), ("cut", [2, 0])):
+        (tmp_path / name).mkdir()
+        for workers in stops:
+            asked = iter(range(100))
+            stop = (lambda asked=asked: next(asked) == 5) if workers else (lambda: False)
+            train(make_task(data["translation"], *settings, f"loader_workers={workers}"), tmp_path / name, should_stop=stop)
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "cut")) == 16
+    assert same(final_weights(tmp_path / "cut"), final_weights(tmp_path / "whole"))
+
+
+def test_what_is_wrong_with_a_tree_is_said_as_the_thread_says_it(tmp_path):
+    rows = make_rows(30)
+    rows[7]["spans"]["end"][0] = 99
+    data, said = write_labelled(tmp_path / "data", {"train": rows, "valid": make_rows(3)}), []
+    for workers in (0, 1):
+        task = build_task(make_config(data, "task=classification", f"loader_workers={workers}", "batch.max_tokens=9"))
+        with (
+            pytest.raises(UserError) as error,
+            BatchStream(task, Ranks(0, 1, CPU), TrainingData(task, 0, 1, CPU), range(90)) as s,
+        ):
+            for _ in s:
+                pass
+        said.append(str(error.value))
+    assert said[0] == said[1] and "99" in said[0]
+
+
+def test_the_number_of_processes(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
+    meta = torch.device("meta")  # stands for any accelerator
+    assert count_workers(None, Ranks(0, 1, CPU)) == 0
+    assert count_workers(3, Ranks(0, 1, CPU)) == 3
+    assert [count_workers(None, Ranks(0, ranks, meta)) for ranks in (1, 2, 4, 8, 16)] == [MOST_WORKERS, 3, 1, 0, 0]
+    assert count_workers(0, Ranks(0, 1, meta)) == 0
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert count_workers(None, Ranks(0, 16, meta)) == 3

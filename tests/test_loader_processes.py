@@ -1,0 +1,127 @@
+"""Loader processes: the items of one process, in order, whatever happens to those that make them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from treenet.data import loader_processes
+from treenet.data.loader_processes import LoaderProcesses
+from treenet.data.loader_server import SLOT_BYTES, _sendable
+from treeproc.common.settings import UserError
+
+
+class Numbers:
+    """Makes a tensor, with its step and the process; one step goes wrong."""
+
+    def __call__(self, step: int, size: int = 3) -> list:
+        if step == 13 and size == 3:
+            raise UserError("line 13 is damaged")
+        return [torch.full((size,), step), step, os.getpid()]
+
+
+def refuse() -> Numbers:
+    raise UserError("the data are gone")
+
+
+def ended(pid: int, seconds: float = 10) -> bool:
+    """Whether a process is gone, or waits to be reaped, within some seconds."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_items_come_in_order_with_the_options_of_their_time_and_nothing_stays():
+    """Signals to the group of the training are not for those that make items."""
+    before, sizes, found = open_files(), iter(range(100)), []
+    with LoaderProcesses(Numbers, range(15, 40), 3, options=lambda: {"size": next(sizes)}) as stream:
+        for packed in stream:
+            found.append(packed.unpack())
+            pid = found[-1][2]
+            assert os.getpgid(pid) != os.getpgid(0)
+            os.kill(pid, signal.SIGINT if pid % 2 else signal.SIGTERM)
+        assert stream.waited > 0
+    assert [step for _, step, _ in found] == list(range(15, 40))
+    assert all(torch.equal(tensor, torch.full((step - 15,), step)) for tensor, step, _ in found)
+    pids = {pid for _, _, pid in found}
+    assert len(pids) == 3 and os.getpid() not in pids and all(map(ended, pids))
+    assert open_files() == before
+
+
+def test_an_error_is_raised_at_its_item():
+    seen = []
+    with pytest.raises(UserError, match="^line 13 is damaged$"), LoaderProcesses(Numbers, range(10, 20), 2) as stream:
+        for packed in stream:
+            seen.append(packed.unpack()[1])
+    assert seen == [10, 11, 12]
+    with pytest.raises(UserError, match="^the data are gone$"), LoaderProcesses(refuse, range(3), 2) as stream:
+        next(iter(stream))
+
+
+def test_an_error_without_a_pickle_keeps_its_traceback():
+    assert isinstance(_sendable(UserError("x")), UserError)
+    try:
+        raise LookupError(lambda: "no pickle of this")
+    except LookupError as error:
+        sent = _sendable(error)
+    assert isinstance(sent, RuntimeError) and "LookupError" in str(sent) and "line" in str(sent)
+
+
+def test_an_item_that_no_slot_holds_arrives():
+    size = SLOT_BYTES // 4 + 1  # as int32
+    with LoaderProcesses(Numbers, range(7, 8), 1, options=lambda: {"size": size}) as stream:
+        [[tensor, _, _]] = [packed.unpack() for packed in stream]
+    assert len(tensor) == size and (tensor == 7).all()
+
+
+def test_a_killed_process_is_said_and_replaced_until_that_is_of_no_use(capfd, monkeypatch):
+    monkeypatch.setattr(loader_processes, "MAX_STARTS", 2)
+    seen = []
+    with pytest.raises(UserError, match="signal 9 .*loader_workers = 2"), LoaderProcesses(Numbers, range(20, 99), 2) as stream:
+        for packed in stream:
+            _, step, pid = packed.unpack()
+            seen.append(step)
+            if step in (30, 50):
+                os.kill(pid, signal.SIGKILL)
+    assert seen == list(range(20, 20 + len(seen))) and len(seen) > 31
+    [line] = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: process ") and "signal 9 (SIGKILL)" in line and "goes on with step 3" in line
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from test_loader_processes import Numbers
+from treenet.data.loader_processes import LoaderProcesses
+with LoaderProcesses(Numbers, range(20, 10**6), 2) as stream:
+    items = iter(stream)
+    print(*{next(items).unpack()[2] for _ in range(2)}, stream._server.pid, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_nothing_stays_where_the_training_is_killed():
+    command = [sys.executable, "-c", PARENT, str(Path(__file__).parent)]
+    parents = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for parent, how in zip(parents, (signal.SIGKILL, signal.SIGTERM), strict=True):
+        with parent:
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert len(pids) == 3
+            parent.send_signal(how)
+            parent.wait(20)
+            assert all(map(ended, pids))

@@ -1,0 +1,100 @@
+"""The batches of a rank, made some updates ahead of the training: by a thread, or by processes."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from treenet.data.examples import Prefetcher
+from treenet.data.loader_processes import LoaderProcesses
+from treenet.data.plan import BatchPlan
+from treenet.tasks.base import Task
+from treenet.training.micro_batches import MicroBatches, RankBatch
+from treenet.training.ranks import Ranks
+from treeproc.shards.store import read_index
+
+# A process makes batches of trees faster than a GPU computes them; more are for updates of many small batches.
+MOST_WORKERS = 4
+
+
+class TrainingData:
+    """The training examples of a rank, and the plan of their batches."""
+
+    def __init__(self, task: Task, rank: int, world_size: int, device: torch.device):
+        config, source = task.config, task.open("train", training=True, device=device)
+        index = read_index(config.data / "encoded")
+        self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
+        self.micro_batches = MicroBatches(source, config.batch, rank, world_size)
+
+    def rank_batch(self, step: int) -> RankBatch:
+        """The rank's batch of update `step`, counted from 0."""
+        return self.micro_batches.rank_batch(self.plan.batch(step))
+
+    def rank_batches(self, steps: range) -> Iterator[RankBatch]:
+        """The rank's batches of these updates."""
+        return map(self.rank_batch, steps)
+
+
+@dataclass(frozen=True)
+class OpenTraining:
+    """Opens the training examples in a process of the loader, and gives what makes a batch."""
+
+    task: Task
+    rank: int
+    world_size: int
+    device: str  # its type
+
+    def __call__(self) -> Callable[[int, int | None], RankBatch]:
+        data = TrainingData(self.task, self.rank, self.world_size, torch.device(self.device))
+
+        def make(step: int, limit: int | None) -> RankBatch:
+            data.micro_batches.limit = limit
+            return data.rank_batch(step)
+
+        return make
+
+
+class BatchStream:
+    """A rank's batches of the updates `steps`, in order. `waited` is the time in seconds that the training waited for them."""
+
+    def __init__(self, task: Task, ranks: Ranks, data: TrainingData, steps: range):
+        self._workers = count_workers(task.config.loader_workers, ranks)
+        self._source: LoaderProcesses[RankBatch] | Prefetcher[RankBatch]
+        if self._workers:
+            open_training = OpenTraining(task, ranks.rank, ranks.world_size, ranks.device.type)
+            self._source = LoaderProcesses(
+                open_training,
+                steps,
+                self._workers,
+                options=lambda: {"limit": data.micro_batches.limit},
+                pin_memory=ranks.device.type == "cuda",
+            )
+        else:
+            self._source = Prefetcher(data.rank_batches(steps))
+
+    def __enter__(self) -> "BatchStream":
+        self._source.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._source.__exit__(*exception)
+
+    def __iter__(self) -> Iterator[RankBatch]:
+        for item in self._source:
+            yield item if isinstance(item, RankBatch) else item.unpack()
+
+    @property
+    def waited(self) -> float:
+        return self._source.waited
+
+
+def count_workers(asked: int | None, ranks: Ranks) -> int:
+    """Processes of the loader: those asked for, else none beside a CPU, whose cores compute, and some beside an accelerator."""
+    if asked is not None:
+        return asked
+    if ranks.device.type == "cpu":
+        return 0
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world_size))  # ranks of this machine
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, max(0, cores // here - 1))
