@@ -26,6 +26,7 @@ MODEL_CASES: dict[str, dict] = {
     "dynamicconv": {},
     "lightconv": {"convolution": {"encoder_kernels": [4, 31], "decoder_kernels": [1, 3], "gated": False}},
     "bilstm": {},
+    "lstm": {"name": "bilstm", "num_encoder_layers": 2, "recurrent": {"directions": "forward"}},
     "child_sum_tree2seq": {"d_model": 32},
     "child_sum_tree2seq_pieces_alone": {"name": "child_sum_tree2seq", "recurrent": {"leaf_lstm": False, "start": "max"}},
     "constituent_transformer": {},

@@ -15,7 +15,7 @@ from treenet.data.batch import collate
 from treenet.data.input_kinds import BINARY_TREES
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.jobs.train_run import run_training
-from treenet.layers.bilstm import build_bilstm, last_states, lstm_cells, run_bilstm
+from treenet.layers.bilstm import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
 from treenet.layers.dropout import Dropout
 from treenet.runs.loading import load_run
 from treenet.tasks.registry import build_task
@@ -51,6 +51,25 @@ def test_cells_are_those_of_a_loop():
     zero = (torch.zeros(3, dtype=torch.float64),) * 2
     slow = torch.stack([torch.stack([cell for _, cell in reference_lstm(lstm, row, zero)]) for row in x])
     assert_same_with_gradients(lstm_cells(lstm, x, lstm(x)[0]), slow, [x, *lstm.parameters()])
+
+
+@settings(deadline=None, max_examples=10)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
+def test_forward_alone_is_a_loop_over_single_sentences(lengths):
+    torch.manual_seed(0)
+    layers = build_lstm(4, 4, 2).double()
+    x = random(len(lengths), max(lengths), 4)
+    pad_mask = torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None]
+    hidden, cells = run_lstm(x, layers, Dropout(0.0), with_cells=True)
+    zero = (torch.zeros(4, dtype=torch.float64),) * 2
+    fast, slow = [], []
+    for row, length in enumerate(lengths):
+        lower = reference_lstm(layers[0], x[row, :length], zero)
+        upper = reference_lstm(layers[1], [state for state, _ in lower], zero)
+        fast += [hidden[row, :length], cells[row, :length]]
+        slow += [torch.stack([state for state, _ in upper]), torch.stack([cell for _, cell in upper])]
+        torch.testing.assert_close(last_state(hidden, pad_mask)[row], upper[-1][0])
+    assert_same_with_gradients(torch.cat(fast), torch.cat(slow), [x, *layers.parameters()])
 
 
 @settings(deadline=None, max_examples=10)

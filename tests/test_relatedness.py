@@ -14,12 +14,16 @@ from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.input_kinds import BINARY_TREES, LEAVES
 from treenet.data.pairs import PairSource
 from treenet.evaluation.classify import format_scores, score_run
+from treenet.evaluation.significance import compare_correlations
+from treenet.experiments.seeds import SeedsConfig, seed_cells
+from treenet.experiments.seeds_report import make_study
+from treenet.experiments.study import run_study
 from treenet.jobs.train_run import run_training
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
-from treenet.tasks.relatedness import Relatedness, correlations, moments, summarize_moments
+from treenet.tasks.relatedness import Relatedness, correlations, moments, pearson, summarize_moments
 from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
@@ -255,3 +259,53 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
     folder = write_labelled(tmp_path / "classes", {"train": make_rows(4)})
     with pytest.raises(UserError, match="has no scores .* choose one of format sick"):
         PairSource(folder / "encoded", "train", LEAVES)
+
+
+# Over seeds.
+
+
+def test_a_comparison_over_seeds_tests_pearson_on_shared_pairs(data, tmp_path, capsys):
+    systems = {"trees": {}, "words": {"model": {"name": "bilstm", "recurrent": {"directions": "forward"}}}}
+    grid = {"systems": systems, "baseline": "words", "seeds": [1, 2, 3], "peak_on_test": True}
+    values = json.loads(make_config(data).model_dump_json())
+    config = load_settings(SeedsConfig, None, **{**values, "data": data, "grid": grid})
+    run_study(make_study(config, tmp_path / "out", tmp_path / "records"))
+    report = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    cells = {cell["cell"]: cell for cell in report["cells"]}
+    assert len(cells) == 6
+    scores, predicted = {}, {}
+    for name, cell in cells.items():
+        lines = (tmp_path / "out" / "cells" / name / "predictions.test.tsv").read_text().splitlines()[1:]
+        columns = zip(*(map(float, line.split("\t")) for line in lines), strict=True)
+        _, scores[name], predicted[name] = map(np.array, columns)
+        assert cell["test.pearson"] == pytest.approx(correlations(predicted[name], scores[name])["pearson"], abs=1e-3)
+        assert {"test.spearman", "test.mse", "test.peak.pearson", "valid.pearson"} <= cell.keys()
+    words, trees = sorted(report["systems"], key=lambda row: row["system"] == "trees")
+    test = trees["tests"]["test.pearson"]
+    differences = [cells[f"trees-seed{seed}"]["test.pearson"] - cells[f"words-seed{seed}"]["test.pearson"] for seed in (1, 2, 3)]
+    assert test["difference"] == pytest.approx(np.mean(differences), abs=1e-3) and test["interval"] is not None
+    assert "tests" not in words and "test, rho" in capsys.readouterr().out
+
+
+def test_the_error_over_sentences_of_a_correlation_is_that_of_a_slow_bootstrap():
+    random = np.random.default_rng(0)
+    scores = random.normal(size=40)
+    baselines, systems = (scores + share * random.normal(size=(3, 40)) for share in (1.0, 0.7))
+    test = compare_correlations(baselines, systems, scores, samples=300)
+    drawn = np.random.default_rng(12345).integers(40, size=(300, 40))
+
+    def difference(rows) -> float:
+        pairs = zip(baselines, systems, strict=True)
+        return np.mean([pearson(y[rows], scores[rows]) - pearson(x[rows], scores[rows]) for x, y in pairs])
+
+    assert test.difference == pytest.approx(difference(slice(None)))
+    assert test.sentences_error == pytest.approx(np.std([difference(rows) for rows in drawn]))
+    same = compare_correlations(np.ones((3, 40)), np.ones((3, 40)), scores, samples=10)
+    assert same.difference == 0 and same.interval is None
+
+
+def test_all_systems_of_a_comparison_have_one_task(data, tmp_path):
+    values = {**json.loads(make_config(data).model_dump_json()), "data": data}
+    mixed = {"systems": {"a": {}, "b": {"task": "classification"}}, "baseline": "a"}
+    with pytest.raises(UserError, match="task must be classification or relatedness, the same for all systems"):
+        seed_cells(load_settings(SeedsConfig, None, **{**values, "grid": mixed}), tmp_path)

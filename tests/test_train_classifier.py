@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
+from treenet.experiments.seeds_measures import MEASURES
 from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, make_study, read_result
 from treenet.experiments.study import read_fresh_scores, run_study
 from treenet.jobs.train_run import run_training
@@ -344,7 +346,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
             labels = {"system": system, "seed": seed}
             entries[folder.name] = Entry(labels=labels, settings={}, data_fingerprint="", status="done")
     config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
-    recording = Recording(LABELS, read_result)
+    recording = Recording(LABELS, partial(read_result, MEASURES["classification"]))
     records = recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
     report = build_report(config, records)
     differences = np.array([right["words", seed].astype(float) - right["trees", seed] for seed in (1, 2, 3)])

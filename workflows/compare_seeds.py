@@ -1,4 +1,4 @@
-"""Compare classifiers over seeds: models, ablations and control trees, as in Tables 2 and 3 of the paper.
+"""Compare classifiers, or models of relatedness, over seeds: models, ablations and control trees, as in the paper's Tables 2, 3.
 
     python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
     python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]

@@ -197,10 +197,13 @@ class RelationsConfig(ArchitectureSection):
 
 
 class RecurrentConfig(ArchitectureSection):
-    """Tree2Seq (Shi et al., 2018), and the LSTM decoder that it shares with its sequence baseline."""
+    """Tree2Seq (Shi et al., 2018), and what it shares with its sequence baseline: LSTMs over leaves, and the decoder."""
 
     architectures: ClassVar[tuple[str, ...]] = ("bilstm", "tree2seq", "child_sum_tree2seq")
 
+    directions: Literal["both", "forward"] = Field(
+        "both", description="directions of bilstm: both, each of half d_model, or forward alone, of d_model"
+    )
     leaf_lstm: bool = Field(
         True,
         description="a bidirectional LSTM of num_encoder_layers layers computes the leaves of the trees, or what words are "

@@ -64,7 +64,8 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
     for place in checkpoint_folders(folder):
         step = str(checkpoint_step(place))
         found.append(_classify(folder, ClassifySettings(split=split, checkpoint=step, use_gpu=use_gpu))[2])
-    peak = max(found, key=lambda scores: scores["accuracy"]) | {"chosen_on": split, "chosen_from": len(found)}
+    best = max(found, key=lambda scores: scores["accuracy"] if "accuracy" in scores else scores["pearson"])
+    peak = best | {"chosen_on": split, "chosen_from": len(found)}
     atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{split}.{PEAK}": peak}))
     return peak
 

@@ -103,6 +103,27 @@ def compare_examples(differences: np.ndarray) -> SeedTest:
     return compare_over_seeds(differences.mean(1).tolist(), float(over_sentences), num_sentences)
 
 
+def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.ndarray, samples: int = 1000) -> SeedTest:
+    """`compare_over_seeds` of Pearson's correlation with `scores` [sentences], from predictions [seeds, sentences] of both sides.
+
+    The variance over sentences is that of a paired bootstrap, one sample of which takes the same sentences for all seeds.
+    """
+    num_sentences = len(scores)
+    chosen = np.random.default_rng(12345).integers(num_sentences, size=(samples, num_sentences))
+    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
+    ours, theirs = (np.stack([_correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
+    differences = ours - theirs  # [seeds, 1 + samples]
+    return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)
+
+
+def _correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Pearson's correlation [samples] of two vectors [n] whose places count so often, [samples, n]; 0 where one does not vary."""
+    x, y = predicted - predicted.mean(), scores - scores.mean()
+    total, x_sum, y_sum, xx, yy, xy = (counts @ np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)).T
+    spread = (total * xx - x_sum**2) * (total * yy - y_sum**2)
+    return np.where(spread > 0, (total * xy - x_sum * y_sum) / np.sqrt(np.where(spread > 0, spread, 1)), 0.0)
+
+
 def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
     """The tests of a family with Holm's p-values: m p for the smallest of m, (m - 1) p for the next, none below another."""
     p_values = [test.p_value for test in tests if test.p_value is not None]

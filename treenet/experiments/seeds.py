@@ -1,4 +1,4 @@
-"""Comparisons of classifiers over seeds: models, ablations and control trees, each trained with the same seeds.
+"""Comparisons of classifiers, or of models of relatedness, over seeds: models, ablations, control trees, all with the same seeds.
 
 A comparison is a configuration of workflows/train_classifier.py with a grid: each cell is the run of that workflow with
 the settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
@@ -21,6 +21,7 @@ from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index
 
+TASKS = ("classification", "relatedness")
 # Entries of scores.json that a cell has.
 SCORED = ("valid", "test", "valid.last", "test.last")
 
@@ -46,7 +47,7 @@ class SeedGridConfig(Settings):
 
     peak_on_test: bool = Field(
         False,
-        description="also score every kept checkpoint on test, and show the accuracy of the best, marked: no model may be chosen "
+        description="also score every kept checkpoint on test, and show the score of the best, marked: no model may be chosen "
         "so, but published ones may have been; keep_checkpoints says how many there are",
     )
 
@@ -84,8 +85,10 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
             if number >= config.grid.fewer_seeds.get(system, len(config.grid.seeds)):
                 continue
             run = build_settings(TrainConfig, overlay(overlay(shared, settings), {"seed": seed}), f"grid.systems.{system}")
-            if run.task != "classification":
-                raise UserError(f"grid.systems.{system}: task must be classification, but is {run.task}")
+            if run.task != config.task or run.task not in TASKS:
+                raise UserError(
+                    f"grid.systems.{system}: task must be {' or '.join(TASKS)}, the same for all systems, but is {run.task}"
+                )
             run = run.model_copy(update={"data": run.data.resolve()})
             if run.data not in indices:
                 indices[run.data] = read_index(run.data / "encoded")
@@ -115,8 +118,9 @@ def seed_work(config: SeedsConfig) -> CellWork:
 
 
 def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:
-    """Score a trained cell. Returns the accuracies that the log shows, in per cent."""
+    """Score a trained cell. Returns the scores that the log shows: accuracies in per cent, or correlations."""
     scores = score_run(folder, use_gpu=use_gpu)
     if peak_on_test:
         score_peak(folder, "test", use_gpu=use_gpu)
-    return {name: 100 * entry["accuracy"] for name, entry in scores.items() if name in ("valid", "test", "test.last")}
+    shown = {name: scores[name] for name in ("valid", "test", "test.last") if name in scores}
+    return {name: 100 * entry["accuracy"] if "accuracy" in entry else entry["pearson"] for name, entry in shown.items()}

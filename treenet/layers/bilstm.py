@@ -1,4 +1,7 @@
-"""LSTMs in both directions over padded sequences. Shapes: B batch, L positions, D width of both together, H = D / 2."""
+"""LSTMs over padded sequences, forward or in both directions.
+
+Shapes: B batch, L positions, D width of all directions together, H = D / 2.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +14,21 @@ Layers = nn.ModuleList
 
 def build_bilstm(width: int, num_layers: int) -> tuple[Layers, Layers]:
     """Layers forward and layers backward, half as wide each."""
-    forward, backward = (
-        nn.ModuleList([nn.LSTM(width, width // 2, batch_first=True) for _ in range(num_layers)]) for _ in range(2)
-    )
+    forward, backward = (build_lstm(width, width // 2, num_layers) for _ in range(2))
     return forward, backward
+
+
+def build_lstm(width: int, size: int, num_layers: int) -> Layers:
+    """Layers of one direction, from inputs [..., D] to states of `size`."""
+    return nn.ModuleList([nn.LSTM(width, size, batch_first=True) for _ in range(num_layers)])
+
+
+def run_lstm(x: Tensor, layers: Layers, dropout: Dropout, *, with_cells: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Forward alone, as `run_bilstm`: padding comes last, where no real position sees it."""
+    for layer in layers:
+        before = x if layer is layers[0] else dropout(x)
+        x = layer(before)[0]
+    return x, lstm_cells(layer, before, x) if with_cells else None
 
 
 def run_bilstm(
@@ -40,8 +54,13 @@ def run_bilstm(
 def last_states(x: Tensor, pad_mask: Tensor) -> Tensor:
     """[B, L, D] of both directions -> [B, D]: forward at the last position, backward at the first."""
     ahead, back = x.chunk(2, dim=2)
+    return torch.cat([last_state(ahead, pad_mask), back[:, 0]], dim=1)
+
+
+def last_state(x: Tensor, pad_mask: Tensor) -> Tensor:
+    """[B, L, D] -> [B, D], at the last real position."""
     last = (~pad_mask).sum(1) - 1
-    return torch.cat([ahead[torch.arange(len(last), device=last.device), last], back[:, 0]], dim=1)
+    return x[torch.arange(len(last), device=last.device), last]
 
 
 def lstm_cells(lstm: nn.LSTM, x: Tensor, hidden: Tensor) -> Tensor:
