@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from meta_device import DeviceOperations, stand_in_for_a_gpu
 from test_packing import assert_same
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
@@ -12,7 +13,7 @@ from toyruns import final_weights, losses, make_config, make_task, same
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import MOST_WORKERS, BatchStream, TrainingData, count_workers
 from treenet.training.ranks import Ranks
-from treenet.training.trainer import train
+from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 
 CPU = torch.device("cpu")
@@ -40,25 +41,34 @@ def data(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_processes_make_the_batches_of_the_thread(data, name):
-    """Of the second of two ranks, from the middle of an epoch to the next one; the limit of micro-batches falls meanwhile."""
-    steps, found = range(5, 25), []
-    expected: list = []
-    for workers in (0, 2):
-        task = build_task(make_config(data[name], *TASKS[name], f"loader_workers={workers}"))
-        opened = TrainingData(task, 1, 2, CPU)
-        with BatchStream(task, Ranks(1, 2, CPU), opened, steps) as stream:
-            for number, rank_batch in enumerate(stream):
-                if number == 8:
-                    opened.micro_batches.limit = 12
-                (found if workers else expected).append(rank_batch)
-    limits = [rank_batch.limit for rank_batch in found]
-    assert len(found) == len(steps) and limits[0] != 12 and limits[-1] == 12
-    for mine, theirs in zip(found, expected, strict=True):
-        if mine.limit == theirs.limit:  # the thread is further ahead
-            assert_same(mine, theirs)
-        assert_same(mine.rows, theirs.rows)
-    assert any(len(rank_batch.batches) > 1 for rank_batch in found)
+def test_processes_make_what_the_training_would_make_itself(data, name):
+    """For the second of two ranks, from the middle of an epoch to the next one; the limit of micro-batches falls meanwhile."""
+    task = build_task(make_config(data[name], *TASKS[name], "loader_workers=2"))
+    here, limits, most = (TrainingData(task, 1, 2, CPU), TrainingData(task, 1, 2, CPU)), [], 0
+    with BatchStream(task, Ranks(1, 2, CPU), here[0], range(5, 25)) as stream:
+        for step, rank_batch in zip(range(5, 25), stream, strict=True):
+            here[1].micro_batches.limit = rank_batch.limit
+            assert_same(rank_batch, here[1].prepared(step))
+            limits.append(rank_batch.limit)
+            most = max(most, len(rank_batch.batches))
+            if step == 13:
+                here[0].micro_batches.limit = 12
+    assert limits[0] != 12 and limits[-1] == 12 and most > 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_comes_to_an_accelerator_in_one_copy(data, monkeypatch, workers):
+    """All of it: its update sends nothing more but the flags of the rank. Whatever would wait for data raises on "meta"."""
+    ranks = Ranks(0, 1, stand_in_for_a_gpu(monkeypatch))
+    settings = ["model.name=transformer", "model.attention_dropout=0", "batch.tokens_per_device=24"]
+    trainer = Trainer(build_task(make_config(data["translation"], *settings, f"loader_workers={workers}")), ranks)
+    with DeviceOperations() as seen, BatchStream(trainer.task, ranks, trainer.data, range(3)) as stream:
+        for number, rank_batch in enumerate(stream, start=1):
+            assert len(rank_batch.batches) > 1
+            assert seen.copies.total() == number and seen.kernels.total() == number  # a kernel widens its indices
+    with DeviceOperations() as seen:
+        trainer.train_step.update(rank_batch, trainer.micro_batches, 2)
+    assert seen.copies.total() == 1
 
 
 def test_a_run_may_change_to_processes_and_back(data, tmp_path):

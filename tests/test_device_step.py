@@ -135,7 +135,7 @@ def test_places_of_targets_give_the_losses_of_masks(data, options):
     batch = trainer.micro_batches.source.batch(trainer.plan.batch(0))
     step, sums, gradients = trainer.train_step, [], []
     for device in (CPU, torch.device("meta")):
-        inputs = StepInputs.build(trainer.task, step.model, batch, [1, 2], device)
+        inputs = StepInputs.build(trainer.task, batch, [1, 2], device)
         assert (inputs.counted is None) == (device.type == "cpu")
         passes = [step._output(inputs.batch, keys) for keys in inputs.dropout_keys[: 1 + bool(step.config.optimizer.r_drop)]]
         losses = trainer.task.sum_losses(step.model, inputs.batch, *passes, counted=inputs.counted)

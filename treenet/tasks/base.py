@@ -77,7 +77,7 @@ class Task(ABC):
         self.count_parameters(sizes)
         return self.build_model(sizes)
 
-    def choose_targets(self, model: nn.Module, batch: TreeBatch, seed: int | None) -> TreeBatch:
+    def choose_targets(self, batch: TreeBatch, seed: int | None) -> TreeBatch:
         """A batch, still on the CPU, with its targets: those of the data set, unless they are drawn. Without a seed, those of
         all validations."""
         return batch

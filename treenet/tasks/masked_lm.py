@@ -7,6 +7,7 @@ alone, not from batch-mates, workers or resume. Shapes: B batch, L leaves.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import EOS_ID, PAD_ID
+from treeproc.shards.store import read_index
 
 # Validations of all steps, and of runs with the same settings and vocabulary, ask for the same pieces.
 _VALIDATION_SEED = 0
@@ -98,8 +100,12 @@ class MaskedLanguageModel(Task):
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_masked_lm(self.config.model, vocab_sizes(sizes))
 
-    def choose_targets(self, model: nn.Module, batch: MaskedBatch, seed: int | None) -> MaskedBatch:
-        return mask_pieces(batch, self.config.masked_lm, model.mask_id, _VALIDATION_SEED if seed is None else seed)
+    @cached_property
+    def _num_pieces(self) -> int:
+        return read_index(self.config.data / "encoded")["num_pieces"]
+
+    def choose_targets(self, batch: MaskedBatch, seed: int | None) -> MaskedBatch:
+        return mask_pieces(batch, self.config.masked_lm, self._num_pieces, _VALIDATION_SEED if seed is None else seed)
 
     def sum_losses(
         self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None, counted: Tensor | None = None

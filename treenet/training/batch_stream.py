@@ -1,17 +1,19 @@
-"""The batches of a rank, made some updates ahead of the training: by a thread, or by processes."""
+"""The batches of a rank, made some updates ahead of the training, by a thread or by processes, and sent to its device."""
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from treenet.data.examples import Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
+from treenet.data.packing import Packed, pack
 from treenet.data.plan import BatchPlan
 from treenet.tasks.base import Task
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks
+from treenet.training.step_inputs import Sender, StepInputs, StepSeeds
 from treeproc.shards.store import read_index
 
 # A process makes batches of trees faster than a GPU computes them; more are for updates of many small batches.
@@ -22,6 +24,7 @@ class TrainingData:
     """The training examples of a rank, and the plan of their batches."""
 
     def __init__(self, task: Task, rank: int, world_size: int, device: torch.device):
+        self._task, self._device = task, device
         config, source = task.config, task.open("train", training=True, device=device)
         index = read_index(config.data / "encoded")
         self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
@@ -34,6 +37,18 @@ class TrainingData:
     def rank_batches(self, steps: range) -> Iterator[RankBatch]:
         """The rank's batches of these updates."""
         return map(self.rank_batch, steps)
+
+    def prepared(self, step: int) -> RankBatch:
+        """`rank_batch`, on the host, with all that an update on the device reads of it."""
+        rank_batch, seeds = self.rank_batch(step), StepSeeds.of(self._task.config, step).passes
+        inputs = [StepInputs.build(self._task, batch, seeds, self._device) for batch in rank_batch.batches]
+        return replace(rank_batch, batches=inputs)
+
+    def packed(self, steps: range) -> Iterator[Packed[RankBatch]]:
+        """The `prepared` batches of these updates, each in one buffer, which is pinned for CUDA."""
+        for step in steps:
+            packed = pack(self.prepared(step))
+            yield replace(packed, buffer=packed.buffer.pin_memory()) if self._device.type == "cuda" else packed
 
 
 @dataclass(frozen=True)
@@ -50,28 +65,32 @@ class OpenTraining:
 
         def make(step: int, limit: int | None) -> RankBatch:
             data.micro_batches.limit = limit
-            return data.rank_batch(step)
+            return data.prepared(step)
 
         return make
 
 
 class BatchStream:
-    """A rank's batches of the updates `steps`, in order. `waited` is the time in seconds that the training waited for them."""
+    """A rank's batches of the updates `steps`, in order. `waited` is the time in seconds that the training waited for them.
+
+    A batch comes to an accelerator in one copy, while that computes.
+    """
 
     def __init__(self, task: Task, ranks: Ranks, data: TrainingData, steps: range):
-        self._workers = count_workers(task.config.loader_workers, ranks)
-        self._source: LoaderProcesses[RankBatch] | Prefetcher[RankBatch]
-        if self._workers:
+        on_cpu, workers = ranks.device.type == "cpu", count_workers(task.config.loader_workers, ranks)
+        self._sender = None if on_cpu else Sender(ranks.device)
+        self._source: LoaderProcesses[RankBatch] | Prefetcher[Packed[RankBatch]] | Prefetcher[RankBatch]
+        if workers:
             open_training = OpenTraining(task, ranks.rank, ranks.world_size, ranks.device.type)
             self._source = LoaderProcesses(
                 open_training,
                 steps,
-                self._workers,
+                workers,
                 options=lambda: {"limit": data.micro_batches.limit},
                 pin_memory=ranks.device.type == "cuda",
             )
         else:
-            self._source = Prefetcher(data.rank_batches(steps))
+            self._source = Prefetcher(data.rank_batches(steps)) if on_cpu else Prefetcher(data.packed(steps))
 
     def __enter__(self) -> "BatchStream":
         self._source.__enter__()
@@ -82,7 +101,10 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[RankBatch]:
         for item in self._source:
-            yield item if isinstance(item, RankBatch) else item.unpack()
+            if isinstance(item, Packed):
+                yield self._sender.send(item) if self._sender else item.unpack()
+            else:
+                yield item
 
     @property
     def waited(self) -> float:

@@ -1,7 +1,7 @@
 """The batch of a rank, a part of the global batch, cut into micro-batches that fit into its memory."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from treenet.config import BatchConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import cut_batches, example_costs
+from treenet.training.step_inputs import StepInputs
 from treeproc.common.settings import UserError
 
 
@@ -20,7 +21,7 @@ class RankBatch:
     """The part of a global batch that one rank computes. With more ranks than examples, some ranks have an empty one."""
 
     cuts: list[np.ndarray]  # rows of each micro-batch
-    batches: list[TreeBatch]  # the micro-batches
+    batches: Sequence[TreeBatch | StepInputs]  # the micro-batches; on an accelerator with all that its update reads
     rows: np.ndarray  # of all micro-batches
     limit: int | None  # most padded tokens of a micro-batch, when they were cut
     global_tokens: int  # target pieces with EOS of the global batch
@@ -44,7 +45,10 @@ class MicroBatches:
         return self._build(rows[self._slice], self.source.target_tokens(rows))
 
     def add_up(
-        self, rank_batch: RankBatch, compute: Callable[[TreeBatch], Tensor], start: Callable[[], None] = lambda: None
+        self,
+        rank_batch: RankBatch,
+        compute: Callable[[TreeBatch | StepInputs], Tensor],
+        start: Callable[[], None] = lambda: None,
     ) -> Tensor | float:
         """Sum of `compute` over the micro-batches of a rank's batch; 0 when there are none.
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
 from treenet.training.results import PendingResult, is_sound
-from treenet.training.step_inputs import StepInputs, send
+from treenet.training.step_inputs import StepInputs, StepSeeds, send
 from treeproc.common.settings import UserError
 
 
@@ -103,14 +102,14 @@ class TrainStep:
         all dropout on GPUs, is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number
         of ranks, or in other micro-batches, it drops other units.
         """
-        seeds = np.random.SeedSequence([self.config.seed, step]).generate_state(3, np.uint32).tolist()
+        seeds = StepSeeds.of(self.config, step)
 
         def start() -> None:
             self._gradient.zero_()
-            torch.manual_seed(seeds[0] * 2**16 + self.ranks.rank)
+            torch.manual_seed(seeds.generator * 2**16 + self.ranks.rank)
 
-        def compute(batch: TreeBatch) -> Tensor:
-            sums = self._objective(batch, seeds[1:])
+        def compute(batch: TreeBatch | StepInputs) -> Tensor:
+            sums = self._objective(batch, seeds.passes)
             (sums.loss / rank_batch.global_tokens).backward()
             return sums.totals()
 
@@ -127,15 +126,16 @@ class TrainStep:
             sums.append(losses.auxiliary)
         return torch.stack([value.double() for value in sums])
 
-    def _objective(self, batch: TreeBatch, seeds: list[int]) -> LossSums:
+    def _objective(self, batch: TreeBatch | StepInputs, seeds: list[int]) -> LossSums:
         """Sums of the training loss; R-Drop takes a second pass, with dropout from the second seed."""
-        inputs = self._inputs(batch, seeds if self.config.optimizer.r_drop else seeds[:1])
+        inputs = self._inputs(batch, seeds)
         with self._autocast():
             passes = [self._output(inputs.batch, keys) for keys in inputs.dropout_keys]
             return self.task.sum_losses(self.model, inputs.batch, *passes, counted=inputs.counted)
 
-    def _inputs(self, batch: TreeBatch, seeds: Sequence[int] | None) -> StepInputs:
-        return StepInputs.build(self.task, self.model, batch, seeds, self.ranks.device).to(self.ranks.device)
+    def _inputs(self, batch: TreeBatch | StepInputs, seeds: Sequence[int] | None) -> StepInputs:
+        inputs = batch if isinstance(batch, StepInputs) else StepInputs.build(self.task, batch, seeds, self.ranks.device)
+        return inputs.to(self.ranks.device)
 
     def _output(self, batch: TreeBatch, dropout_keys: Tensor | None = None) -> Any:
         if dropout_keys is not None:
