@@ -22,15 +22,18 @@ worse than bf16 inputs are: it may stay on.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from treenet.layers.dense_accumulation import accumulate_densely, build_table
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import PathMaps
+from treenet.structure.compact import BranchMatrices
 
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
@@ -76,7 +79,12 @@ class HierarchicalAccumulation(nn.Module):
         """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
         branches, given = structure.branches, vectors.dtype
         dtype = torch.promote_types(given, torch.float32)
-        with torch.autocast(vectors.device.type, enabled=False):
+        device = vectors.device.type
+        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+            if isinstance(branches, BranchMatrices):
+                weights = self._weigh_leaves(states.to(dtype))[:, : structure.num_leaves].transpose(1, 2)
+                table = build_table(self.vertical, self.horizontal, branches) if self.embeds else None
+                return accumulate_densely(vectors, weights, table, branches, self.num_heads, self.rule == "paper")
             weights = self._weigh_branches(states.to(dtype), branches)  # [W, P]
             pair_weights = sum_pairs(weights, branches)  # [W, Q]
             embedding = self._embed(weights, pair_weights, structure) if self.embeds else None
@@ -85,10 +93,13 @@ class HierarchicalAccumulation(nn.Module):
 
     def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
         """a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
-        # Projecting all positions and dropping the nodes' is cheaper than slicing the states.
-        leaf_weights = (states @ self.leaf_weight.to(states.dtype)).flatten(0, 1).t()  # [W, B * S]
+        leaf_weights = self._weigh_leaves(states).flatten(0, 1).t()  # [W, B * S]
         count = branches.height + 1 if self.rule == "paper" else branches.height
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
+
+    def _weigh_leaves(self, states: Tensor) -> Tensor:
+        """w = L u of all positions [B, S, W]: dropping the nodes' is cheaper than slicing the states."""
+        return states @ self.leaf_weight.to(states.dtype)
 
     def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:
         """The sum of the embeddings E of equation 9 in each node [B, N, W, K]; heads of the same leaf weights share it."""

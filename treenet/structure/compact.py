@@ -1,7 +1,7 @@
 """Trees as accelerators get them: spans and depths, of which the device makes all masks and weights of a batch.
 
 The index lists of `treenet.structure.branches` take 80 times the bytes, and time of the host that an accelerator would wait
-for. Shapes: B batch, L leaves, N nodes.
+for. Shapes: B batch, L leaves, N nodes, V levels, R rows of a table of embeddings.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,23 @@ class Depths:
     def build(cls, table: SpanTable) -> "Depths":
         leaf = table.leaf_depth()
         return cls(to_int32(table.depth()), to_int32(leaf), round_up(int(leaf.max()), WIDTH_MULTIPLE))
+
+
+@dataclass
+class BranchMatrices:
+    """Branches (i, j) and pairs (i, t) as cells of matrices; the second dimension is for the leaf weights of a leaf."""
+
+    scale: Tensor  # [B, 1, N, L] 1 / (span length of i * |C_j^i|); 0 off the span, as the next two
+    span: Tensor  # [B, 1, N, L] 1 where leaf j is in the span of node i
+    subtree: Tensor  # [B, 1, N, N] 1 where node t is in the subtree of node i
+    height: Tensor  # [B, 1, N, L] int64, |V_j^i| - 1 within [0, V)
+    node_level: Tensor  # [B, 1, N, V] 1 at the number of proper ancestors of node t
+    from_start: Tensor  # [B, 1, 1, N, L] int64, the leaf of rank r in node t, r counted from 0; any leaf past the span
+    in_length: Tensor  # [B, 1, 1, N, L] bool, True where rank r is less than the length of node t
+    rank: Tensor  # [B, 1, 1, N, L] int64, the rank of leaf j in node t; 0 off the span
+    in_span: Tensor  # [B, 1, 1, N, L] bool, True where leaf j is in the span of node t
+    vertical_use: Tensor  # [V, R] how often a branch of height v + 1, or with rule 'released' a node at depth v, takes each row
+    horizontal_use: Tensor  # [L, R] 1 at the row of each rank
 
 
 def to_int32(values: np.ndarray) -> Tensor:

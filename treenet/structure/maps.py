@@ -22,7 +22,7 @@ from treenet.structure.attention_maps import (
 )
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps
-from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, Depths, to_int32
+from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
 from treenet.structure.span_table import SpanTable
 
 
@@ -37,8 +37,8 @@ class TreeStructure(Structure):
     subtree_end: Tensor  # [B, N] int64, one past the last node of its subtree; 0 for padding
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    branches: BranchMaps | Depths  # for hierarchical accumulation; depths where a device makes the rest of them
-    attention: AttentionMaps | None  # for subtree attention; None where a device makes them of the spans
+    branches: BranchMaps | Depths | BranchMatrices  # for hierarchical accumulation; of depths `prepare` makes matrices
+    attention: AttentionMaps | None  # for subtree attention; None where `prepare` makes them of the spans
 
     @classmethod
     def build(

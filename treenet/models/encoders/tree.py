@@ -11,6 +11,7 @@ from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import build_tree_decoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder
+from treenet.structure.on_device import prepare
 
 
 class TreeEncoder(TransformerEncoder):
@@ -25,7 +26,7 @@ class TreeEncoder(TransformerEncoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         sizes = config.d_model, config.num_heads, config.attention_dropout
         super().__init__(config, vocab, embedding, lambda _: SelfAttention(*sizes, config.tree))
-        self.subtree_mask = config.tree.subtree_mask
+        self.tree = config.tree
 
     def add_tables(self, vocab: VocabSizes) -> None:
         self.label_embedding = build_embedding(vocab.labels, self.d_model)
@@ -33,8 +34,8 @@ class TreeEncoder(TransformerEncoder):
     def forward(self, batch: TreeBatch) -> Memory:
         """Memory of leaves, then nodes."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
-        structure = batch.structure
-        attend_mask = None if self.subtree_mask else padding_to_attend_mask(pad_mask)
+        structure = prepare(batch.structure, self.tree, self.embedding.weight.dtype)
+        attend_mask = None if self.tree.subtree_mask else padding_to_attend_mask(pad_mask)
         nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
         x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)
         for layer in self.layers:

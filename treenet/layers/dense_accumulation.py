@@ -1,0 +1,106 @@
+"""Hierarchical accumulation by dense products over compact trees, forward and backward: for accelerators.
+
+What `treenet.layers.accumulation` sums by index lists, in the same order of equations. Nothing is scattered: every sum
+is a product or a reduction, so that it is the same in every run. Weights are sums too, never differences. The backward pass
+is written by hand, since autograd would scatter what the forward pass gathers, and keep large tensors of gathered cells.
+
+Weights are computed in float32 at least; the products with vectors take these as they come, in bfloat16 under autocast, as
+attention's products with values do.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
+V levels, X = V + L ranks and heights.
+"""
+
+import torch
+from torch import Tensor
+
+from treenet.structure.compact import BranchMatrices
+
+
+def build_table(vertical: Tensor, horizontal: Tensor, maps: BranchMatrices) -> Tensor:
+    """[X, K]: the vertical rows that a branch of each height takes, in the left half; the row of each rank in the right."""
+    left, right = maps.vertical_use @ vertical, maps.horizontal_use @ horizontal
+    return torch.cat([torch.cat([left, torch.zeros_like(left)], 1), torch.cat([torch.zeros_like(right), right], 1)])
+
+
+def accumulate_densely(
+    vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
+) -> Tensor:
+    """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay.
+
+    `leaf_weights` [B, W, L]; `table` as of `build_table`, or None without embeddings; `paper` is the rule.
+    """
+    return _Accumulate.apply(vectors, leaf_weights, table, maps, num_heads, paper)
+
+
+class _Accumulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, vectors, leaf_weights, table, maps: BranchMatrices, num_heads: int, paper: bool) -> Tensor:
+        num_weights, num_leaves = leaf_weights.shape[1:]
+        weights = maps.scale * leaf_weights[:, :, None]  # a_ij [B, W, N, L]
+        pairs = (weights @ maps.span.transpose(2, 3)) * maps.subtree  # of (i, t): the sum over the span of t [B, W, N, N]
+        matrix = torch.cat([weights, pairs], 3).to(vectors.dtype)
+        nodes = _merge(matrix @ _split(vectors, num_weights))
+        use = None
+        if table is not None:
+            heights = _sum_heights(weights, maps) if paper else pairs @ maps.node_level
+            use = torch.cat([heights, _sum_shifted(weights, maps.from_start, maps.in_length, maps.subtree)], 3)  # [B, W, N, X]
+            heads = nodes.unflatten(2, (num_heads, -1))
+            nodes = (heads + (use @ table).transpose(1, 2)).to(nodes.dtype).flatten(2)
+        ctx.save_for_backward(vectors, matrix, use, table)
+        ctx.maps, ctx.num_heads, ctx.paper = maps, num_heads, paper
+        return torch.cat([vectors[:, :num_leaves], nodes], 1)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        vectors, matrix, use, table = ctx.saved_tensors
+        maps: BranchMatrices = ctx.maps
+        num_weights, num_leaves = matrix.shape[1], maps.span.shape[3]
+        node_grad = grad[:, num_leaves:]
+        split_grad = _split(node_grad, num_weights)
+        vector_grad = _merge(matrix.transpose(2, 3) @ split_grad)
+        vector_grad = torch.cat([vector_grad[:, :num_leaves] + grad[:, :num_leaves], vector_grad[:, num_leaves:]], 1)
+        matrix_grad = (split_grad @ _split(vectors, num_weights).transpose(2, 3)).to(maps.scale.dtype)
+        weight_grad, pair_grad = matrix_grad[..., :num_leaves], matrix_grad[..., num_leaves:]
+        table_grad = None
+        if table is not None:
+            embedded = node_grad.unflatten(2, (ctx.num_heads, -1)).to(table.dtype).transpose(1, 2)  # [B, H, N, K]
+            embedded = embedded.sum(1, keepdim=True) if num_weights == 1 else embedded
+            table_grad = use.flatten(0, 2).t() @ embedded.flatten(0, 2)
+            use_grad = embedded @ table.t()
+            levels = maps.node_level.shape[3]
+            if ctx.paper:
+                weight_grad = weight_grad + use_grad[..., :levels].gather(3, maps.height.expand_as(weight_grad))
+            else:
+                pair_grad = pair_grad + use_grad[..., :levels] @ maps.node_level.transpose(2, 3)
+            weight_grad = weight_grad + _sum_shifted(use_grad[..., levels:], maps.rank, maps.in_span, maps.subtree)
+        weight_grad = weight_grad + (pair_grad * maps.subtree) @ maps.span
+        # `scale` is 0 off the span, where the gathered gradients stand for nothing.
+        return vector_grad, (weight_grad * maps.scale).sum(2), table_grad, None, None, None
+
+
+def _sum_heights(weights: Tensor, maps: BranchMatrices) -> Tensor:
+    """Weights of branches [B, W, N, L] summed by their height: [B, W, N, V]."""
+    level = torch.arange(maps.node_level.shape[3], device=weights.device)
+    return torch.where(maps.height[..., None] == level, weights[..., None], 0).sum(3)
+
+
+def _sum_shifted(rows: Tensor, place: Tensor, real: Tensor, subtree: Tensor) -> Tensor:
+    """For every node i, the sum over the nodes t of its subtree of row i [B, W, N, L], read at the places of t.
+
+    From leaves to ranks, and in the backward pass from ranks to leaves. `torch.compile` makes one kernel of it; without it,
+    B * W * N * N * L cells are made on the way.
+    """
+    shape = *rows.shape[:3], *place.shape[3:]
+    read = rows[:, :, :, None].expand(shape).gather(4, place.expand(shape))
+    return torch.where(real, read * subtree[..., None], 0).sum(3)
+
+
+def _split(x: Tensor, num_weights: int) -> Tensor:
+    """[B, S, D] -> [B, W, S, D / W]."""
+    return x.unflatten(2, (num_weights, -1)).transpose(1, 2)
+
+
+def _merge(x: Tensor) -> Tensor:
+    """[B, W, S, D / W] -> [B, S, D]."""
+    return x.transpose(1, 2).flatten(2)

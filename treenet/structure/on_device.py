@@ -1,0 +1,106 @@
+"""What layers read of compact trees, made on the device of their spans, once a batch: no index lists, no wait.
+
+Every tensor follows from comparing positions with spans, in a few kernels that `torch.compile` fuses. Shapes: B batch,
+L leaves, N nodes, S = L + N positions, V levels, R rows of a table of embeddings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from treenet.structure.attention_maps import OneCall
+from treenet.structure.compact import BranchMatrices, Depths
+from treenet.structure.maps import TreeStructure
+
+if TYPE_CHECKING:
+    from treenet.config import TreeAttentionConfig
+
+# Columns of the mask that nobody reads. Without them, torch.compile derives the stride of its trees as (L + N)^2, of which
+# the ranges of PyTorch 2.13 cannot be computed ("Invalid ranges [0:-1]"). They keep rows aligned.
+SPARE_COLUMNS = 8
+
+
+def prepare(structure: TreeStructure, config: TreeAttentionConfig, dtype: torch.dtype) -> TreeStructure:
+    """The structure with its maps, for weights of `dtype`; one that has all of them is returned as it is."""
+    branches, attention = structure.branches, structure.attention
+    if isinstance(branches, Depths):
+        branches = build_matrices(structure, branches, config, torch.promote_types(dtype, torch.float32))
+    if attention is None and config.subtree_mask:
+        attention = OneCall(build_bias(structure, _score_dtype(structure.start.device.type, dtype)))
+    if branches is structure.branches and attention is structure.attention:
+        return structure
+    return replace(structure, branches=branches, attention=attention)
+
+
+def build_matrices(structure: TreeStructure, depths: Depths, config: TreeAttentionConfig, dtype: torch.dtype) -> BranchMatrices:
+    """The matrices of a batch."""
+    start, end = structure.start[..., None], structure.end[..., None]
+    leaf = torch.arange(structure.num_leaves, device=start.device, dtype=start.dtype)
+    level = torch.arange(depths.levels, device=start.device, dtype=start.dtype)
+    in_span = (start <= leaf) & (leaf < end)
+    height = depths.leaf[:, None] - depths.node[..., None]
+    count = height + 1 if config.accumulation_rule == "paper" else height
+    cells = torch.where(in_span, count * (end - start), 1)
+    span = in_span.to(dtype)
+    take_vertical = _take_rows_up_to if config.accumulation_rule == "paper" else _take_rows
+    return BranchMatrices(
+        scale=(span / cells)[:, None],
+        span=span[:, None],
+        subtree=_in_subtree(structure).to(dtype)[:, None],
+        height=torch.where(in_span, height - 1, 0).long()[:, None],
+        node_level=(depths.node[..., None] == level).to(dtype)[:, None],
+        from_start=(start + leaf).clamp(max=structure.num_leaves - 1).long()[:, None, None],
+        in_length=(leaf < end - start)[:, None, None],
+        rank=(leaf - start).clamp(min=0).long()[:, None, None],
+        in_span=in_span[:, None, None],
+        vertical_use=take_vertical(depths.levels, config.vertical_rows, start).to(dtype),
+        horizontal_use=_take_rows(structure.num_leaves, config.horizontal_rows, start).to(dtype),
+    )
+
+
+def build_bias(structure: TreeStructure, dtype: torch.dtype) -> Tensor:
+    """[B, 1, S, S] to add to scores, equation 11: 0 = may attend, else -inf; a padding query sees itself alone."""
+    leaves, positions = structure.num_leaves, structure.num_leaves + structure.num_nodes
+    position = torch.arange(positions + SPARE_COLUMNS, device=structure.start.device, dtype=structure.start.dtype)
+    # Rows of leaves see the real leaves of their sentence; rows of nodes an interval of leaves and one of nodes.
+    real = (~structure.leaf_pad_mask).sum(1, keepdim=True, dtype=position.dtype)  # [B, 1]
+    on_leaves = torch.where(structure.leaf_pad_mask, 0, real)
+    zeros = torch.zeros_like(on_leaves)
+    first, last = torch.cat([zeros, structure.start], 1), torch.cat([on_leaves, structure.end], 1)  # [B, S] both
+    row = position[:positions, None]
+    last_node = torch.cat([zeros, structure.subtree_end], 1)[..., None] + leaves
+    seen = (first[..., None] <= position) & (position < last[..., None])
+    seen |= (row >= leaves) & (row <= position) & (position < last_node)
+    seen |= row == position
+    bias = torch.where(seen, 0.0, -torch.inf).to(dtype)
+    return bias[:, None, :, :positions]
+
+
+def _score_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
+    """Of queries, so that no layer casts the bias. On CPUs attention runs in float32 at least, autocast or not."""
+    if device_type == "cpu" or not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return dtype
+    return torch.get_autocast_dtype(device_type)
+
+
+def _in_subtree(structure: TreeStructure) -> Tensor:
+    """[B, N, N] bool, True where the second node is in the subtree of the first."""
+    node = torch.arange(structure.num_nodes, device=structure.start.device, dtype=structure.start.dtype)
+    return (node[:, None] <= node) & (node < structure.subtree_end[..., None])
+
+
+def _take_rows(count: int, rows: int, like: Tensor) -> Tensor:
+    """[count, rows]: True at the row that each number from 0 takes; numbers past the table take its last row."""
+    number, row = torch.arange(count, device=like.device), torch.arange(rows, device=like.device)
+    return number.clamp(max=rows - 1)[:, None] == row
+
+
+def _take_rows_up_to(count: int, rows: int, like: Tensor) -> Tensor:
+    """[count, rows]: how often all numbers up to each one take each row: the sums of `_take_rows` over the numbers."""
+    number, row = torch.arange(count, device=like.device), torch.arange(rows, device=like.device)
+    times = (number[:, None] - row + 1).clamp(min=0)
+    return torch.where(row < rows - 1, times.clamp(max=1), times)
