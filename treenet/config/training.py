@@ -1,7 +1,7 @@
 """Settings of training runs, of scoring and of search."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -22,6 +22,11 @@ def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
     return flat
 
 
+def _without(values: dict, **defaults: object) -> dict:
+    """Settings without those that have these values."""
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+
+
 class OptimizerConfig(Settings):
     """Adam with decoupled weight decay; after warm-up the inverse square root schedule, or a linear one."""
 
@@ -34,6 +39,7 @@ class OptimizerConfig(Settings):
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay, of all but biases and layer norms")
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
+    clip_norm: float = Field(0.0, ge=0, description="a gradient with a larger norm is made shorter, to this norm; 0 is off")
     r_drop: float = Field(
         0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"
     )
@@ -43,6 +49,11 @@ class OptimizerConfig(Settings):
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps must be more than warmup_steps = {self.warmup_steps}, but is {self.decay_steps}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """The settings without `clip_norm: 0`, which runs made before that setting do not record either."""
+        return _without(dump(self), clip_norm=0.0)
 
 
 class BatchConfig(Settings):
@@ -73,8 +84,7 @@ class BatchConfig(Settings):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without `subset: fixed`, which runs made before that setting do not record either."""
-        values = dump(self)
-        return {name: value for name, value in values.items() if (name, value) != ("subset", "fixed")}
+        return _without(dump(self), subset="fixed")
 
 
 class DecodingConfig(Settings):
@@ -190,8 +200,11 @@ class TrainConfig(Settings):
         "number of cores",
     )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="one GPU a worker")
-    precision: Literal["float32", "bf16"] = Field(
-        "float32", description="'bf16' computes products in bfloat16, under autocast: on GPUs, and on CPUs that have it"
+    precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = Field(
+        "auto",
+        description="'bf16' and 'fp16' compute products in half precision, under autocast, bf16 on CPUs too that have it; 'tf32' "
+        "rounds what float32 products read, on GPUs; 'auto' is float32 on CPUs, bf16 on GPUs, and fp16 on GPUs without it; a "
+        "run keeps what it began with",
     )
     compile: Annotated[bool, Effect.NONE] = Field(
         False, description="compile the model with torch.compile; the first steps take minutes"
@@ -208,6 +221,20 @@ class TrainConfig(Settings):
             raise ValueError(f"min_workers must be at most workers = {self.workers}, but is {self.min_workers}")
         if self.average == "ema" and not self.ema_decay:
             raise ValueError("average = 'ema' needs ema_decay, for example 0.999, but it is 0")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_precision(cls, values: Any) -> Any:
+        """On CPUs `auto` has one meaning; on GPUs it is found out where the run begins."""
+        if isinstance(values, dict) and not values.get("use_gpu") and values.get("precision", "auto") == "auto":
+            return {**values, "precision": "float32"}
+        return values
+
+    @model_validator(mode="after")
+    def _check_precision(self) -> Self:
+        if self.precision == "fp16" and not self.use_gpu:
+            raise ValueError("precision = 'fp16' needs use_gpu = true; on CPUs 'bf16' and 'float32' are computed")
         return self
 
     @model_validator(mode="after")

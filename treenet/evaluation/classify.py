@@ -18,6 +18,7 @@ from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoi
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_trained
+from treenet.runs.precision import scoring
 from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
@@ -143,7 +144,9 @@ def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[t
     device = next(model.parameters()).device
     for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
         batch = source.batch(rows).to(device)
-        yield batch, model(batch)
+        with scoring(model):
+            output = model(batch)
+        yield batch, output
 
 
 def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:

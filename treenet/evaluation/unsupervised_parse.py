@@ -32,6 +32,7 @@ from treenet.evaluation.run_results import PARSE, SCORES, read_scores
 from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
+from treenet.runs.precision import scoring
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
@@ -223,7 +224,8 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
 
     @torch.no_grad()
     def find(batch: TreeBatch) -> list[np.ndarray]:
-        found = model.encoder.link_probabilities(batch).float().cpu().numpy()
+        with scoring(model):
+            found = model.encoder.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()
         return [link_probs[:, : length - 1] for link_probs, length in zip(found, lengths, strict=True)]
 

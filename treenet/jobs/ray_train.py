@@ -25,6 +25,7 @@ from treenet.config import TrainConfig
 from treenet.jobs.ray_interrupt import InterruptibleTrainer
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
+from treenet.runs.precision import best_precision_here
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
@@ -167,6 +168,13 @@ class _Follow:
                 self._progress.show_phase("")
                 self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
             self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
+
+
+def precision_of_workers(config: TrainConfig) -> str:
+    """What `precision: auto` is on the workers' GPUs, asked of one of them."""
+    start_ray()
+    _check_resources(config)
+    return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
 
 
 def _check_resources(config: TrainConfig) -> None:

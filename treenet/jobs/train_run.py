@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenet.config import MAY_CHANGE, TrainConfig
+from treenet.jobs.gpu_settings import choose_for_gpu
 from treenet.jobs.train_job import COMMAND, check_job, train_job
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
@@ -53,6 +54,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     make_run_folder(out)
     with open_run(out) as mirror:
         run_dir = mirror.folder
+        config = choose_for_gpu(config, run_dir)
         check_same_run(run_dir, config, job.facts, out)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
         atomic_write(run_dir / "run.json", json_bytes(job.facts))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.probing.inputs import ProbeInputs
+from treenet.runs.precision import scoring
 from treeproc.common.settings import UserError
 
 EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions
@@ -56,7 +57,7 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> dict[int, Tensor]:
     """States [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
     last = num_layers(model)
-    with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states:
+    with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states, scoring(model):
         memory = model.encoder(batch)
     for layer, found in states.items():
         if found.shape[:2] != memory.states.shape[:2]:

@@ -12,6 +12,7 @@ from treenet.data.examples import check_columns
 from treenet.runs.checkpoint import AVERAGED, META, find_fault, load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
+from treenet.runs.precision import remember_precision
 from treenet.tasks.registry import build_task, workflow_of
 from treeproc.common.files import read_json
 from treeproc.common.progress import phase
@@ -96,6 +97,7 @@ def load_model(
     else:
         torch.manual_seed(config.seed)
         model = build_task(config).build_model_that_fits(facts).eval()
+        remember_precision(model, config.precision)
     check_columns(data / "encoded", model.reads)
     return LoadedModel(
         model=model.to(device),
@@ -120,6 +122,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     with phase("loading the model"):
         model = build_task(config).build_model_that_fits(read_json(folder / META))
         load_weights(model, folder)
+    remember_precision(model, config.precision)
     return config, model.eval()
 
 

@@ -26,6 +26,7 @@ class TrainState:
     padding: float = 0.0
     waited: float = 0.0  # seconds that ranks waited for data
     seconds: float = 0.0  # of training alone
+    loss_scale: tuple[float, int] | None = None  # of `LossScale`, in fp16
 
     def count_seconds(self, seconds: float) -> None:
         """Time of training alone."""

@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
 from treenet.layers.dropout import share_dropout_keys
+from treenet.runs.precision import allow_tf32, computing_in, resolve_precision
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
 from treenet.training.ema import MovingAverage
+from treenet.training.gradients import FlatGradient, add_gradients_by_row
+from treenet.training.loss_scale import LossScale
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
@@ -35,10 +38,22 @@ class TrainStep:
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
         self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
-        self._gradient = _flat_gradient(model)
+        self._gradients = FlatGradient(model)
+        self._gradient = self._gradients.flat
         if ranks.device.type == "cpu" and not config.compile and not task.ties_embeddings:
-            _add_gradients_by_row(model)
+            add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
+        self.precision = resolve_precision(config.precision, ranks.device)
+        allow_tf32(self.precision, ranks.device)
+        self.loss_scale = LossScale(ranks.device) if self.precision == "fp16" else None
+
+    def _divisor(self, norm: Tensor) -> Tensor | None:
+        """What gradients are divided by, [] float32; None for 1. Of a norm above `clip_norm`, that makes it `clip_norm`."""
+        clip = self.config.optimizer.clip_norm
+        clipped = (norm / clip).clamp(min=1.0) if clip else None
+        if self.loss_scale is None:
+            return clipped
+        return self.loss_scale.scale if clipped is None else self.loss_scale.scale * clipped
 
     @property
     def defers(self) -> bool:
@@ -47,7 +62,9 @@ class TrainStep:
 
     def allocate_state(self) -> None:
         """Allocate the optimiser's state as it is before the first update, where there is none yet."""
-        self._apply(0, skip=torch.ones((), device=self.ranks.device))
+        one = torch.ones((), device=self.ranks.device)
+        self.optimizer.found_inf, self.optimizer.grad_scale = one, None
+        self.optimizer.step()
 
     def update(
         self,
@@ -78,20 +95,26 @@ class TrainStep:
         self.ranks.sum(totals)
         self.ranks.sum(self._gradient)
         norm = torch.linalg.vector_norm(self._gradient)
+        if self.loss_scale:
+            norm = norm / self.loss_scale.scale
         totals = torch.cat([totals, norm.double().view(1)])
         known = {"update": step + 1, "learning_rate": rate, "target_tokens": rank_batch.global_tokens, "failure": failure}
         pending = PendingResult(totals, self.ranks, **known)
         if not self.defers:
             if pending.read().updated:
-                self._apply(step + 1)
+                self._apply(step + 1, norm)
         else:
-            self._apply(step + 1, skip=(~is_sound(totals)).float())
+            self._apply(step + 1, norm, skip=(~is_sound(totals)).float())
         return pending
 
-    def _apply(self, updates: int, skip: Tensor | None = None) -> None:
+    def _apply(self, updates: int, norm: Tensor, skip: Tensor | None = None) -> None:
         """Change weights and average, unless `skip` [] float32 is 1: that is found out on the device."""
-        self.optimizer.found_inf = skip  # the fused optimiser reads it, by the name that PyTorch's own scaler uses
+        # The fused optimiser reads both, by the names that PyTorch's own scaler uses.
+        self.optimizer.found_inf = skip
+        self.optimizer.grad_scale = self._divisor(norm)
         self.optimizer.step()
+        if self.loss_scale and skip is not None:
+            self.loss_scale.update(skip)
         if self.average:
             self.average.update(updates, skip)
 
@@ -110,7 +133,9 @@ class TrainStep:
 
         def compute(batch: TreeBatch | StepInputs) -> Tensor:
             sums = self._objective(batch, seeds.passes)
-            (sums.loss / rank_batch.global_tokens).backward()
+            loss = sums.loss / rank_batch.global_tokens
+            with self._gradients.collecting() if self.defers else nullcontext():
+                (loss * self.loss_scale.scale if self.loss_scale else loss).backward()
             return sums.totals()
 
         return micro_batches.add_up(rank_batch, compute, start)
@@ -143,23 +168,4 @@ class TrainStep:
         return self._forward(batch)
 
     def _autocast(self) -> AbstractContextManager:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast(self.ranks.device.type, dtype=torch.bfloat16)
-
-
-def _flat_gradient(model: nn.Module) -> Tensor:
-    """One tensor that the gradients of all parameters are views into: one sum over the ranks, no copies."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    flat = parameters[0].new_zeros(sum(parameter.numel() for parameter in parameters))
-    for parameter, part in zip(parameters, flat.split([parameter.numel() for parameter in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-    return flat
-
-
-def _add_gradients_by_row(model: nn.Module) -> None:
-    """Embeddings add the rows that were read to the flat gradient, not a table of zeros beside them, where nothing else has a
-    gradient for the table. On CPUs: GPUs would sort the rows and wait for that."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            module.sparse = True
+        return computing_in(self.precision, self.ranks.device)

@@ -125,6 +125,8 @@ class Trainer:
                 average=average,
             )
             self.state = TrainState(**state)
+            if self.train_step.loss_scale and self.state.loss_scale:
+                self.train_step.loss_scale.load(self.state.loss_scale)
 
     def check_memory(self) -> None:
         """Forward and backward pass of the batch that needs the most memory, beside the optimiser's state, without an update.
@@ -300,4 +302,6 @@ class Trainer:
             "validations_since_best": state.validations_since_best,
         }
         average = train_step.average.weights if train_step.average else None
+        if train_step.loss_scale:
+            state.loss_scale = train_step.loss_scale.state()
         writer.write(take_snapshot(state.step, train_step.model, train_step.optimizer, asdict(state), meta, average))

@@ -11,6 +11,7 @@ from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order, longer_side
 from treenet.runs.loading import LoadedRun
+from treenet.runs.precision import scoring
 from treenet.translation.forced import ScoredTarget, score_targets
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.search import beam_search
@@ -38,7 +39,8 @@ def translate_examples(
     """
 
     def search(batch: TreeBatch) -> list[list[Hypothesis]]:
-        return beam_search(model, batch, decoding, num_best=num_best)
+        with scoring(model):
+            return beam_search(model, batch, decoding, num_best=num_best)
 
     model.eval()
     empty = [Hypothesis((), math.nan, math.nan)]
@@ -59,7 +61,8 @@ def score_examples(
     """
 
     def score(batch: TreeBatch) -> list[ScoredTarget]:
-        return score_targets(model, batch, decoding)
+        with scoring(model):
+            return score_targets(model, batch, decoding)
 
     model.eval()
     empty = ScoredTarget((), math.nan, math.nan)
