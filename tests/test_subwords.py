@@ -105,6 +105,16 @@ def test_no_piece_is_learned_across_words():
     assert [model.pad_id(), model.unk_id(), model.bos_id(), model.eos_id()] == [PAD_ID, UNK_ID, BOS_ID, EOS_ID]
 
 
+def test_words_of_the_training_text_can_be_kept_whole(tmp_path):
+    words = {"don": 1, "n't": 3, "co-writer": 1, "21st": 2, "Москва-river": 1, "a" * 40: 1, "🙂ok": 1, "7": 4}
+    (tmp_path / "whole.model").write_bytes(train_pieces(words, SubwordConfig(vocab_size=None)))
+    whole = Subwords(tmp_path / "whole.model")
+    for word in words:
+        assert [len(part) for part in encode_words(whole, word, boundaries(word, set()))] == [1], word
+    unseen = encode_words(whole, "writer 2121", boundaries("writer 2121", set()))
+    assert all(len(part) > 1 for part in unseen) and not any(UNK_ID in part for part in unseen)
+
+
 def test_training_is_deterministic():
     assert train_pieces(COUNTS, SubwordConfig(vocab_size=300)) == train_pieces(COUNTS, SubwordConfig(vocab_size=300))
 

@@ -36,7 +36,11 @@ _MOST_KNOWN = 200_000
 class SubwordConfig(Settings):
     """The byte-pair vocabulary, one for both sides or one for each."""
 
-    vocab_size: PositiveInt = Field(32_000, description="pieces of a vocabulary, special and byte pieces included")
+    vocab_size: PositiveInt | None = Field(
+        32_000,
+        description="pieces of a vocabulary, special and byte pieces included; null: as many as it takes to keep every word of "
+        "the training text whole",
+    )
     joint: bool = Field(True, description="one vocabulary for both sides; else one of vocab_size pieces for each")
     character_coverage: float = Field(
         1.0, gt=0.9, le=1.0, description="share of the characters of the training text that get a piece; the others are bytes"
@@ -61,13 +65,14 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
         rules.flush()
         # What is written must be what was read: no Unicode folding, no blanks lost, no unknown character.
         folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
+        size = {"vocab_size": config.vocab_size} if config.vocab_size else _keep_words_whole(counts)
         try:
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=lines,
                 model_writer=model,
                 input_format="tsv",
                 model_type="bpe",
-                vocab_size=config.vocab_size,
+                **size,
                 character_coverage=config.character_coverage,
                 **folding,
                 remove_extra_whitespaces=False,
@@ -86,6 +91,17 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
             reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
             raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
+
+
+def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
+    """Settings of sentencepiece with which it merges until every word is one piece."""
+    return {
+        "vocab_size": 1000 + sum(map(len, counts)),  # more than there can be: the rest is special pieces and bytes
+        "hard_vocab_limit": False,
+        "max_sentencepiece_length": 1 + max(map(len, counts), default=1),
+        "split_by_unicode_script": False,
+        "split_by_number": False,
+    }
 
 
 def _lowercase_rules() -> Iterator[str]:
