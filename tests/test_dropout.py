@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from treenet.layers.dropout import Dropout, share_dropout_keys
+from treenet.layers.dropout import Dropout, DropoutKeys, keys_of, share_dropout_keys
+from treenet.layers.keyed_dropout import call_offsets, drop, keyed_dropout
 
 
 def dropout(p: float, ids: list[int], shape: tuple[int, int], num_leaves: int | None = None, calls: int = 1) -> torch.Tensor:
@@ -67,3 +68,48 @@ def test_without_keys_and_out_of_training_it_is_nn_dropout():
     assert torch.equal(own, nn.Dropout(0.3)(x))
     share_dropout_keys(layer).set(np.zeros(2, dtype=np.uint64))
     assert torch.equal(layer.eval()(x), x)
+
+
+# On accelerators.
+
+
+def masks(p: float, shape: tuple[int, int, int], num_leaves: int | None, function) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dropout of ones by the mask of CPUs and by `function`, of the fifth call."""
+    shared, keys = DropoutKeys(), np.arange(shape[0], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(3)
+    shared.set(keys)
+    threshold = round(p * 2**16)
+    for _ in range(5):
+        expected = shared.keep_mask(shape, threshold, num_leaves)
+    given = shared.keys, call_offsets(torch.device("cpu"))[5], threshold, -1 if num_leaves is None else num_leaves
+    return expected * (2**16 / (2**16 - threshold)), function(torch.ones(shape), *given)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 9, 7), (5, 12, 64)])
+@pytest.mark.parametrize(("p", "num_leaves"), [(0.1, None), (0.5, 0), (0.3, 1), (0.9, 6)])
+def test_accelerators_drop_what_cpus_drop(shape, p, num_leaves):
+    num_leaves = None if num_leaves is None else min(num_leaves, shape[1])
+    assert torch.equal(*masks(p, shape, num_leaves, drop))
+    assert torch.equal(*masks(p, shape, num_leaves, keyed_dropout))
+
+
+def test_compiled_dropout_drops_the_same():
+    """By the compiler of CPUs, for all sizes in few graphs."""
+    torch._dynamo.reset()
+    compiled = torch.compile(drop, dynamic=True, fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
+        for shape, num_leaves in (((3, 9, 16), 4), ((2, 20, 32), 11), ((7, 5, 8), 2), ((7, 5, 8), None), ((4, 6, 10), None)):
+            assert torch.equal(*masks(0.3, shape, num_leaves, compiled))
+
+
+def test_the_gradient_is_the_same_dropout():
+    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+    keys, offset = torch.tensor([3, 9], dtype=torch.int32), torch.tensor(7, dtype=torch.int32)
+    assert torch.autograd.gradcheck(lambda x: keyed_dropout(x, keys, offset, 2**14, 3), x)
+
+
+def test_an_accelerator_needs_no_data_for_it():
+    layer, x = Dropout(0.3), torch.empty(2, 5, 8, device="meta", requires_grad=True)
+    share_dropout_keys(layer).set(keys_of(np.arange(2, dtype=np.uint64)).to("meta"))
+    out = layer(x, 3)
+    out.sum().backward()
+    assert out.shape == x.shape == x.grad.shape

@@ -121,9 +121,9 @@ class TrainStep:
     def compute_gradient(self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int) -> Tensor | float:
         """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
 
-        Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, as dropout of attention weights and
-        all dropout on GPUs, is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number
-        of ranks, or in other micro-batches, it drops other units.
+        Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, which is dropout of attention weights,
+        is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number of ranks, or in other
+        micro-batches, it drops other weights.
         """
         seeds = StepSeeds.of(self.config, step)
 
