@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from treenet.data.input_kinds import TREES, InputKind
-from treenet.data.row_lists import RowLists, lengths_of
+from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.structure import Structure
+from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import round_up
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
@@ -56,35 +57,28 @@ class SourceBatch(TreeBatch):
         return super().pad_masks()[:-1]
 
 
-def pad(flat: np.ndarray, lengths: np.ndarray, value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `lengths` that stand one after the other in `flat`, as [B, longest] filled up with `value`, and where they
-    are padding; a `multiple` of columns, at least one."""
-    padding = np.arange(round_up(lengths.max(initial=0), multiple)) >= lengths[:, None]
-    out = np.full(padding.shape, value, dtype=np.int64)
-    out[~padding] = flat
-    return out, padding
+def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
+    ragged = Ragged.of(rows)
+    return ragged.padded(value, round_up(int(ragged.lengths.max(initial=0)), multiple))
 
 
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
     """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`."""
-    rows = RowLists()
-    appenders = rows.appenders(reads.columns)
-    for example in examples:
-        rows.example_ids.append(example["example_id"])
-        for name, parts in appenders:
-            for part, append in parts:
-                append(example[name] if part is None else example[name][part])
+    rows = RowLists(example_ids=[example["example_id"] for example in examples])
+    for name in (*ALWAYS, *reads.columns):
+        column, part = COLUMNS[name]
+        setattr(rows, name, [example[column] if part is None else example[column][part] for example in examples])
     return collate_rows(rows, reads)
 
 
 def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
     """Examples as one padded batch for an encoder that reads `reads`. Raises UserError for trees that are not of that form."""
-    num_leaves, num_nodes, num_targets = (lengths_of(lists) for lists in (rows.pieces, rows.labels, rows.targets))
-    leaf_pieces, leaf_padding = pad(np.concatenate(rows.pieces), num_leaves, PAD_ID, reads.width_multiple)
-    node_labels, node_padding = pad(np.concatenate(rows.labels), num_nodes, UNKNOWN_LABEL_ID, reads.width_multiple)
-    tgt_in, tgt_out = _target_pieces(np.concatenate(rows.targets), num_targets)
+    leaf_pieces, leaf_padding = pad(rows.pieces, PAD_ID, reads.width_multiple)
+    node_labels, node_padding = pad(rows.labels, UNKNOWN_LABEL_ID, reads.width_multiple)
+    tgt_in, tgt_out = _target_pieces(Ragged.of(rows.targets))
     return TreeBatch(
-        example_ids=torch.tensor(rows.example_ids),
+        example_ids=torch.from_numpy(np.array(rows.example_ids, dtype=np.int64)),
         leaf_pieces=torch.from_numpy(leaf_pieces),
         leaf_pad_mask=torch.from_numpy(leaf_padding),
         node_labels=torch.from_numpy(node_labels),
@@ -95,12 +89,13 @@ def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
     )
 
 
-def _target_pieces(flat: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _target_pieces(rows: Ragged) -> tuple[np.ndarray, np.ndarray]:
     """Padded targets with BOS in front, and with EOS behind."""
-    before, after = np.full((2, len(lengths), lengths.max(initial=0) + 1), PAD_ID, dtype=np.int64)
+    lengths = rows.lengths
+    before, after = np.full((2, len(rows), int(lengths.max(initial=0)) + 1), PAD_ID, dtype=np.int64)
     real = np.arange(before.shape[1] - 1) < lengths[:, None]
     before[:, 0] = BOS_ID
-    before[:, 1:][real] = flat
-    after[:, :-1][real] = flat
-    after[np.arange(len(lengths)), lengths] = EOS_ID
+    before[:, 1:][real] = rows.flat
+    after[:, :-1][real] = rows.flat
+    after[np.arange(len(rows)), lengths] = EOS_ID
     return before, after

@@ -10,15 +10,15 @@ import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.input_kinds import TREES, InputKind
-from treenet.data.row_lists import RowLists
+from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
+from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.gather import Gather, PickedRows
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 from treeproc.shards.store import open_shards, read_index, read_lengths
 
 Item = TypeVar("Item")
-
-_NO_TARGETS = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)  # of data sets without a target side
 
 
 class ExampleSource:
@@ -43,22 +43,24 @@ class ExampleSource:
         row = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
         if not (np.array_equal(shard, self.lengths["shard"]) and np.array_equal(row, self.lengths["row"])):
             raise UserError(f"{folder / 'lengths.arrow'} names rows that the shards have not; run workflows/preprocess.py again")
+        self._gather = Gather([columns for shard in self._shards.values() for columns in shard.columns])
 
     def __len__(self) -> int:
         return len(self.lengths["row"])
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
-        out = RowLists()
-        appenders = out.appenders(self.reads.columns)
-        for columns, row in self.places(rows):
-            out.example_ids.append(columns["example_id"][row])
-            for name, parts in appenders:
-                edges, flat = columns.get(name, _NO_TARGETS)
-                start, stop = edges[row : row + 2].tolist() if len(edges) else (0, 0)
-                for part, append in parts:
-                    append((flat if part is None else flat[part])[start:stop])
+        picked = self._gather.pick(rows)
+        out = RowLists(example_ids=picked.values("example_id"))
+        for name in (*ALWAYS, *self.reads.columns):
+            setattr(out, name, self.lists(picked, *COLUMNS[name]))
         return collate_rows(out, self.reads)
+
+    def lists(self, picked: PickedRows, column: str, part: str | None = None) -> Ragged:
+        """A list column of rows, or one field of it; empty lists where the data set has no target side."""
+        if column not in self._gather:
+            return Ragged(np.zeros(0, dtype=np.int32), np.zeros(len(picked), dtype=np.int64))
+        return Ragged(*picked.items(column, part))
 
     def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
         """The places of the rows: columns of a record batch, and the row in it."""

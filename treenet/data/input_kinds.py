@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, Structure, TreeLevels, TreeStructure, Words
 from treenet.structure.compact import WIDTH_MULTIPLE
+from treenet.structure.ragged import Ragged
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,8 @@ def _span_table(rows: RowLists) -> SpanTable:
     return SpanTable.build(_count_leaves(rows), rows.spans())
 
 
-def _count_leaves(rows: RowLists) -> list[int]:
-    return [len(pieces) for pieces in rows.pieces]
+def _count_leaves(rows: RowLists) -> np.ndarray:
+    return Ragged.of(rows.pieces).lengths
 
 
 def _arcs(rows: RowLists) -> ArcLevels:

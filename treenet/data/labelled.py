@@ -15,10 +15,12 @@ from treenet.config.training import SplitWords
 from treenet.data.batch import SourceBatch, collate_rows, pad
 from treenet.data.examples import ExampleSource, list_items
 from treenet.data.input_kinds import LEAVES, InputKind
-from treenet.data.row_lists import RowLists, lengths_of
+from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels
+from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.ragged import ranges
 from treeproc.shards.store import read_index
 
 NO_CLASS = -1
@@ -76,7 +78,7 @@ class LabelledSource(ExampleSource):
             position_labels[np.arange(len(labels)), arcs.root.numpy()] = labels
         elif self._phrases:
             multiple = self.reads.width_multiple
-            parts = [pad(np.concatenate(lists), lengths_of(lists), NO_CLASS, multiple)[0] for lists in (leaves, nodes)]
+            parts = [pad(lists, NO_CLASS, multiple)[0] for lists in (leaves, nodes)]
             position_labels = np.concatenate(parts, axis=1)
         return LabelledBatch(
             **vars(batch), labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
@@ -117,9 +119,9 @@ class PhraseSource(ExampleSource):
         super().__init__(folder, split, reads)
         _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
-        row, self._start, self._end, self._class = np.concatenate(found, axis=1)
-        self.lengths = {name: column[row] for name, column in self.lengths.items()}
-        self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(row), dtype=np.int64)}
+        self._row, self._start, self._end, self._class = np.concatenate(found, axis=1)
+        self.lengths = {name: column[self._row] for name, column in self.lengths.items()}
+        self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(self._row), dtype=np.int64)}
 
     def _phrases_of(self, rows: np.ndarray) -> np.ndarray:
         """[4, phrases]: row, first leaf, one past the last, class."""
@@ -137,13 +139,11 @@ class PhraseSource(ExampleSource):
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """Phrases as one padded batch; `example_ids` are numbers of phrases."""
         rows = np.asarray(rows)
-        out, empty = RowLists(), np.zeros(0, dtype=np.int64)
-        for phrase, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
-            pieces = list_items(columns["leaves"], at, "piece")
-            out.pieces.append(pieces[self._start[phrase] : self._end[phrase]])
-            for column in (out.labels, out.starts, out.ends, out.subtree_ends, out.targets):
-                column.append(empty)
-            out.example_ids.append(phrase)
+        leaves = self.lists(self._gather.pick(self._row[rows]), "leaves", "piece")
+        lengths, none = self._end[rows] - self._start[rows], np.zeros(len(rows), dtype=np.int64)
+        starts = np.cumsum(leaves.lengths) - leaves.lengths + self._start[rows]
+        nothing = dict.fromkeys(("labels", "starts", "ends", "subtree_ends", "targets"), Ragged(none[:0], none))
+        out = RowLists(rows, Ragged(leaves.flat[ranges(starts, lengths)], lengths), **nothing)
         batch = collate_rows(out, self.reads)
         labels = torch.from_numpy(self._class[rows])
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))

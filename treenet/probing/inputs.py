@@ -85,8 +85,7 @@ class ProbeInputs:
         for place in np.flatnonzero(rows >= len(self.word_of_leaf)).tolist():
             batch.leaf_pieces[place] = exchange(batch.leaf_pieces[place], *self.pair[sentence[place]].tolist())
         words = [self.word_of_leaf[one] for one in sentence]
-        lengths = np.array([len(one) for one in words])
-        padded, _ = pad(np.concatenate(words), lengths, 0, self.source.reads.width_multiple)
+        padded, _ = pad(words, 0, self.source.reads.width_multiple)
         return batch, torch.from_numpy(padded)
 
     def leaves_of_words(self, rows: np.ndarray, width: int, word_state: str) -> tuple[np.ndarray, np.ndarray]:

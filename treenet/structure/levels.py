@@ -4,6 +4,7 @@ Shapes: B batch, L leaves, N nodes, W words, S = L + N positions (leaves, then n
 States stand in one table: row 0 is the state of no child, zeros, then come those of real positions.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,7 +109,7 @@ class ArcLevels(Structure):
         return self.row == 0
 
     @classmethod
-    def build(cls, word_of_leaf: list[np.ndarray], governors: list[np.ndarray]) -> "ArcLevels":
+    def build(cls, word_of_leaf: Sequence[np.ndarray], governors: Sequence[np.ndarray]) -> "ArcLevels":
         """`word_of_leaf[b]` [L_b] is ascending, `governors[b]` [W_b] counts from 0, -1 a root. UserError for arcs in a circle."""
         batch, width = len(governors), max(1, *map(len, governors)) + 1
         counts = np.array([len(row) for row in governors])
@@ -157,7 +158,7 @@ class ArcLevels(Structure):
 
 
 def _spans(
-    word_of_leaf: list[np.ndarray], width: int, upper: np.ndarray, lower: np.ndarray, height: np.ndarray
+    word_of_leaf: Sequence[np.ndarray], width: int, upper: np.ndarray, lower: np.ndarray, height: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Leaves below every place, [B, W + 1, 2], and leaves of every place itself, at least 1, [B, W + 1]."""
     batch = len(word_of_leaf)

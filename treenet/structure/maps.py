@@ -43,7 +43,7 @@ class TreeStructure(Structure):
     @classmethod
     def build(
         cls,
-        num_leaves: Sequence[int],
+        num_leaves: Sequence[int] | np.ndarray,
         spans: Sequence[np.ndarray],
         *,
         attention_path: AttentionPath | None = None,
@@ -68,7 +68,7 @@ class TreeStructure(Structure):
         )
 
     @classmethod
-    def build_compact(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray]) -> "TreeStructure":
+    def build_compact(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> "TreeStructure":
         """The same trees for an accelerator, which makes masks and weights of spans and depths; L and N are rounded up.
 
         Batches of long trees keep index lists of branches.

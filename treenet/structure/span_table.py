@@ -5,9 +5,11 @@ Shapes: B batch, L leaves, N nodes, S = L + N positions (leaves, then nodes in p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from treenet.structure.ragged import Ragged
 from treeproc.common.errors import UserError
 
 
@@ -23,17 +25,15 @@ class SpanTable:
     num_leaves: int  # L, padding included
 
     @classmethod
-    def build(cls, num_leaves: Sequence[int], spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
+    def build(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
         """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes, both at least 1, both rounded up to a `multiple`.
 
         UserError when they are no trees.
         """
-        table = np.zeros((len(num_leaves), round_up(max(map(len, spans)), multiple), 3), dtype=np.int64)
-        for b, rows in enumerate(spans):
-            table[b, : len(rows)] = rows
-        counts = np.array([len(rows) for rows in spans])
-        start, end, subtree_end = np.moveaxis(table, 2, 0)
-        out = cls(np.asarray(num_leaves), counts, start, end, subtree_end, round_up(max(num_leaves), multiple))
+        rows, leaf_counts = Ragged.of(spans), np.asarray(num_leaves)
+        table, _ = rows.padded(0, round_up(int(rows.lengths.max()), multiple))
+        start, end, subtree_end = np.ascontiguousarray(np.moveaxis(table, 2, 0))
+        out = cls(leaf_counts, rows.lengths, start, end, subtree_end, round_up(int(leaf_counts.max()), multiple))
         out._check()
         return out
 
@@ -42,12 +42,12 @@ class SpanTable:
         """N, padding included."""
         return self.start.shape[1]
 
-    @property
+    @cached_property
     def leaf_pad_mask(self) -> np.ndarray:
         """[B, L], True = padding."""
         return np.arange(self.num_leaves) >= self.leaf_counts[:, None]
 
-    @property
+    @cached_property
     def node_pad_mask(self) -> np.ndarray:
         """[B, N], True = padding."""
         return np.arange(self.num_nodes) >= self.node_counts[:, None]
@@ -64,6 +64,10 @@ class SpanTable:
 
     def depth(self) -> np.ndarray:
         """[B, N], proper ancestors of a node."""
+        return self._depth
+
+    @cached_property
+    def _depth(self) -> np.ndarray:
         first = np.broadcast_to(np.arange(self.num_nodes), self.start.shape)
         return self._count_open(first, self.subtree_end, self.num_nodes) - ~self.node_pad_mask
 

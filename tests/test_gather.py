@@ -1,0 +1,99 @@
+"""Batches that are gathered from many record batches at once hold what reading row by row gives."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import batches
+from test_packing import KINDS, assert_same
+from toydata import write_toy_data
+from toylabels import make_rows, write_labelled
+
+from treenet.data.batch import collate
+from treenet.data.examples import ExampleSource
+from treenet.data.labelled import PhraseSource
+from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import SpanTable
+from treeproc.shards.gather import Gather
+
+# Lists by record batch and row.
+LISTS = st.lists(st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=4), min_size=1, max_size=4)
+
+
+def columns_of(rows: list[list[int]], first: int) -> dict:
+    """Columns as a shard has them: numbers, lists of numbers, and lists of structs."""
+    edges = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    flat = np.array([item for row in rows for item in row])
+    structs = {"half": flat.astype(np.int16), "whole": flat.astype(np.int32)}
+    ids = np.arange(first, first + len(rows), dtype=np.int64)
+    return {"example_id": ids, "tiny": (edges, flat.astype(np.int8)), "structs": (edges, structs)}
+
+
+@given(LISTS, st.data())
+def test_rows_of_any_record_batches_come_in_the_order_asked_for(lists, data):
+    starts = np.cumsum([0, *map(len, lists)])
+    gather = Gather([columns_of(rows, first) for rows, first in zip(lists, starts, strict=False)])
+    every = [row for rows in lists for row in rows]
+    if not every:
+        return
+    chosen = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=9))
+    picked = gather.pick(chosen)
+    assert picked.values("example_id").tolist() == chosen
+    for column, part, dtype in (("tiny", None, np.int8), ("structs", "half", np.int16), ("structs", "whole", np.int32)):
+        flat, lengths = picked.items(column, part)
+        assert flat.dtype == dtype and flat.tolist() == [item for row in chosen for item in every[row]]
+        assert lengths.tolist() == [len(every[row]) for row in chosen]
+
+
+def test_no_address_can_be_wrong():
+    columns = columns_of([[1, 2], [], [3]], 0)
+    for row in (-1, 3):
+        with pytest.raises(IndexError):
+            Gather([columns]).pick([row])
+    for edges in ([0, 2, 2, 4], [0, 3, 2, 3], [-1, 2, 2, 3], [0, 2, 3]):
+        with pytest.raises(ValueError, match="must ascend"):
+            Gather([columns | {"tiny": (np.array(edges), columns["tiny"][1])}])
+    with pytest.raises(ValueError, match="of one type"):
+        other = columns | {"tiny": (columns["tiny"][0], columns["tiny"][1].astype(np.int16))}
+        Gather([columns, other]).pick([0]).items("tiny")
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    return write_toy_data(tmp_path_factory.mktemp("toy"), shards=3, arcs=True) / "encoded"
+
+
+@pytest.mark.parametrize("reads", KINDS, ids=str)
+def test_a_batch_equals_its_rows_one_by_one(toy, reads):
+    for kind in {reads, reads.for_device("meta")}:
+        source = ExampleSource(toy, "train", kind)
+        random = np.random.default_rng(0)
+        for size in (1, 7, 40):
+            rows = random.choice(len(source), size, replace=False)
+            places = zip(source.lengths["shard"][rows].tolist(), source.lengths["row"][rows].tolist(), strict=True)
+            assert_same(source.batch(rows), collate([source._shards[shard].row(row) for shard, row in places], kind))
+
+
+def test_phrases_are_cut_out_of_their_examples(tmp_path):
+    rows = make_rows(12)
+    source = PhraseSource(write_labelled(tmp_path / "data", {"train": rows}, shards=3) / "encoded", "train")
+    chosen = np.random.default_rng(0).choice(len(source), 30, replace=False)
+    batch = source.batch(chosen)
+    for place, phrase in enumerate(chosen):
+        row, start, end = source._row[phrase], source._start[phrase], source._end[phrase]
+        pieces = rows[source.lengths["example_id"][phrase]]["leaves"]["piece"][start:end]
+        assert batch.leaf_pieces[place][~batch.leaf_pad_mask[place]].tolist() == pieces and row < 12
+
+
+@given(batches())
+def test_ragged_rows_read_like_a_list(trees):
+    rows = [tree.span_array for tree in trees]
+    ragged = Ragged.of(rows)
+    assert Ragged.of(ragged) is ragged and len(ragged) == len(rows)
+    for mine, theirs in zip([*ragged, ragged[0], *ragged[1:]], [*rows, rows[0], *rows[1:]], strict=True):
+        assert np.array_equal(mine, theirs)
+    tables = [SpanTable.build([tree.num_leaves for tree in trees], given) for given in (rows, ragged)]
+    for name in ("start", "end", "subtree_end", "node_counts"):
+        assert np.array_equal(*(getattr(table, name) for table in tables))
+    for b, row in enumerate(rows):
+        assert np.array_equal(tables[0].start[b, : len(row)], row[:, 0]) and not tables[0].start[b, len(row) :].any()
