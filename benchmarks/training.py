@@ -12,6 +12,8 @@ updates with loader and optimiser; `tree_to_plain_same_positions`: / of a Transf
 `two_workers_to_one`: tokens/s of two gloo workers / of one, a thread each, the same global batches; wants two idle cores.
 `checkpoint_share`: share of wall time that a checkpoint every 500 steps of the demo's model costs, from runs with and
 without checkpoints.
+`loader`: of one process of the loader, which prepares batches of 4,096 tokens for an accelerator: leaves/s, bytes of a batch in
+one buffer and as separate tensors, and time of the training's own process a batch, with such a process and with a thread.
 
 The data are random trees of the shape of captions (15 leaves, n + m = 1.7 n). Times of one process are CPU time on one
 thread, or wall time on a GPU; alternatives take turns; `min`, `median` and `max` are over rounds.
@@ -33,6 +35,7 @@ import torch
 import torch.distributed as dist
 from measure import emit
 from training_data import write_captions
+from training_loader import measure_loader
 
 from treenet.config import TrainConfig
 from treenet.data.examples import Prefetcher
@@ -226,7 +229,7 @@ def measure_checkpoints(case: str, data: Path, scratch: Path, steps: int, rounds
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cases = ("wait", "resume", "tree", "workers", "checkpoint")
+    cases = ("wait", "resume", "tree", "workers", "checkpoint", "loader")
     parser.add_argument("--quick", action="store_true", help="few steps, under 50 seconds")
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases, metavar="CASE", help=f"of {', '.join(cases)}")
     parser.add_argument("--tokens", type=int, help="batch.max_tokens of the case tree (default 1024, or 128 with --quick)")
@@ -255,6 +258,7 @@ def main() -> None:
             "tree": tree,
             "workers": lambda: measure_workers("d256", data, scratch, 2 if quick else 6, rounds),
             "checkpoint": lambda: measure_checkpoints("demo", data, scratch, 8 if quick else 60, 1 if quick else rounds),
+            "loader": lambda: measure_loader("base", data, base_config, 3 if quick else 20, rounds),
         }
         for case in options.cases:
             run[case]()

@@ -24,6 +24,7 @@ class _Place:
 
     start: int
     shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
     narrow: bool
 
@@ -48,13 +49,16 @@ class Packed(Generic[Value]):
         """The value, on the device of the buffer. Its int64 tensors may be copies; the others are views of the buffer."""
         layout, buffer = self.layout, self.buffer
         wide = buffer[: 4 * layout.num_narrow].view(torch.int32).long()
+        typed: dict[torch.dtype, Tensor] = {}
 
         def tensor(place: Any) -> Tensor:
             assert isinstance(place, _Place)
-            size = int(np.prod(place.shape))
             if place.narrow:
-                return wide[place.start : place.start + size].view(place.shape)
-            return buffer[place.start : place.start + size * place.dtype.itemsize].view(place.dtype).view(place.shape)
+                return wide.as_strided(place.shape, place.strides, place.start)
+            if place.dtype not in typed:
+                typed[place.dtype] = buffer.view(place.dtype)
+            whole = typed[place.dtype]
+            return whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.start // place.dtype.itemsize)
 
         return _map(layout.value, _Place, tensor)
 
@@ -85,9 +89,18 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
 
     def place(tensor: Any) -> _Place:
         start, is_narrow = next(places)
-        return _Place(start // 4 if is_narrow else start, tuple(tensor.shape), tensor.dtype, is_narrow)
+        shape = tuple(tensor.shape)
+        return _Place(start // 4 if is_narrow else start, shape, _strides(shape), tensor.dtype, is_narrow)
 
     return Packed(buffer[:end], Layout(_map(value, Tensor, place), end, num_narrow))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a tensor whose rows lie one after the other."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(1, size))
+    return tuple(reversed(strides)) if shape else ()
 
 
 def _fits_int32(array: np.ndarray) -> bool:

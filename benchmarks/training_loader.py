@@ -1,0 +1,73 @@
+"""The case `loader` of training.py: how fast one process makes batches for an accelerator, and what they cost the training."""
+
+import time
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import Times, emit, time_once
+from torch import Tensor
+
+from treenet.config import TrainConfig
+from treenet.data.examples import Prefetcher
+from treenet.data.loader_processes import LoaderProcesses
+from treenet.data.packing import pack
+from treenet.tasks.registry import build_task
+from treenet.training.batch_stream import OpenTraining, TrainingData
+
+CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")  # "meta" asks for batches as a GPU does, and takes no time
+NAMES = {"tree": "tree_transformer", "plain": "transformer"}
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of all tensors of a batch, as separate copies would take."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sum(map(tensor_bytes, value))
+    return sum(tensor_bytes(getattr(value, field.name)) for field in fields(value)) if is_dataclass(value) else 0
+
+
+def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], steps: int, rounds: int) -> None:
+    """Trees and plain leaves; for trees also the index lists of CPUs."""
+    tasks = {kind: build_task(config(data, "batch.max_tokens=4096", f"model.name={name}")) for kind, name in NAMES.items()}
+    made = {kind: TrainingData(task, 0, 1, ACCELERATOR) for kind, task in tasks.items()}
+    made["tree_index_lists"] = TrainingData(tasks["tree"], 0, 1, CPU)
+    found: dict[str, Any] = {}
+
+    def run(kind: str) -> None:
+        for step in range(steps):
+            found[kind] = pack(made[kind].prepared(step))
+
+    times = Times({kind: [] for kind in made})
+    for index in range(rounds + 1):
+        for kind in made:
+            seconds = time_once(lambda kind=kind: run(kind), CPU)
+            if index:  # the first reads the files
+                times.seconds[kind].append(seconds)
+    source, plan = made["tree"].micro_batches.source, made["tree"].plan
+    leaves = sum(int(source.lengths["leaves"][plan.batch(step)].sum()) for step in range(steps))
+    for kind in made:
+        emit("training", case, f"{kind}_leaves_per_s", leaves / times.best(kind), leaves_a_batch=leaves // steps, rounds=rounds)
+        emit("training", case, f"{kind}_bytes", found[kind].layout.num_bytes, separate=tensor_bytes(found[kind].unpack()))
+    ratio, spread = times.ratio("tree_index_lists", "tree")
+    emit("training", case, "index_lists_to_spans", ratio, **spread)
+    steps_of_stream = range(10 + 10 * steps)
+    open_tree = OpenTraining(tasks["tree"], 0, 1, ACCELERATOR.type)
+    streams: dict[str, Any] = {
+        "thread": Prefetcher(made["tree"].packed(steps_of_stream)),
+        "process": LoaderProcesses(open_tree, steps_of_stream, 1, options=lambda: {"limit": None}),
+    }
+    for name, stream in streams.items():
+        with stream:
+            batches = iter(stream)
+            for _ in islice(batches, 10):  # while the process starts
+                pass
+            begin = time.process_time()
+            for packed in batches:
+                packed.unpack()
+            cpu = (time.process_time() - begin) / (len(steps_of_stream) - 10)
+        emit("training", case, f"us_of_the_training_a_batch_{name}", cpu * 1e6)
