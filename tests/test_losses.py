@@ -70,6 +70,33 @@ def test_loss_of_states_under_autocast_rounds_no_more_than_bf16():
     assert (rounded_grad - grad).norm() / grad.norm() < 0.02
 
 
+def test_loss_of_states_in_float16_keeps_small_gradients():
+    """Beside float32, with probabilities that float16 has no bits for."""
+    torch.manual_seed(0)
+    states, table, targets = torch.randn(40, 32), torch.randn(30_000, 32) / 6, torch.randint(1, 30_000, (40,))
+    grads = []
+    for enabled in (False, True):
+        given = [x.clone().requires_grad_() for x in (states, table)]
+        with torch.autocast("cpu", dtype=torch.float16, enabled=enabled):
+            sums = projected_nll(*given, targets, 0.1)
+        grads.append(torch.autograd.grad(sums.loss, given))
+    for exact, rounded in zip(*grads, strict=True):
+        assert (rounded - exact).norm() / exact.norm() < 0.005
+    rare = torch.ones(30_000, dtype=torch.bool).index_fill(0, targets, False)
+    assert (grads[1][1][rare] - grads[0][1][rare]).norm() / grads[0][1][rare].norm() < 0.02
+
+
+def test_a_compiled_chunk_of_the_loss_gives_the_same():
+    """By the compiler of CPUs, for several sizes in two graphs."""
+    torch._dynamo.reset()
+    compiled = torch.compile(losses.score_chunk, dynamic=True, fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
+        for tokens, with_grad in ((5, True), (9, True), (7, False)):
+            given = torch.randn(tokens, 6), torch.randn(20, 6), torch.randint(0, 20, (tokens, 1)), 0.1, 1.0, with_grad
+            for found, expected in zip(compiled(*given), losses.score_chunk(*given), strict=True):
+                torch.testing.assert_close(found, expected)
+
+
 def test_divergence_agrees_with_both_divergences_of_torch():
     torch.manual_seed(0)
     first, second, targets = torch.randn(2, 4, 9), torch.randn(2, 4, 9), torch.randint(1, 9, (2, 4))

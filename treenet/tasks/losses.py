@@ -7,12 +7,15 @@ from torch import Tensor, nn
 
 from treenet.config import OptimizerConfig
 from treenet.layers.autocast import product_dtype, without_autocast
+from treenet.layers.compiled import CompiledOnGpu
 from treeproc.shards.schema import PAD_ID
 
 # Tokens whose logits are computed at once: on CPUs the fastest of 64 to 1,024 at 10,000 to 32,000 pieces, on GPUs what
 # keeps them busy. With fewer, passes over the gradient of the table would cost more than those over logits.
 _ROWS = 256
 _LOGITS_GPU = 2**26
+# Of gradients of logits in float16, where most would be 0 or rounded to a bit or two: probabilities of 1 / 32,000 and less.
+_FLOAT16_FACTOR = 256.0
 
 
 class LossSums(NamedTuple):
@@ -28,6 +31,30 @@ class LossSums(NamedTuple):
         return torch.stack([value.detach().double() for value in (self.loss, self.nll, auxiliary)])
 
 
+def score_chunk(
+    states: Tensor, table: Tensor, target: Tensor, smoothing: float, factor: float, with_grad: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sums of loss and nll of states [m, D] for targets [m, 1] and a table [V, D], and `factor` times the gradient [m, V] of
+    the logits, in the type of the states."""
+    logits = states @ table.t()
+    logits = logits.to(torch.promote_types(states.dtype, torch.float32))
+    score, mean, top = logits.gather(1, target), logits.mean(1, keepdim=True), logits.amax(1, keepdim=True)
+    odds = logits.sub_(top).exp_()
+    total = odds.sum(1, keepdim=True)
+    normaliser = top + total.log()
+    # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
+    nll = normaliser - score
+    loss = ((1 - smoothing) * nll + smoothing * (normaliser - mean)).sum()
+    if not with_grad:
+        return loss, nll.sum(), None
+    grad = odds.div_(total).sub_(smoothing / len(table))
+    grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand(target.shape))
+    return loss, nll.sum(), (grad if factor == 1 else grad * factor).to(states.dtype)
+
+
+_score_on_gpu = CompiledOnGpu(score_chunk)
+
+
 class _ProjectedNll(torch.autograd.Function):
     """Sums of loss and nll of states [M, D] under the softmax of a table [V, D], computed a few tokens at a time.
 
@@ -39,33 +66,25 @@ class _ProjectedNll(torch.autograd.Function):
     def forward(
         ctx, states: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype, with_grad: bool
     ) -> tuple[Tensor, Tensor]:
-        pieces = len(table)
-        rows = _ROWS if states.device.type == "cpu" else max(_ROWS, _LOGITS_GPU // pieces)
+        rows = _ROWS if states.device.type == "cpu" else max(_ROWS, _LOGITS_GPU // len(table))
         rounded_table, rounded_states = table.to(dtype), states.to(dtype)
         loss_sum, nll_sum = states.new_zeros(2, dtype=torch.float64)
         if with_grad:
             grad_states, grad_table = torch.empty_like(states), torch.zeros_like(table)
+        factor = _FLOAT16_FACTOR if dtype == torch.float16 else 1.0
         for first in range(0, len(states), rows):
             chunk, target = rounded_states[first : first + rows], targets[first : first + rows, None]
-            logits = chunk @ rounded_table.t()
-            logits = logits.to(torch.promote_types(dtype, torch.float32))
-            score, mean, top = logits.gather(1, target), logits.mean(1, keepdim=True), logits.amax(1, keepdim=True)
-            odds = logits.sub_(top).exp_()
-            total = odds.sum(1, keepdim=True)
-            normaliser = top + total.log()
-            # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
-            nll = normaliser - score
-            nll_sum += nll.sum()
-            loss_sum += ((1 - smoothing) * nll + smoothing * (normaliser - mean)).sum()
+            loss, nll, grad = _score_on_gpu(chunk, rounded_table, target, smoothing, factor, with_grad)
+            loss_sum += loss
+            nll_sum += nll
             if with_grad:
-                grad = odds.div_(total).sub_(smoothing / pieces)
-                grad.scatter_add_(1, target, grad.new_full((), smoothing - 1).expand(target.shape))
-                grad = grad.to(dtype)
                 grad_states[first : first + rows] = grad @ rounded_table
                 if grad.dtype == grad_table.dtype:
                     grad_table.addmm_(grad.t(), chunk)
                 else:
-                    grad_table += grad.t() @ chunk
+                    grad_table += grad.t() @ (chunk if factor == 1 else chunk / factor)
+        if with_grad and factor != 1:
+            grad_states /= factor
         if with_grad:
             ctx.save_for_backward(grad_states, grad_table)
         ctx.mark_non_differentiable(nll_sum)
