@@ -206,6 +206,14 @@ class TrainConfig(Settings):
         "rounds what float32 products read, on GPUs; 'auto' is float32 on CPUs, bf16 on GPUs, and fp16 on GPUs without it; a "
         "run keeps what it began with",
     )
+    checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
+        False,
+        description="Transformer layers keep their input alone, and are computed again for backward: less memory, about a "
+        "third more work, the same results",
+    )
+    deterministic: Annotated[bool, Effect.NONE] = Field(
+        False, description="kernels that give the same bits every time, on GPUs too, where others are faster; those without raise"
+    )
     compile: Annotated[bool, Effect.NONE] = Field(
         False, description="compile the model with torch.compile; the first steps take minutes"
     )
@@ -230,6 +238,12 @@ class TrainConfig(Settings):
         if isinstance(values, dict) and not values.get("use_gpu") and values.get("precision", "auto") == "auto":
             return {**values, "precision": "float32"}
         return values
+
+    @model_validator(mode="after")
+    def _check_recomputing(self) -> Self:
+        if self.compile and self.checkpoint_activations:
+            raise ValueError("compile must be false where checkpoint_activations is true: a compiled layer cannot be run again")
+        return self
 
     @model_validator(mode="after")
     def _check_precision(self) -> Self:

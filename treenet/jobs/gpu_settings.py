@@ -6,6 +6,7 @@ from pathlib import Path
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.precision import best_precision_here
+from treenet.training.memory import expand_segments
 from treeproc.common.settings import load_settings
 
 
@@ -16,6 +17,7 @@ def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
     """
     if config.precision != "auto":
         return config
+    expand_segments()  # before anything asks for the GPU
     best = _best_precision(config)
     chosen = best
     if checkpoint_folders(run_dir):

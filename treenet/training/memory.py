@@ -1,11 +1,14 @@
 """Memory of a worker: how much it has needed so far, and how it is kept."""
 
 import ctypes
+import os
 import resource
 import sys
 
 import torch
 
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the older name is the one that all versions read
+_EXPANDABLE = "expandable_segments:True"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 
 
@@ -14,6 +17,18 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # Linux counts KiB
+
+
+def expand_segments() -> None:
+    """Have the CUDA allocator enlarge its pieces of memory in place of adding others: batches of ever new sizes leave gaps.
+
+    Nothing changes where the user has set the allocator. The setting is read when CUDA is first used, or set then.
+    """
+    if any(name in os.environ for name in _ALLOCATOR):
+        return
+    os.environ[_ALLOCATOR[0]] = _EXPANDABLE  # for this process before it uses CUDA, and for those that it starts
+    if torch.cuda.is_initialized() and (change := getattr(torch.cuda.memory, "_set_allocator_settings", None)):
+        change(_EXPANDABLE)
 
 
 def keep_freed_memory() -> None:

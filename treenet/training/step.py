@@ -23,6 +23,7 @@ from treenet.training.loss_scale import LossScale
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
+from treenet.training.recompute import recompute_layers
 from treenet.training.results import PendingResult, is_sound
 from treenet.training.step_inputs import StepInputs, StepSeeds, send
 from treeproc.common.settings import UserError
@@ -43,6 +44,8 @@ class TrainStep:
         if ranks.device.type == "cpu" and not config.compile and not task.ties_embeddings:
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
+        if config.checkpoint_activations:
+            recompute_layers(model, self._dropout_keys, draws_numbers=config.model.attention_dropout > 0)
         self.precision = resolve_precision(config.precision, ranks.device)
         allow_tf32(self.precision, ranks.device)
         self.loss_scale = LossScale(ranks.device) if self.precision == "fp16" else None

@@ -28,9 +28,10 @@ from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
-from treenet.training.memory import keep_freed_memory, peak_memory
+from treenet.training.memory import expand_segments, keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.reproducible import deterministic_mode
 from treenet.training.results import PendingResult, StepResult
 from treenet.training.state import Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep
@@ -78,12 +79,14 @@ def train(
     keep_freed_memory()
     device = torch.device(device)
     if device.type == "cuda":
+        expand_segments()
         torch.cuda.set_device(device)  # where NCCL and compiled kernels work
-    with phase("building the plan and the model"):
-        trainer = Trainer(task, Ranks(rank, world_size, device))
-    with phase("looking for a checkpoint"):
-        trainer.resume(run_dir)
-    return trainer.train(run_dir, should_stop, report, show_progress)
+    with deterministic_mode(task.config.deterministic):
+        with phase("building the plan and the model"):
+            trainer = Trainer(task, Ranks(rank, world_size, device))
+        with phase("looking for a checkpoint"):
+            trainer.resume(run_dir)
+        return trainer.train(run_dir, should_stop, report, show_progress)
 
 
 class Trainer:

@@ -1,0 +1,101 @@
+"""Activation checkpointing, the deterministic mode, the allocator of CUDA: results stay, and memory or bits are kept."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from meta_device import DeviceOperations, stand_in_for_a_gpu
+from toydata import write_toy_data
+from toyruns import final_weights, losses, make_config, make_task, same
+
+from treenet.tasks.registry import build_task
+from treenet.training import memory
+from treenet.training.memory import expand_segments
+from treenet.training.ranks import Ranks
+from treenet.training.reproducible import deterministic_mode
+from treenet.training.trainer import Trainer, train
+from treeproc.common.settings import UserError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def gradients(data: Path, *options: str) -> tuple[torch.Tensor, int]:
+    """The gradient of a batch of several micro-batches, and the bytes that its forward passes keep for backward."""
+    trainer = Trainer(make_task(data, "batch.tokens_per_device=32", *options), Ranks(0, 1, CPU))
+    rank_batch = trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
+    assert len(rank_batch.batches) > 1
+    kept = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 3)
+    return trainer.train_step._gradient.clone(), kept
+
+
+@pytest.mark.parametrize("model", ["tree_transformer", "transformer"])
+@pytest.mark.parametrize("dropout", [["model.dropout=0.3"], ["model.attention_dropout=0.2"], ["optimizer.r_drop=1"]], ids=str)
+def test_layers_that_are_computed_again_give_the_same_gradient(data, model, dropout):
+    """To the last bit, with dropout by key, with PyTorch's, and with two passes of which the first is computed again last."""
+    options = [f"model.name={model}", "model.num_encoder_layers=2", "model.num_decoder_layers=2", *dropout]
+    (expected, kept), (found, kept_less) = (gradients(data, *options, f"checkpoint_activations={on}") for on in ("false", "true"))
+    assert torch.equal(found, expected) and expected.any()
+    assert kept_less < kept / 2
+
+
+def test_layers_are_computed_again_on_accelerators_too(data, monkeypatch):
+    """More kernels, of which none needs data."""
+    device, kernels = stand_in_for_a_gpu(monkeypatch), []
+    for on in ("false", "true"):
+        options = [f"checkpoint_activations={on}", "model.attention_dropout=0", "model.dropout=0.1"]
+        trainer = Trainer(build_task(make_config(data, *options)), Ranks(0, 1, device))
+        rank_batch = trainer.micro_batches.rank_batch(trainer.plan.batch(0))
+        with DeviceOperations() as seen:
+            trainer.train_step.update(rank_batch, trainer.micro_batches, 0)
+        kernels.append(seen.kernels["treenet::keyed_dropout"])
+    assert kernels[0] < kernels[1] < 2 * kernels[0]
+
+
+def test_a_compiled_model_cannot_compute_layers_again(data):
+    with pytest.raises(UserError, match="compile must be false where checkpoint_activations is true"):
+        make_config(data, "compile=true", "checkpoint_activations=true")
+
+
+def test_the_deterministic_mode_trains_alike_and_ends_with_the_training(data, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for name, on in (("as ever", "false"), ("deterministic", "true")):
+        (tmp_path / name).mkdir()
+        train(make_task(data, "max_steps=6", f"deterministic={on}"), tmp_path / name)
+    assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert losses(tmp_path / "as ever") == losses(tmp_path / "deterministic")
+    assert same(final_weights(tmp_path / "as ever"), final_weights(tmp_path / "deterministic"))
+
+
+def test_the_deterministic_mode_refuses_what_is_not(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with deterministic_mode(True):
+        assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    with deterministic_mode(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("name", memory._ALLOCATOR)
+def test_the_allocator_is_set_unless_the_user_has_set_it(monkeypatch, name):
+    for one in memory._ALLOCATOR:
+        monkeypatch.delenv(one, raising=False)
+    expand_segments()
+    assert os.environ.pop(memory._ALLOCATOR[0]) == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    expand_segments()
+    assert [os.environ.get(one) for one in memory._ALLOCATOR if one != name] == [None]
+    assert os.environ[name] == "max_split_size_mb:64"
