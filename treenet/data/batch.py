@@ -5,7 +5,7 @@ Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from treenet.data.input_kinds import TREES, InputKind
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
+from treenet.data.transfer import send_packed
 from treenet.structure import Structure
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import round_up
@@ -40,7 +41,11 @@ class TreeBatch:
         """Target pieces that count in the loss, EOS included."""
         return int((self.tgt_out != PAD_ID).sum())
 
-    def to(self, device: torch.device | str) -> "TreeBatch":
+    def to(self, device: torch.device | str) -> Self:
+        """The batch on `device`: from the host to an accelerator in one copy, which the host does not wait for."""
+        device = torch.device(device)
+        if self.leaf_pieces.device.type == "cpu" != device.type:
+            return send_packed(self, device)
         moved: dict[str, Any] = {name: value if value is None else value.to(device) for name, value in vars(self).items()}
         return type(self)(**moved)
 

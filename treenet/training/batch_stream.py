@@ -10,10 +10,11 @@ from treenet.data.examples import Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.packing import Packed, pack
 from treenet.data.plan import BatchPlan
+from treenet.data.transfer import Sender
 from treenet.tasks.base import Task
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks
-from treenet.training.step_inputs import Sender, StepInputs, StepSeeds
+from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.shards.store import read_index
 
 # A process makes batches of trees faster than a GPU computes them; more are for updates of many small batches.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
+from treenet.data.transfer import send
 from treenet.layers.dropout import share_dropout_keys
 from treenet.runs.precision import allow_tf32, computing_in, resolve_precision
 from treenet.tasks.base import Task
@@ -25,7 +26,7 @@ from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
 from treenet.training.recompute import recompute_layers
 from treenet.training.results import PendingResult, is_sound
-from treenet.training.step_inputs import StepInputs, StepSeeds, send
+from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.common.settings import UserError
 
 

@@ -5,7 +5,6 @@ Shapes: B batch, M targets that count in the loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,12 +12,10 @@ from torch import Tensor
 
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.packing import Packed, pack
 from treenet.data.plan import hash_ids
+from treenet.data.transfer import send_packed
 from treenet.layers.dropout import keys_of
 from treenet.tasks.base import Task
-
-Value = TypeVar("Value")
 
 
 @dataclass
@@ -41,10 +38,7 @@ class StepInputs:
 
     def to(self, device: torch.device) -> "StepInputs":
         """On `device`: to an accelerator in one copy, which the host does not wait for."""
-        if self.batch.leaf_pieces.device.type == device.type:
-            return self
-        packed = pack(self)
-        return Packed(send(packed.buffer, device), packed.layout).unpack()
+        return self if self.batch.leaf_pieces.device.type == device.type else send_packed(self, device)
 
 
 @dataclass(frozen=True)
@@ -58,29 +52,3 @@ class StepSeeds:
     def of(cls, config: TrainConfig, step: int) -> "StepSeeds":
         first, *others = np.random.SeedSequence([config.seed, step]).generate_state(3, np.uint32).tolist()
         return cls(first, others if config.optimizer.r_drop else others[:1])
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`. On CUDA the copy goes from pinned memory, and the host does not wait for it."""
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
-
-
-class Sender:
-    """Sends packed values to an accelerator while it computes: on CUDA on a stream of its own, from pinned memory."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def send(self, packed: Packed[Value]) -> Value:
-        """The value on the device, for what is started from now on."""
-        if self._stream is None:
-            return Packed(packed.buffer.to(self._device), packed.layout).unpack()
-        with torch.cuda.stream(self._stream):
-            buffer = packed.buffer.to(self._device, non_blocking=True)
-        computing = torch.cuda.current_stream(self._device)
-        computing.wait_stream(self._stream)
-        buffer.record_stream(computing)  # its memory is not given away before what reads it is done
-        return Packed(buffer, packed.layout).unpack()
