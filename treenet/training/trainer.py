@@ -201,16 +201,27 @@ class Trainer:
         self, run_dir: Path, should_stop: Callable[[], bool], report: Callable[[dict], None], show_progress: bool
     ) -> TrainOutcome:
         """See the function `train`."""
+        if is_finished(self.config, self.state.step, self.state.validations_since_best):
+            return TrainOutcome(self.state.step, finished=True)
+        with BatchStream(self.task, self.ranks, self.data, self._updates()) as stream:  # begins while the largest batch is tried
+            with phase("compiling, trying the largest batch" if self.config.compile else "trying the largest batch"):
+                self.check_memory()
+            return self._train_on(stream, run_dir, should_stop, report, show_progress)
+
+    def _train_on(
+        self,
+        stream: BatchStream,
+        run_dir: Path,
+        should_stop: Callable[[], bool],
+        report: Callable[[dict], None],
+        show_progress: bool,
+    ) -> TrainOutcome:
+        """`train` on the batches from the present step on."""
         config, state, leads = self.config, self.state, self.ranks.leads
-        if is_finished(config, state.step, state.validations_since_best):
-            return TrainOutcome(state.step, finished=True)
-        with phase("compiling, trying the largest batch" if config.compile else "trying the largest batch"):
-            self.check_memory()
-        stream = BatchStream(self.task, self.ranks, self.data, self._updates())
         log = MetricLog(run_dir, state.step) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
-        with stream, log or nullcontext(), writer or nullcontext(), progress or nullcontext():
+        with log or nullcontext(), writer or nullcontext(), progress or nullcontext():
             watch, waited = Stopwatch(), 0.0
             for rank_batch in stream:
                 result = self.step(
