@@ -25,7 +25,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
     "batch_stream", "device_step", "loader_processes",
-    "dry_run", "evaluate", "fuzz", "grid", "inspect", "labelled_data", "masked_lm",
+    "dry_run", "evaluate", "fuzz", "gradient_sums", "grid", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses",
     "notices", "package_parsers", "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "precision", "preprocess", "preprocess_benchmark",

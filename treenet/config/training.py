@@ -206,6 +206,9 @@ class TrainConfig(Settings):
         "rounds what float32 products read, on GPUs; 'auto' is float32 on CPUs, bf16 on GPUs, and fp16 on GPUs without it; a "
         "run keeps what it began with",
     )
+    gradient_sums: Literal["float32", "bf16"] = Field(
+        "float32", description="numbers that workers add their gradients in; 'bf16' sends half the bytes and rounds"
+    )
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,
         description="Transformer layers keep their input alone, and are computed again for backward: less memory, about a "
@@ -259,6 +262,11 @@ class TrainConfig(Settings):
                 f"max_steps must be at most optimizer.decay_steps = {last}, where the rate is 0, but is {self.max_steps}"
             )
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """The settings without `gradient_sums: float32`, which runs made before that setting do not record either."""
+        return _without(dump(self), gradient_sums="float32")
 
     def lasting(self) -> dict[str, object]:
         """The settings that all commands on one run folder have in common, as dotted keys."""

@@ -1,42 +1,57 @@
-"""The gradient of all parameters in one tensor: one norm, and one sum over the ranks."""
+"""The gradient of all parameters in one tensor: one norm, and few sums over the ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class FlatGradient:
     """One tensor that the gradients of all parameters are views into."""
 
-    def __init__(self, model: nn.Module):
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        sizes = [parameter.numel() for parameter in self._parameters]
-        self.flat = self._parameters[0].new_zeros(sum(sizes))
-        parts = zip(self._parameters, self.flat.split(sizes), strict=True)
+    def __init__(self, model: nn.Module, tables_first: bool = False):
+        """With `tables_first`, embeddings begin the tensor, whose gradients a backward pass completes last."""
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if tables_first:
+            tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+            self.parameters.sort(key=lambda parameter: parameter not in tables)
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        self.flat = self.parameters[0].new_zeros(sum(self.sizes))
+        parts = zip(self.parameters, self.flat.split(self.sizes), strict=True)
         self._views = [part.view_as(parameter) for parameter, part in parts]
         self._put_back()
 
+    def part(self, first: int, last: int) -> Tensor:
+        """The gradients of the parameters from `first` up to `last`, excluded."""
+        start = sum(self.sizes[:first])
+        return self.flat[start : start + sum(self.sizes[first:last])]
+
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Backward passes in this context leave the gradients where they made them; at its end all are added in one go.
+        """A backward pass in this context leaves the gradients where it made them; at its end all are added in one go.
 
         Otherwise, every parameter adds its own gradient: two hundred kernels of a base model, which is much on a GPU.
         """
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         try:
             yield
-            pairs = zip(self._views, self._parameters, strict=True)
-            found = [(view, parameter.grad) for view, parameter in pairs if parameter.grad is not None]
-            if found:
-                torch._foreach_add_(*map(list, zip(*found, strict=True)))
+            self.collect(0, len(self.parameters))
         finally:
             self._put_back()
 
+    def collect(self, first: int, last: int) -> None:
+        """Add the gradients that a backward pass has made of these parameters, and forget them."""
+        parameters, views = self.parameters[first:last], self._views[first:last]
+        found = [(view, p.grad) for view, p in zip(views, parameters, strict=True) if p.grad is not None]
+        if found:
+            torch._foreach_add_(*map(list, zip(*found, strict=True)))
+        for parameter in parameters:
+            parameter.grad = None
+
     def _put_back(self) -> None:
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
 
 

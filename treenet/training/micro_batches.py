@@ -49,11 +49,12 @@ class MicroBatches:
         rank_batch: RankBatch,
         compute: Callable[[TreeBatch | StepInputs], Tensor],
         start: Callable[[], None] = lambda: None,
+        before_last: Callable[[], None] = lambda: None,
     ) -> Tensor | float:
         """Sum of `compute` over the micro-batches of a rank's batch; 0 when there are none.
 
-        When memory runs out, `start` is called again and the complete batch is computed anew, in smaller micro-batches.
-        Raises UserError when an example does not fit alone.
+        `before_last` is called before the last of them. When memory runs out, `start` is called again and the complete batch is
+        computed anew, in smaller micro-batches. Raises UserError when an example does not fit alone.
         """
         while True:
             if rank_batch.limit != self.limit:
@@ -61,6 +62,8 @@ class MicroBatches:
             start()
             total, too_large = 0.0, None
             for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=True):
+                if rows is rank_batch.cuts[-1]:
+                    before_last()
                 try:
                     total = total + compute(batch)
                 except torch.OutOfMemoryError:

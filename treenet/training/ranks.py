@@ -1,5 +1,6 @@
 """The ranks of a run, of which there may be one: sums, broadcasts, and failures that all of them hear of."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,22 @@ from treeproc.common.settings import UserError
 
 class TrainingFailed(UserError):
     """Raised on all ranks at once, so that none waits for another. Starting again would only repeat it."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum over the ranks that is under way."""
+
+    tensor: Tensor
+    rounded: Tensor  # the tensor itself, where it is not rounded
+    work: dist.Work | None
+
+    def wait(self) -> None:
+        """The tensor has its sum: on CUDA, for what is started from now on."""
+        if self.work is not None:
+            self.work.wait()
+        if self.rounded is not self.tensor:
+            self.tensor.copy_(self.rounded)
 
 
 class Ranks:
@@ -29,6 +46,13 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def start_sum(self, tensor: Tensor, dtype: torch.dtype) -> "Sum":
+        """`sum`, of values rounded to `dtype`, which is done when it was waited for."""
+        if self.world_size == 1:
+            return Sum(tensor, tensor, None)
+        rounded = tensor.to(dtype)
+        return Sum(tensor, rounded, dist.all_reduce(rounded, async_op=True))
 
     def from_leader(self, value: Any) -> Any:
         """The leader's value, whatever the others have."""

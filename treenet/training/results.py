@@ -9,7 +9,7 @@ from torch import Tensor
 from treenet.training.ranks import Ranks
 
 # Places in the totals of an update, a vector float64. The first three are the sums of `LossSums.totals`.
-LOSS, NLL, AUXILIARY, STOPS, FAILURES, POSITIONS, PADDING, WAITED, NORM = range(9)
+LOSS, NLL, AUXILIARY, STOPS, FAILURES, REPEATS, POSITIONS, PADDING, WAITED, NORM = range(10)
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class StepResult:
     """Sums over all ranks. Without `updated`, loss or gradient was not finite and the weights are as before."""
 
     updated: bool
+    must_repeat: bool  # memory ran out on a rank when others had begun to add: nothing was changed
     loss_sum: float
     nll_sum: float
     auxiliary_sum: float  # the model's own loss, a part of the loss
@@ -30,9 +31,9 @@ class StepResult:
     update: int  # its number, counted from 1
 
 
-def is_sound(totals: Tensor) -> Tensor:
-    """Whether an update may change the weights, [] bool on the device of the totals."""
-    return torch.isfinite(totals[LOSS] + totals[NORM]) & (totals[FAILURES] == 0)
+def is_unsound(totals: Tensor) -> Tensor:
+    """1 where an update may not change the weights, else 0: [] float32 on the device of the totals."""
+    return (~torch.isfinite(totals[LOSS] + totals[NORM]) | totals[FAILURES : REPEATS + 1].any()).float()
 
 
 class PendingResult:
@@ -67,7 +68,8 @@ class PendingResult:
         if totals[FAILURES]:
             self._ranks.fail_together(self._failure)
         return StepResult(
-            updated=math.isfinite(totals[LOSS]) and math.isfinite(totals[NORM]),
+            updated=math.isfinite(totals[LOSS]) and math.isfinite(totals[NORM]) and not totals[REPEATS],
+            must_repeat=totals[REPEATS] > 0,
             loss_sum=totals[LOSS],
             nll_sum=totals[NLL],
             auxiliary_sum=totals[AUXILIARY],

@@ -19,13 +19,14 @@ from treenet.runs.precision import allow_tf32, computing_in, resolve_precision
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
 from treenet.training.ema import MovingAverage
+from treenet.training.gradient_sums import MustRepeat, OverlappedSums
 from treenet.training.gradients import FlatGradient, add_gradients_by_row
 from treenet.training.loss_scale import LossScale
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.ranks import Ranks
 from treenet.training.recompute import recompute_layers
-from treenet.training.results import PendingResult, is_sound
+from treenet.training.results import REPEATS, PendingResult, is_unsound
 from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.common.settings import UserError
 
@@ -40,8 +41,11 @@ class TrainStep:
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
         self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
-        self._gradients = FlatGradient(model)
+        self._gradients = FlatGradient(model, tables_first=self.overlaps)
         self._gradient = self._gradients.flat
+        self._sum_dtype = torch.bfloat16 if config.gradient_sums == "bf16" else self._gradient.dtype
+        self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
+        self._held = torch.zeros((), device=ranks.device)  # 1 while updates wait for one that must be repeated
         if ranks.device.type == "cpu" and not config.compile and not task.ties_embeddings:
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
@@ -64,6 +68,15 @@ class TrainStep:
         """Whether nothing waits for the device until a result is read, later than its update."""
         return self.ranks.device.type != "cpu"
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether ranks begin to add their gradients while they compute them."""
+        return self.ranks.world_size > 1 and self.defers
+
+    def release(self) -> None:
+        """Updates change the weights again, after one that had to be repeated."""
+        self._held.zero_()
+
     def allocate_state(self) -> None:
         """Allocate the optimiser's state as it is before the first update, where there is none yet."""
         one = torch.ones((), device=self.ranks.device)
@@ -79,25 +92,33 @@ class TrainStep:
         wants_stop: bool = False,
         failure: str | None = None,
         waited: float = 0.0,
+        again: bool = False,
     ) -> PendingResult:
         """Update number `step`, counted from 0. Flags, failures and seconds of waiting of all ranks are put together.
 
         On a CPU it is done at the end, and raises TrainingFailed on all ranks when one has a failure. On an accelerator it has
         been started, and nobody waits: the device itself skips an update that is not finite, or where a rank has a failure.
+        One that must be repeated is skipped too, and all that follow until `release`; `again` is the repetition.
         """
         rate = learning_rate(self.config.optimizer, step + 1)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         sums: Tensor | float = 0.0
+        must_repeat, overlapped = False, None if again else self._sums
         try:
-            sums = self.compute_gradient(rank_batch, micro_batches, step)
+            sums = self.compute_gradient(rank_batch, micro_batches, step, overlapped)
+        except MustRepeat:
+            must_repeat = True
         except UserError as error:
             failure = str(error)
-        facts = [wants_stop, failure is not None, rank_batch.positions, rank_batch.padding, waited]
+        if overlapped:
+            overlapped.finish()
+        facts = [wants_stop, failure is not None, must_repeat, rank_batch.positions, rank_batch.padding, waited]
         totals = send(torch.tensor([0.0, 0.0, 0.0, *facts], dtype=torch.float64), self.ranks.device)
         totals[:3] += sums
         self.ranks.sum(totals)
-        self.ranks.sum(self._gradient)
+        if not overlapped:
+            self.ranks.start_sum(self._gradient, self._sum_dtype).wait()
         norm = torch.linalg.vector_norm(self._gradient)
         if self.loss_scale:
             norm = norm / self.loss_scale.scale
@@ -108,8 +129,16 @@ class TrainStep:
             if pending.read().updated:
                 self._apply(step + 1, norm)
         else:
-            self._apply(step + 1, norm, skip=(~is_sound(totals)).float())
+            self._apply(step + 1, norm, skip=self._skip(totals))
         return pending
+
+    def _skip(self, totals: Tensor) -> Tensor:
+        """1 where an update may not change the weights, else 0: [] float32 on the device."""
+        skip = is_unsound(totals)
+        if not self._sums:
+            return skip
+        self._held.add_(totals[REPEATS]).clamp_(max=1.0)
+        return torch.maximum(skip, self._held)
 
     def _apply(self, updates: int, norm: Tensor, skip: Tensor | None = None) -> None:
         """Change weights and average, unless `skip` [] float32 is 1: that is found out on the device."""
@@ -122,8 +151,13 @@ class TrainStep:
         if self.average:
             self.average.update(updates, skip)
 
-    def compute_gradient(self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int) -> Tensor | float:
+    def compute_gradient(
+        self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int, sums: OverlappedSums | None = None
+    ) -> Tensor | float:
         """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
+
+        With `sums`, parts of the gradient leave for their sums over the ranks before it is complete. Raises MustRepeat where
+        memory runs out after that.
 
         Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, which is dropout of attention weights,
         is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number of ranks, or in other
@@ -132,17 +166,22 @@ class TrainStep:
         seeds = StepSeeds.of(self.config, step)
 
         def start() -> None:
+            if sums and sums.begun:
+                raise MustRepeat
             self._gradient.zero_()
             torch.manual_seed(seeds.generator * 2**16 + self.ranks.rank)
 
         def compute(batch: TreeBatch | StepInputs) -> Tensor:
-            sums = self._objective(batch, seeds.passes)
-            loss = sums.loss / rank_batch.global_tokens
-            with self._gradients.collecting() if self.defers else nullcontext():
+            found = self._objective(batch, seeds.passes)
+            loss = found.loss / rank_batch.global_tokens
+            with self._gradients.collecting() if self.defers or sums else nullcontext():
                 (loss * self.loss_scale.scale if self.loss_scale else loss).backward()
-            return sums.totals()
+            return found.totals()
 
-        return micro_batches.add_up(rank_batch, compute, start)
+        if not sums:
+            return micro_batches.add_up(rank_batch, compute, start)
+        sums.begin()
+        return micro_batches.add_up(rank_batch, compute, start, sums.watch)
 
     def validate(self, batch: TreeBatch) -> Tensor:
         """The sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""

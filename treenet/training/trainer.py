@@ -7,7 +7,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -89,6 +90,14 @@ def train(
         return trainer.train(run_dir, should_stop, report, show_progress)
 
 
+@dataclass(frozen=True)
+class _Started:
+    """An update that was started, and how it is started again."""
+
+    pending: PendingResult
+    start: Callable[..., PendingResult]
+
+
 class Trainer:
     """One rank of a run: data, model and state."""
 
@@ -109,7 +118,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.train_step = TrainStep(task.build_model(self.meta).to(ranks.device), task, ranks)
         self.state = TrainState()
-        self._pending: PendingResult | None = None  # the update that was started and is not counted
+        self._pending: _Started | None = None  # the update that was started and is not counted
         self._result: StepResult | None = None  # of the update that was counted last
         self._wants_stop = False
 
@@ -160,11 +169,17 @@ class Trainer:
 
         Returns the result of the update that was counted last, if there is one.
         """
-        pending = self.train_step.update(
-            rank_batch, self.micro_batches, self.state.step, wants_stop=wants_stop, failure=failure, waited=waited
+        start = partial(
+            self.train_step.update,
+            rank_batch,
+            self.micro_batches,
+            self.state.step,
+            wants_stop=wants_stop,
+            failure=failure,
+            waited=waited,
         )
+        before, self._pending = self._pending, _Started(start(), start)
         self.state.step += 1
-        before, self._pending = self._pending, pending
         if before is not None:
             self._count(before)
         if not self.train_step.defers:
@@ -174,14 +189,25 @@ class Trainer:
     def settle(self) -> StepResult | None:
         """Wait for the update that was started last, and count it: `state` is that of its step. Returns its result."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
-            self._count(pending)
+            started, self._pending = self._pending, None
+            self._count(started)
         return self._result
 
-    def _count(self, pending: PendingResult) -> None:
+    def _read(self, started: _Started) -> StepResult:
+        """The result of an update. One that must be repeated is, on all ranks, and after it the one that was skipped for it."""
+        result = started.pending.read()
+        if not result.must_repeat:
+            return result
+        self.train_step.release()
+        result = started.start(again=True).read()
+        if self._pending is not None:
+            self._pending = replace(self._pending, pending=self._pending.start())
+        return result
+
+    def _count(self, started: _Started) -> None:
         """Count an update in `state`. Raises TrainingFailed when it is one too many that was skipped."""
         state, limit = self.state, self.config.max_skipped_updates
-        self._result = result = pending.read()
+        self._result = result = self._read(started)
         self._wants_stop |= result.wants_stop
         state.positions += result.positions
         state.padding += result.padding

@@ -1,0 +1,133 @@
+"""Gradients that ranks begin to add while they compute them: same bits as afterwards, and nobody waits where one fails."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toydata import write_toy_data
+from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
+
+from treenet.runs.metrics_log import read_metrics
+from treenet.training import gradient_sums
+from treenet.training.gradient_sums import OverlappedSums, cut_buckets
+from treenet.training.ranks import Ranks
+from treenet.training.step import TrainStep
+from treenet.training.trainer import Trainer, train
+
+CPU = torch.device("cpu")
+BUCKET = 2000  # bytes: some twenty buckets of the tiny model
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def _afterwards(rank: int) -> None:
+    """As on accelerators, but one sum follows the backward pass."""
+    TrainStep.defers, TrainStep.overlaps = True, False
+
+
+def _overlapped(rank: int) -> None:
+    TrainStep.defers, TrainStep.overlaps, gradient_sums.BUCKET_BYTES = True, True, BUCKET
+
+
+def _overlapped_and_read_at_once(rank: int) -> None:
+    _overlapped(rank)
+    TrainStep.defers = False
+
+
+def _fail_after_buckets(updates: set[int], note: Path | None = None) -> None:
+    """In these updates, counted from 1, memory runs out in the backward pass when three buckets have left."""
+    true_begin, true_complete, begun = OverlappedSums.begin, OverlappedSums._complete, [0]
+
+    def begin(self) -> None:
+        begun[0] += 1
+        true_begin(self)
+
+    def complete(self, number: int, parameter: torch.Tensor) -> None:
+        true_complete(self, number, parameter)
+        if self._watching and len(self._sent) >= 3 and begun[0] in updates:
+            if note:
+                note.write_text(note.read_text() + "!" if note.exists() else "!")
+            raise torch.OutOfMemoryError("no memory for gradients")
+
+    OverlappedSums.begin, OverlappedSums._complete = begin, complete
+
+
+def _short_of_memory(defers: bool, note: Path, rank: int) -> None:
+    _overlapped(rank)
+    TrainStep.defers = defers
+    if rank == 1:
+        _fail_after_buckets({3}, note)
+
+
+def _hopeless(rank: int) -> None:
+    _overlapped(rank)
+    if rank == 1:
+        _fail_after_buckets(set(range(100)))
+
+
+def test_buckets_hold_every_parameter_once_and_go_backwards():
+    assert cut_buckets([5, 3, 4, 9, 1, 1], 8) == [(4, 6), (3, 4), (1, 3), (0, 1)]
+    assert cut_buckets([5], 1) == [(0, 1)] and cut_buckets([1, 2, 3], 100) == [(0, 3)]
+
+
+def test_buckets_leave_in_the_backward_pass(data, monkeypatch):
+    """The first ones before the last parameters have their gradients, of the last micro-batch alone."""
+    monkeypatch.setattr(gradient_sums, "BUCKET_BYTES", BUCKET)
+    monkeypatch.setattr(TrainStep, "overlaps", True)
+    trainer = Trainer(make_task(data, "batch.tokens_per_device=32"), Ranks(0, 1, CPU))
+    train_step, batch = trainer.train_step, trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
+    assert len(batch.batches) > 1
+    train_step.compute_gradient(batch, trainer.micro_batches, 0)
+    gradients, expected = train_step._gradients, [parameter.grad.clone() for parameter in train_step.model.parameters()]
+    sums = OverlappedSums(gradients, train_step.ranks, torch.float32)
+    sent, left, micro_batches = [], [], []
+    monkeypatch.setattr(sums, "_send", lambda send=sums._send: (sent.append(len(micro_batches)), send()))
+    true_objective = train_step._objective
+    monkeypatch.setattr(train_step, "_objective", lambda *given: micro_batches.append(1) or true_objective(*given))
+    gradients.parameters[0].register_post_accumulate_grad_hook(lambda _: left.append(len(sent)))
+    train_step.compute_gradient(batch, trainer.micro_batches, 0, sums)
+    assert set(sent) == {len(batch.batches)} and len(sums._buckets) - 3 <= left[-1] < len(sums._buckets)
+    sums.finish()
+    assert len(sent) == len(sums._buckets)
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(train_step.model.parameters(), expected, strict=True))
+
+
+@pytest.mark.parametrize("options", [[], ["batch.max_tokens=12"]], ids=["as ever", "ranks without examples"])
+def test_sums_that_overlap_have_the_bits_of_sums_afterwards(data, tmp_path, options):
+    config = make_config(data, "max_steps=8", "validate_every=8", *options)
+    runs = {"after": _afterwards, "overlapped": _overlapped, "at once": _overlapped_and_read_at_once}
+    for name, prepare in runs.items():
+        assert train_ranks(2, config, tmp_path / name, prepare) == [None, None]
+    for name in ("overlapped", "at once"):
+        assert losses(tmp_path / name) == losses(tmp_path / "after")
+        assert same(final_weights(tmp_path / name), final_weights(tmp_path / "after"))
+
+
+@pytest.mark.parametrize("defers", [True, False])
+def test_a_rank_short_of_memory_has_all_compute_the_update_again(data, tmp_path, defers):
+    config = make_config(data, "max_steps=10", "log_every=5")
+    (tmp_path / "alone").mkdir()
+    train(make_task(data, "max_steps=10", "log_every=5"), tmp_path / "alone")
+    assert train_ranks(2, config, tmp_path / "two", partial(_short_of_memory, defers, tmp_path / "note")) == [None, None]
+    assert (tmp_path / "note").read_text() == "!"
+    np.testing.assert_allclose(*([loss for _, loss in losses(tmp_path / name)] for name in ("two", "alone")), rtol=1e-5)
+    assert [line["skipped"] for line in read_metrics(tmp_path / "two") if line["event"] == "train"] == [0, 0]
+
+
+def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path):
+    first, second = train_ranks(2, make_config(data), tmp_path / "run", _hopeless)
+    assert first == second and first.startswith("line ") and "does not fit into the memory" in first
+
+
+def test_sums_in_bf16_round_and_train_alike(data, tmp_path):
+    for name, options in (("float32", []), ("bf16", ["gradient_sums=bf16"])):
+        config = make_config(data, "max_steps=10", *options)
+        assert train_ranks(2, config, tmp_path / name, _overlapped) == [None, None]
+    exact, rounded = ([loss for _, loss in losses(tmp_path / name)] for name in ("float32", "bf16"))
+    assert exact != rounded and np.allclose(exact, rounded, rtol=0.01)
+    assert "gradient_sums" not in make_config(data).model_dump()
