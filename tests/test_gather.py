@@ -11,10 +11,12 @@ from toylabels import make_rows, write_labelled
 
 from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
-from treenet.data.labelled import PhraseSource
+from treenet.data.input_kinds import TREES
+from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import SpanTable
 from treeproc.shards.gather import Gather
+from treeproc.shards.store import open_shards
 
 # Lists by record batch and row.
 LISTS = st.lists(st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=4), min_size=1, max_size=4)
@@ -65,13 +67,14 @@ def toy(tmp_path_factory):
 
 @pytest.mark.parametrize("reads", KINDS, ids=str)
 def test_a_batch_equals_its_rows_one_by_one(toy, reads):
+    shards = {shard.record.index: shard for shard in open_shards(toy, "train")}
     for kind in {reads, reads.for_device("meta")}:
         source = ExampleSource(toy, "train", kind)
         random = np.random.default_rng(0)
         for size in (1, 7, 40):
             rows = random.choice(len(source), size, replace=False)
             places = zip(source.lengths["shard"][rows].tolist(), source.lengths["row"][rows].tolist(), strict=True)
-            assert_same(source.batch(rows), collate([source._shards[shard].row(row) for shard, row in places], kind))
+            assert_same(source.batch(rows), collate([shards[shard].row(row) for shard, row in places], kind))
 
 
 def test_phrases_are_cut_out_of_their_examples(tmp_path):
@@ -97,3 +100,19 @@ def test_ragged_rows_read_like_a_list(trees):
         assert np.array_equal(*(getattr(table, name) for table in tables))
     for b, row in enumerate(rows):
         assert np.array_equal(tables[0].start[b, : len(row)], row[:, 0]) and not tables[0].start[b, len(row) :].any()
+
+
+def test_classes_of_a_batch_are_those_of_its_rows(tmp_path):
+    rows = make_rows(30)
+    encoded = write_labelled(tmp_path / "data", {"train": rows}, shards=3) / "encoded"
+    source = LabelledSource(encoded, "train", TREES, phrases=True)
+    chosen = np.random.default_rng(0).choice(len(source), 20, replace=False)
+    batch, counted = source.batch(chosen), 0
+    width = batch.leaf_pieces.shape[1]
+    for place, row in enumerate(rows[source.lengths["example_id"][number]] for number in chosen):
+        leaves, nodes = batch.position_labels[place].tolist()[:width], batch.position_labels[place].tolist()[width:]
+        of_nodes = [row["label"], *row["node_labels"][1:]]
+        assert leaves == row["leaf_labels"] + [-1] * (width - len(row["leaf_labels"]))
+        assert nodes == of_nodes + [-1] * (len(nodes) - len(of_nodes)) and batch.labels[place] == row["label"]
+        counted += sum(label != -1 for label in row["leaf_labels"] + of_nodes)
+    assert source.target_tokens(chosen) == counted

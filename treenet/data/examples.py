@@ -3,8 +3,8 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import Gather, PickedRows
-from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 from treeproc.shards.store import open_shards, read_index, read_lengths
 
 Item = TypeVar("Item")
@@ -32,42 +31,39 @@ class ExampleSource:
         self.reads = reads
         check_columns(folder, reads)
         self.lengths = read_lengths(folder, split)
-        self._shards = {shard.record.index: shard for shard in open_shards(folder, split)}
-        sizes = [len(shard) for shard in self._shards.values()]
+        shards = open_shards(folder, split)
+        sizes = [len(shard) for shard in shards]
         if sum(sizes) != len(self):
             raise UserError(
                 f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {sum(sizes)}; "
                 "run workflows/preprocess.py again"
             )
-        shard = np.repeat(np.array(list(self._shards), np.int32), sizes)
+        shard = np.repeat(np.array([shard.record.index for shard in shards], np.int32), sizes)
         row = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
         if not (np.array_equal(shard, self.lengths["shard"]) and np.array_equal(row, self.lengths["row"])):
             raise UserError(f"{folder / 'lengths.arrow'} names rows that the shards have not; run workflows/preprocess.py again")
-        self._gather = Gather([columns for shard in self._shards.values() for columns in shard.columns])
+        self._gather = Gather([columns for shard in shards for columns in shard.columns])
 
     def __len__(self) -> int:
         return len(self.lengths["row"])
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
-        picked = self._gather.pick(rows)
+        picked = self.pick(rows)
         out = RowLists(example_ids=picked.values("example_id"))
         for name in (*ALWAYS, *self.reads.columns):
             setattr(out, name, self.lists(picked, *COLUMNS[name]))
         return collate_rows(out, self.reads)
+
+    def pick(self, rows: Sequence[int] | np.ndarray) -> PickedRows:
+        """Rows whose columns are read."""
+        return self._gather.pick(rows)
 
     def lists(self, picked: PickedRows, column: str, part: str | None = None) -> Ragged:
         """A list column of rows, or one field of it; empty lists where the data set has no target side."""
         if column not in self._gather:
             return Ragged(np.zeros(0, dtype=np.int32), np.zeros(len(picked), dtype=np.int64))
         return Ragged(*picked.items(column, part))
-
-    def places(self, rows: Sequence[int] | np.ndarray) -> Iterator[tuple[Mapping[str, Any], int]]:
-        """The places of the rows: columns of a record batch, and the row in it."""
-        rows = np.asarray(rows)
-        for shard, row in zip(self.lengths["shard"][rows].tolist(), self.lengths["row"][rows].tolist(), strict=True):
-            batch, row = divmod(row, ROWS_PER_RECORD_BATCH)
-            yield self._shards[shard].columns[batch], row
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
@@ -78,13 +74,6 @@ def check_columns(folder: AnyPath, reads: InputKind) -> None:
     """Raises UserError when DATA/encoded has not got what a model that `reads` needs."""
     if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
-
-
-def list_items(views: Any, row: int, name: str | None = None) -> np.ndarray:
-    """Items of a list column of one row; of one field where they are structs."""
-    edges, flat = views
-    start, stop = edges[row : row + 2].tolist()
-    return (flat if name is None else flat[name])[start:stop]
 
 
 class Prefetcher(Generic[Item]):

@@ -5,7 +5,6 @@ Shapes: B batch, L leaves, N nodes, W words, P positions of a model that have cl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor
 
 from treenet.config.training import SplitWords
 from treenet.data.batch import SourceBatch, collate_rows, pad
-from treenet.data.examples import ExampleSource, list_items
+from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels
 from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.gather import PickedRows
 from treeproc.shards.ragged import ranges
 from treeproc.shards.store import read_index
 
@@ -53,36 +53,20 @@ class LabelledSource(ExampleSource):
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """The rows as one padded batch."""
-        batch = super().batch(rows)
-        labels: list[int] = []
-        nodes: list[np.ndarray] = []
-        leaves: list[np.ndarray] = []
-        spans: list[np.ndarray] = []
-        words: list[np.ndarray] = []
-        for columns, row in self.places(rows):
-            labels.append(columns["label"][row])
-            if self.reads.rooted:
-                check_root(columns, row)
-            if self._phrases and self.reads.positions == "words":
-                spans.append(_spans(columns, row))
-                words.append(list_items(columns["leaves"], row, "word_index"))
-            if self._phrases:
-                for part, classes in zip((leaves, nodes), self._phrase_classes(columns, row), strict=True):
-                    part.append(classes)
+        batch, picked = super().batch(rows), self.pick(rows)
+        if self.reads.rooted:
+            check_roots(picked)
+        labels = picked.values("label").astype(np.int64)
         position_labels = np.zeros((len(labels), 0), dtype=np.int64)
-        if self._phrases and self.reads.positions == "words":
-            arcs = batch.structure
-            assert isinstance(arcs, ArcLevels)
-            found = [_find_classes(*row) for row in zip(arcs.span.numpy(), spans, nodes, leaves, words, strict=True)]
-            position_labels = np.stack(found)
-            position_labels[np.arange(len(labels)), arcs.root.numpy()] = labels
-        elif self._phrases:
-            multiple = self.reads.width_multiple
-            parts = [pad(lists, NO_CLASS, multiple)[0] for lists in (leaves, nodes)]
-            position_labels = np.concatenate(parts, axis=1)
-        return LabelledBatch(
-            **vars(batch), labels=torch.tensor(labels, dtype=torch.int64), position_labels=torch.from_numpy(position_labels)
-        )
+        if self._phrases:
+            classes = self._phrase_classes(picked)
+            if isinstance(batch.structure, ArcLevels):
+                position_labels = self._classes_of_words(picked, batch.structure, *classes)
+                position_labels[np.arange(len(labels)), batch.structure.root.numpy()] = labels
+            else:
+                parts = [pad(lists, NO_CLASS, self.reads.width_multiple)[0] for lists in classes]
+                position_labels = np.concatenate(parts, axis=1)
+        return LabelledBatch(**vars(batch), labels=torch.from_numpy(labels), position_labels=torch.from_numpy(position_labels))
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Classes to be predicted, which the loss of a batch is divided by."""
@@ -94,18 +78,32 @@ class LabelledSource(ExampleSource):
             return np.ones(len(self), dtype=np.int64)
         if self.reads.positions == "words":
             return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
-        classes = (self._phrase_classes(*place) for place in self.places(np.arange(len(self))))
-        return np.array([sum(int((part != NO_CLASS).sum()) for part in parts) for parts in classes])
+        counts = []
+        for rows in _chunks(len(self)):
+            counted = np.zeros(len(rows), dtype=np.int64)
+            for part in self._phrase_classes(self.pick(rows)):
+                row = np.repeat(np.arange(len(rows)), part.lengths)
+                counted += np.bincount(row[part.flat != NO_CLASS], minlength=len(rows))
+            counts.append(counted)
+        return np.concatenate(counts)
 
-    def _phrase_classes(self, columns: Any, row: int) -> tuple[np.ndarray, np.ndarray]:
-        """Classes of the leaves and of the nodes of an example; of a tree the first node, the root, has the example's."""
-        leaves, nodes = _classes(columns, "leaf_labels", row, "leaves"), _classes(columns, "node_labels", row, "nodes")
+    def _phrase_classes(self, picked: PickedRows) -> tuple[Ragged, Ragged]:
+        """Classes of the leaves and of the nodes of examples; of a tree the first node, the root, has the example's."""
+        leaves, nodes = _classes(self, picked)
         if self.reads.positions != "words":
             if self._split_words != "pieces":
-                words = list_items(columns["leaves"], row, "word_index")
-                _label_split_words(leaves, nodes, _spans(columns, row), words, pieces_too=self._split_words == "both")
-            nodes[:1] = columns["label"][row]
+                words = self.lists(picked, "leaves", "word_index")
+                for row in zip(leaves, nodes, _spans(self, picked), words, strict=True):
+                    _label_split_words(*row, pieces_too=self._split_words == "both")
+            has_root = nodes.lengths > 0
+            nodes.flat[(np.cumsum(nodes.lengths) - nodes.lengths)[has_root]] = picked.values("label")[has_root]
         return leaves, nodes
+
+    def _classes_of_words(self, picked: PickedRows, arcs: ArcLevels, leaves: Ragged, nodes: Ragged) -> np.ndarray:
+        """[B, P] classes of the phrases that words are the heads of."""
+        words = self.lists(picked, "leaves", "word_index")
+        rows = zip(arcs.span.numpy(), _spans(self, picked), nodes, leaves, words, strict=True)
+        return np.stack([_find_classes(*row) for row in rows])
 
 
 class PhraseSource(ExampleSource):
@@ -125,21 +123,22 @@ class PhraseSource(ExampleSource):
 
     def _phrases_of(self, rows: np.ndarray) -> np.ndarray:
         """[4, phrases]: row, first leaf, one past the last, class."""
-        out = []
-        for row, (columns, at) in zip(rows.tolist(), self.places(rows), strict=True):
-            spans, words = _spans(columns, at), list_items(columns["leaves"], at, "word_index")
-            nodes, leaves = _classes(columns, "node_labels", at, "nodes"), _classes(columns, "leaf_labels", at, "leaves")
-            start, end, classes = _labelled_spans(spans, nodes, leaves, words)
-            complete = (start == 0) & (end == len(words))
-            start, end = np.append(start[~complete], 0), np.append(end[~complete], len(words))
-            classes = np.append(classes[~complete], columns["label"][at])
+        picked, out = self.pick(rows), []
+        leaves, nodes = _classes(self, picked)
+        parts = _spans(self, picked), nodes, leaves, self.lists(picked, "leaves", "word_index")
+        for row, label, *of_row in zip(rows.tolist(), picked.values("label").tolist(), *parts, strict=True):
+            start, end, classes = _labelled_spans(*of_row)
+            length = len(of_row[-1])
+            complete = (start == 0) & (end == length)
+            start, end = np.append(start[~complete], 0), np.append(end[~complete], length)
+            classes = np.append(classes[~complete], label)
             out.append(np.stack([np.full(len(start), row), start, end, classes]))
         return np.concatenate(out, axis=1)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """Phrases as one padded batch; `example_ids` are numbers of phrases."""
         rows = np.asarray(rows)
-        leaves = self.lists(self._gather.pick(self._row[rows]), "leaves", "piece")
+        leaves = self.lists(self.pick(self._row[rows]), "leaves", "piece")
         lengths, none = self._end[rows] - self._start[rows], np.zeros(len(rows), dtype=np.int64)
         starts = np.cumsum(leaves.lengths) - leaves.lengths + self._start[rows]
         nothing = dict.fromkeys(("labels", "starts", "ends", "subtree_ends", "targets"), Ragged(none[:0], none))
@@ -165,27 +164,36 @@ def _chunks(count: int) -> list[np.ndarray]:
     return np.array_split(np.arange(count), max(1, -(-count // _CHUNK)))
 
 
-def check_root(columns: Any, row: int) -> None:
+def check_roots(picked: PickedRows) -> None:
     """Raises UserError for several trees side by side: a root has all nodes below it."""
-    subtree_end = list_items(columns["spans"], row, "subtree_end")
-    if len(subtree_end) and subtree_end[0] < len(subtree_end):
+    subtree_end, lengths = picked.items("spans", "subtree_end")
+    rows = np.flatnonzero(lengths)
+    first = (np.cumsum(lengths) - lengths)[rows]
+    wrong = rows[subtree_end[first] < lengths[rows]]
+    if len(wrong):
+        line = picked.values("example_id")[wrong[0]] + 1
         raise UserError(
-            f"line {columns['example_id'][row] + 1} has several trees side by side and so no root; encode the data with "
-            "tree.documents: dummy_root"
+            f"line {line} has several trees side by side and so no root; encode the data with tree.documents: dummy_root"
         )
 
 
-def _spans(columns: Any, row: int) -> np.ndarray:
-    """[N, 3]: start, end, subtree_end."""
-    return np.stack([list_items(columns["spans"], row, name) for name in ("start", "end", "subtree_end")], axis=1)
+def _spans(source: ExampleSource, picked: PickedRows) -> Ragged:
+    """[N, 3] of each example: start, end, subtree_end."""
+    columns = [source.lists(picked, "spans", name) for name in ("start", "end", "subtree_end")]
+    return Ragged(np.stack([column.flat for column in columns], axis=1), columns[0].lengths)
 
 
-def _classes(columns: Any, name: str, row: int, like: str) -> np.ndarray:
-    """A copy of the classes of nodes or leaves; none where the data set has no such column."""
-    if name in columns:
-        return list_items(columns[name], row).astype(np.int64)
-    start, stop = columns[like][0][row : row + 2].tolist()
-    return np.full(stop - start, NO_CLASS, dtype=np.int64)
+def _classes(source: ExampleSource, picked: PickedRows) -> tuple[Ragged, Ragged]:
+    """Copies of the classes of leaves and of nodes; NO_CLASS where the data set has no such column."""
+    found = []
+    for name, like in (("leaf_labels", ("leaves", "piece")), ("node_labels", ("nodes", "label"))):
+        if name in picked.source:
+            classes = source.lists(picked, name)
+            found.append(Ragged(classes.flat.astype(np.int64), classes.lengths))
+        else:
+            lengths = source.lists(picked, *like).lengths
+            found.append(Ragged(np.full(int(lengths.sum()), NO_CLASS), lengths))
+    return found[0], found[1]
 
 
 def _label_split_words(leaves: np.ndarray, nodes: np.ndarray, spans: np.ndarray, words: np.ndarray, *, pieces_too: bool) -> None:

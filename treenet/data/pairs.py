@@ -10,7 +10,7 @@ from torch import Tensor
 from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
-from treenet.data.labelled import check_root
+from treenet.data.labelled import check_roots
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
@@ -55,14 +55,11 @@ class PairSource:
         """The pairs as one padded batch; `example_ids` are those of sentences."""
         rows = np.asarray(rows)
         sentences = (2 * rows[:, None] + np.arange(2)).ravel()
-        scores = []
-        for number, (columns, row) in enumerate(self._sentences.places(sentences)):
-            if self._sentences.reads.rooted:
-                check_root(columns, row)
-            if number % 2 == 0:
-                scores.append(columns["score"][row])
+        picked = self._sentences.pick(sentences)
+        if self._sentences.reads.rooted:
+            check_roots(picked)
         batch = self._sentences.batch(sentences)
-        return PairBatch(**vars(batch), scores=torch.tensor(scores, dtype=torch.float64))
+        return PairBatch(**vars(batch), scores=torch.from_numpy(picked.values("score")[::2].copy()))
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Scores to be predicted, which the loss of a batch is divided by."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treenet.data.batch import TreeBatch, pad
-from treenet.data.examples import ExampleSource, list_items
+from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.plan import cut_batches
 from treenet.probing.sentences import ProbeSentences, keys
@@ -42,8 +42,8 @@ class ProbeInputs:
     ) -> "ProbeInputs":
         """The inputs for a model that reads `reads`. Words and pairs depend only on ids and `seed`."""
         source = ExampleSource(data / "encoded", split, reads)
-        places = list(source.places(sentences.rows))
-        pieces, words = ([list_items(of["leaves"], row, name) for of, row in places] for name in ("piece", "word_index"))
+        picked = source.pick(sentences.rows)
+        pieces, words = (list(source.lists(picked, "leaves", name)) for name in ("piece", "word_index"))
         ids = sentences.example_ids
         pair = np.zeros((len(ids), 2), dtype=np.int64)
         for i, draw in enumerate(keys(ids, seed, _PAIR).tolist()):
