@@ -7,8 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -31,11 +30,12 @@ from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.memory import expand_segments, keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
-from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.ranks import Ranks
 from treenet.training.reproducible import deterministic_mode
-from treenet.training.results import PendingResult, StepResult
+from treenet.training.results import StepResult
 from treenet.training.state import Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep
+from treenet.training.updates import Updates
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -90,14 +90,6 @@ def train(
         return trainer.train(run_dir, should_stop, report, show_progress)
 
 
-@dataclass(frozen=True)
-class _Started:
-    """An update that was started, and how it is started again."""
-
-    pending: PendingResult
-    start: Callable[..., PendingResult]
-
-
 class Trainer:
     """One rank of a run: data, model and state."""
 
@@ -117,10 +109,12 @@ class Trainer:
         }
         torch.manual_seed(config.seed)
         self.train_step = TrainStep(task.build_model(self.meta).to(ranks.device), task, ranks)
-        self.state = TrainState()
-        self._pending: _Started | None = None  # the update that was started and is not counted
-        self._result: StepResult | None = None  # of the update that was counted last
-        self._wants_stop = False
+        self.updates = Updates(self.train_step, self.micro_batches, TrainState())
+
+    @property
+    def state(self) -> TrainState:
+        """The counters of the run, those of all updates that are counted."""
+        return self.updates.state
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
         return MicroBatches(source, self.config.batch, self.ranks.rank, self.ranks.world_size)
@@ -136,7 +130,7 @@ class Trainer:
                 data_fingerprint=self.meta["data_fingerprint"],
                 average=average,
             )
-            self.state = TrainState(**state)
+            self.updates.state = TrainState(**state)
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
 
@@ -165,63 +159,12 @@ class Trainer:
     def step(
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
     ) -> StepResult | None:
-        """One update. Counts this update on a CPU, and on an accelerator, which computes meanwhile, the one before.
-
-        Returns the result of the update that was counted last, if there is one.
-        """
-        start = partial(
-            self.train_step.update,
-            rank_batch,
-            self.micro_batches,
-            self.state.step,
-            wants_stop=wants_stop,
-            failure=failure,
-            waited=waited,
-        )
-        before, self._pending = self._pending, _Started(start(), start)
-        self.state.step += 1
-        if before is not None:
-            self._count(before)
-        if not self.train_step.defers:
-            self.settle()
-        return self._result
+        """One update. Returns the result of the one that was counted in `state` last, on a CPU of this one."""
+        return self.updates.start(rank_batch, waited=waited, wants_stop=wants_stop, failure=failure)
 
     def settle(self) -> StepResult | None:
-        """Wait for the update that was started last, and count it: `state` is that of its step. Returns its result."""
-        if self._pending is not None:
-            started, self._pending = self._pending, None
-            self._count(started)
-        return self._result
-
-    def _read(self, started: _Started) -> StepResult:
-        """The result of an update. One that must be repeated is, on all ranks, and after it the one that was skipped for it."""
-        result = started.pending.read()
-        if not result.must_repeat:
-            return result
-        self.train_step.release()
-        result = started.start(again=True).read()
-        if self._pending is not None:
-            self._pending = replace(self._pending, pending=self._pending.start())
-        return result
-
-    def _count(self, started: _Started) -> None:
-        """Count an update in `state`. Raises TrainingFailed when it is one too many that was skipped."""
-        state, limit = self.state, self.config.max_skipped_updates
-        self._result = result = self._read(started)
-        self._wants_stop |= result.wants_stop
-        state.positions += result.positions
-        state.padding += result.padding
-        state.waited += result.waited
-        if result.updated:
-            state.count_update(result.loss_sum, result.nll_sum, result.auxiliary_sum, result.target_tokens)
-        else:
-            state.count_skipped()
-        if state.skipped_in_row >= limit:
-            raise TrainingFailed(
-                f"loss or gradient was not finite in {limit} updates in a row, up to step {result.update}: "
-                f"lower optimizer.learning_rate = {self.config.optimizer.learning_rate} or raise optimizer.warmup_steps, "
-                "and use another --out"
-            )
+        """Wait until all updates are counted. Returns the result of the last one."""
+        return self.updates.settle()
 
     def train(
         self, run_dir: Path, should_stop: Callable[[], bool], report: Callable[[dict], None], show_progress: bool
@@ -256,7 +199,7 @@ class Trainer:
                     wants_stop=should_stop(),
                     failure=writer.failure if writer else None,
                 )
-                if self._wants_stop or self._is_due(state.step):
+                if self.updates.wants_stop or self._is_due(state.step):
                     result = self.settle()
                 waited = stream.waited
                 state.count_seconds(watch.lap())
@@ -278,9 +221,9 @@ class Trainer:
                 finished = is_finished(config, state.step, state.validations_since_best)
                 state.elapsed += watch.lap()  # not in the seconds that rates are made of
                 due = finished or state.step % config.checkpoint_every == 0
-                if writer and (due or self._wants_stop):
+                if writer and (due or self.updates.wants_stop):
                     self._save(writer, metrics, due)
-                if finished or self._wants_stop:
+                if finished or self.updates.wants_stop:
                     break
             if writer:
                 writer.wait()
