@@ -7,6 +7,7 @@ import pytest
 import torch
 from meta_device import DeviceOperations, stand_in_for_a_gpu
 from toydata import write_toy_data
+from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.runs.checkpoint import checkpoint_folders
@@ -173,3 +174,43 @@ def test_an_update_waits_for_nothing_and_launches_no_more_than_before(data, monk
     assert seen.kernels.total() <= KERNELS[model], seen.kernels.most_common(20)
     assert seen.copies.total() == 2  # the batch, and flags of this rank
     assert not {"nonzero", "masked_select", "index", "item", "_local_scalar_dense"} & set(seen.kernels)
+
+
+CASES = {
+    "R-Drop": ["optimizer.r_drop=1"],
+    "micro-batches": ["batch.tokens_per_device=32"],
+    "clipped, with a moving average": ["optimizer.clip_norm=1", "ema_decay=0.9"],
+    "masked pieces": ["task=masked_lm", "model.name=transformer"],
+    "relations": ["model.name=relation_transformer"],
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_no_update_and_no_validation_waits(data, monkeypatch, case):
+    """One copy for each micro-batch, and one for the flags of this rank."""
+    device = stand_in_for_a_gpu(monkeypatch)
+    trainer = Trainer(build_task(make_config(data, "model.attention_dropout=0", *CASES[case])), Ranks(0, 1, device))
+    rank_batch = trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
+    with DeviceOperations() as seen:
+        trainer.train_step.update(rank_batch, trainer.micro_batches, 0)
+    assert seen.copies.total() == len(rank_batch.batches) + 1
+    assert (len(rank_batch.batches) > 1) == (case == "micro-batches")
+    trainer.train_step.model.eval()
+    with DeviceOperations() as seen, torch.no_grad():
+        trainer.train_step.validate(trainer.valid.source.batch([0, 1, 2]))
+    assert seen.copies.total() == 1
+
+
+@pytest.mark.parametrize("model", ["tree_transformer", "transformer"])
+@pytest.mark.parametrize("options", [[], ["optimizer.r_drop=1"], ["classifier.supervision=root"]], ids=str)
+def test_no_update_and_no_validation_of_a_classifier_waits(tmp_path, monkeypatch, model, options):
+    device, data = stand_in_for_a_gpu(monkeypatch), write_toy_labels(tmp_path)
+    given = ["task=classification", "model.attention_dropout=0", f"model.name={model}", *options]
+    trainer = Trainer(build_task(make_config(data, *given)), Ranks(0, 1, device))
+    rank_batch = trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
+    with DeviceOperations() as seen:
+        trainer.train_step.update(rank_batch, trainer.micro_batches, 0)
+    assert seen.copies.total() == 2
+    trainer.train_step.model.eval()
+    with torch.no_grad():
+        trainer.train_step.validate(trainer.valid.source.batch([0, 1, 2]))
