@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "batch_stream", "device_step", "loader_processes",
+    "batch_stream", "compiling", "device_step", "loader_processes",
     "dry_run", "evaluate", "fuzz", "gradient_sums", "grid", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses",
     "notices", "package_parsers", "parser_training_constituency", "parser_training_dependency", "parser_training_loop",

@@ -40,7 +40,7 @@ TABLES = dict(vertical_rows=3, horizontal_rows=4)
 
 
 def build_prepared(sentences: list[Tree], dtype: torch.dtype = torch.float64, **config) -> TreeStructure:
-    return prepare(build_compact(sentences), TreeAttentionConfig(**{**TABLES, **config}), dtype)
+    return prepare(build_compact(sentences), TreeAttentionConfig(**{**TABLES, **config}), dtype, dtype)
 
 
 def random_inputs(structure: TreeStructure, count: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -142,7 +142,7 @@ def test_self_attention_equals_that_of_index_lists(on, weights):
     config = TreeAttentionConfig(accumulate_on=on, leaf_weights=weights, **TABLES)
     module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, config))
     trees = [UNARY, right_branching(9), Tree(3)]
-    compact, lists = prepare(build_compact(trees), config, torch.float64), build_structure(trees)
+    compact, lists = prepare(build_compact(trees), config, torch.float64, torch.float64), build_structure(trees)
     (x,) = random_inputs(compact, 1)
     pairs = []
     for b in range(len(trees)):
@@ -156,9 +156,9 @@ def test_self_attention_equals_that_of_index_lists(on, weights):
 def test_prepared_structures_are_left_as_they_are():
     config = TreeAttentionConfig()
     lists = build_structure([UNARY])
-    assert prepare(lists, config, torch.float32) is lists
-    compact = prepare(build_compact([UNARY]), config, torch.float32)
-    assert prepare(compact, config, torch.float32) is compact
+    assert prepare(lists, config, torch.float32, torch.float32) is lists
+    compact = prepare(build_compact([UNARY]), config, torch.float32, torch.float32)
+    assert prepare(compact, config, torch.float32, torch.float32) is compact
 
 
 @pytest.mark.parametrize("name", ["plain", "subtree_mask", "released"])

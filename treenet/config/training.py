@@ -217,8 +217,10 @@ class TrainConfig(Settings):
     deterministic: Annotated[bool, Effect.NONE] = Field(
         False, description="kernels that give the same bits every time, on GPUs too, where others are faster; those without raise"
     )
-    compile: Annotated[bool, Effect.NONE] = Field(
-        False, description="compile the model with torch.compile; the first steps take minutes"
+    compile: Annotated[bool | None, Effect.NONE] = Field(
+        None,
+        description="compile the model with torch.compile; the first steps take minutes; null is true on GPUs, unless "
+        "checkpoint_activations is, and false on CPUs",
     )
 
     @model_validator(mode="after")

@@ -22,13 +22,13 @@ worse than bf16 inputs are: it may stay on.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from treenet.layers.autocast import without_autocast
 from treenet.layers.dense_accumulation import accumulate_densely, build_table
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
@@ -79,8 +79,7 @@ class HierarchicalAccumulation(nn.Module):
         """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
         branches, given = structure.branches, vectors.dtype
         dtype = torch.promote_types(given, torch.float32)
-        device = vectors.device.type
-        with torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext():
+        with without_autocast(vectors.device):
             if isinstance(branches, BranchMatrices):
                 weights = self._weigh_leaves(states.to(dtype))[:, : structure.num_leaves].transpose(1, 2)
                 table = build_table(self.vertical, self.horizontal, branches) if self.embeds else None

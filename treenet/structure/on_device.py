@@ -19,18 +19,17 @@ from treenet.structure.maps import TreeStructure
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
 
-# Columns of the mask that nobody reads. Without them, torch.compile derives the stride of its trees as (L + N)^2, of which
-# the ranges of PyTorch 2.13 cannot be computed ("Invalid ranges [0:-1]"). They keep rows aligned.
-SPARE_COLUMNS = 8
 
+def prepare(structure: TreeStructure, config: TreeAttentionConfig, dtype: torch.dtype, score_dtype: torch.dtype) -> TreeStructure:
+    """The structure with its maps, for vectors of `dtype` and scores of attention of `score_dtype`.
 
-def prepare(structure: TreeStructure, config: TreeAttentionConfig, dtype: torch.dtype) -> TreeStructure:
-    """The structure with its maps, for weights of `dtype`; one that has all of them is returned as it is."""
+    One that has all maps is returned as it is.
+    """
     branches, attention = structure.branches, structure.attention
     if isinstance(branches, Depths):
         branches = build_matrices(structure, branches, config, torch.promote_types(dtype, torch.float32))
     if attention is None and config.subtree_mask:
-        attention = OneCall(build_bias(structure, _score_dtype(structure.start.device.type, dtype)))
+        attention = OneCall(build_bias(structure, score_dtype))
     if branches is structure.branches and attention is structure.attention:
         return structure
     return replace(structure, branches=branches, attention=attention)
@@ -65,26 +64,18 @@ def build_matrices(structure: TreeStructure, depths: Depths, config: TreeAttenti
 def build_bias(structure: TreeStructure, dtype: torch.dtype) -> Tensor:
     """[B, 1, S, S] to add to scores, equation 11: 0 = may attend, else -inf; a padding query sees itself alone."""
     leaves, positions = structure.num_leaves, structure.num_leaves + structure.num_nodes
-    position = torch.arange(positions + SPARE_COLUMNS, device=structure.start.device, dtype=structure.start.dtype)
+    position = torch.arange(positions, device=structure.start.device, dtype=structure.start.dtype)
     # Rows of leaves see the real leaves of their sentence; rows of nodes an interval of leaves and one of nodes.
     real = (~structure.leaf_pad_mask).sum(1, keepdim=True, dtype=position.dtype)  # [B, 1]
     on_leaves = torch.where(structure.leaf_pad_mask, 0, real)
     zeros = torch.zeros_like(on_leaves)
     first, last = torch.cat([zeros, structure.start], 1), torch.cat([on_leaves, structure.end], 1)  # [B, S] both
-    row = position[:positions, None]
+    row = position[:, None]
     last_node = torch.cat([zeros, structure.subtree_end], 1)[..., None] + leaves
     seen = (first[..., None] <= position) & (position < last[..., None])
     seen |= (row >= leaves) & (row <= position) & (position < last_node)
     seen |= row == position
-    bias = torch.where(seen, 0.0, -torch.inf).to(dtype)
-    return bias[:, None, :, :positions]
-
-
-def _score_dtype(device_type: str, dtype: torch.dtype) -> torch.dtype:
-    """Of queries, so that no layer casts the bias. On CPUs attention runs in float32 at least, autocast or not."""
-    if device_type == "cpu" or not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
-        return dtype
-    return torch.get_autocast_dtype(device_type)
+    return torch.where(seen, 0.0, -torch.inf).to(dtype)[:, None]
 
 
 def _in_subtree(structure: TreeStructure) -> Tensor:

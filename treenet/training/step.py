@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.transfer import send
 from treenet.layers.dropout import share_dropout_keys
+from treenet.models.compiling import Compiled, wants_compiling
 from treenet.runs.precision import allow_tf32, computing_in, resolve_precision
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
@@ -40,13 +41,14 @@ class TrainStep:
         self.optimizer = build_optimizer(model, config.optimizer)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
-        self._forward = torch.compile(forward, dynamic=True) if config.compile else forward
+        self.compiled = wants_compiling(config.compile, ranks.device, recomputes=config.checkpoint_activations)
+        self._forward = Compiled(forward) if self.compiled else forward
         self._gradients = FlatGradient(model, tables_first=self.overlaps)
         self._gradient = self._gradients.flat
         self._sum_dtype = torch.bfloat16 if config.gradient_sums == "bf16" else self._gradient.dtype
         self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
         self._held = torch.zeros((), device=ranks.device)  # 1 while updates wait for one that must be repeated
-        if ranks.device.type == "cpu" and not config.compile and not task.ties_embeddings:
+        if ranks.device.type == "cpu" and not self.compiled and not task.ties_embeddings:
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
         if config.checkpoint_activations:

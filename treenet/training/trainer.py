@@ -173,7 +173,7 @@ class Trainer:
         if is_finished(self.config, self.state.step, self.state.validations_since_best):
             return TrainOutcome(self.state.step, finished=True)
         with BatchStream(self.task, self.ranks, self.data, self._updates()) as stream:  # begins while the largest batch is tried
-            with phase("compiling, trying the largest batch" if self.config.compile else "trying the largest batch"):
+            with phase("compiling, trying the largest batch" if self.train_step.compiled else "trying the largest batch"):
                 self.check_memory()
             return self._train_on(stream, run_dir, should_stop, report, show_progress)
 

@@ -7,6 +7,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
+from treenet.layers.autocast import product_dtype
 from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import build_tree_decoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes, build_embedding
@@ -34,7 +35,8 @@ class TreeEncoder(TransformerEncoder):
     def forward(self, batch: TreeBatch) -> Memory:
         """Memory of leaves, then nodes."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
-        structure = prepare(batch.structure, self.tree, self.embedding.weight.dtype)
+        weight = self.embedding.weight
+        structure = prepare(batch.structure, self.tree, weight.dtype, product_dtype(weight))
         attend_mask = None if self.tree.subtree_mask else padding_to_attend_mask(pad_mask)
         nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
         x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)

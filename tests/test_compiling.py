@@ -1,0 +1,142 @@
+"""Models by torch.compile: one graph for all sizes, trees by the real Inductor, what is missing and what is too much."""
+
+import numpy as np
+import pytest
+import torch
+from model_cases import VOCAB, batch_of
+from strategies import Tree, right_branching
+from test_accumulation import UNARY, build_structure
+from test_compact import build_compact
+from torch._dynamo.utils import counters
+
+from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.data.input_kinds import LEAVES, TREES
+from treenet.layers.attention import SelfAttention
+from treenet.models import build_model, compiling
+from treenet.models.compiling import Compiled, wants_compiling, what_is_missing
+from treenet.structure import TreeStructure
+from treenet.structure.on_device import prepare
+from treeproc.common.settings import UserError
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SIZES = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+needs_compiler = pytest.mark.skipif(what_is_missing(CPU) is not None, reason="torch.compile has no C++ compiler here")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def count_graphs() -> int:
+    return counters["stats"]["unique_graphs"]
+
+
+def traced(monkeypatch) -> None:
+    """Graphs are found as for Inductor, and run by the kernels of always."""
+    true_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda method, **options: true_compile(method, backend="eager", **options))
+
+
+# Sizes.
+
+
+@pytest.mark.parametrize("name, kind, edges", [("transformer", LEAVES, 3), ("tree_transformer", TREES, 1)])
+def test_batches_of_all_sizes_have_one_graph_and_few_at_the_edges(monkeypatch, name, kind, edges):
+    """More than one example, and more than one target piece; the edges are one of either, or of both."""
+    traced(monkeypatch)
+    model = build_model(ModelConfig(name=name, **SIZES), VOCAB).eval()
+    decode, kind = Compiled(model.decode), kind.for_device(GPU)
+    generator = np.random.default_rng(0)
+
+    def check(trees: list[Tree], target: int) -> None:
+        batch = batch_of(trees, kind, target_length=target)
+        torch.testing.assert_close(decode(batch), model.decode(batch))
+
+    # Equal sizes first: they are not taken for one.
+    check([right_branching(16)] * 16, 15)
+    for _ in range(12):
+        leaves = generator.integers(1, 40, generator.integers(2, 9)).tolist()
+        check([right_branching(n) for n in leaves], int(generator.integers(1, 20)))
+    check([Tree(1), Tree(2)], 3)
+    assert count_graphs() == 1
+    for trees, target in (([UNARY], 4), ([Tree(1)], 9), ([right_branching(30)], 0), ([UNARY, UNARY], 0), ([Tree(3)] * 3, 0)):
+        if target or edges == 3:  # each graph takes seconds to find: one of trees stands for all
+            check(trees, target)
+    assert count_graphs() == 1 + edges
+    assert not counters["graph_break"]
+
+
+def test_more_graphs_than_the_limit_are_said_once_and_computed_all_the_same(monkeypatch, capsys):
+    traced(monkeypatch)
+    monkeypatch.setitem(compiling._LIMITS, "recompile_limit", 2)
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    compiled = Compiled(double)
+    for dtype in (torch.float32, torch.float64, torch.int32, torch.int64, torch.float32):
+        assert torch.equal(compiled(torch.ones(3, 2, dtype=dtype)), torch.full((3, 2), 2, dtype=dtype))
+    assert count_graphs() == 2
+    assert capsys.readouterr().err.count("forms of batches") == 1
+
+
+# What is there.
+
+
+def test_a_cpu_is_asked_and_a_gpu_by_default(monkeypatch):
+    monkeypatch.setattr(compiling, "what_is_missing", lambda device: None)
+    assert not wants_compiling(None, CPU, recomputes=False)
+    assert wants_compiling(None, GPU, recomputes=False) and not wants_compiling(None, GPU, recomputes=True)
+    for setting in (True, False):
+        assert all(wants_compiling(setting, device, recomputes=False) is setting for device in (CPU, GPU))
+
+
+def test_what_is_missing_is_said(monkeypatch, capsys):
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"for want of a C\+\+ compiler"):
+        wants_compiling(True, CPU, recomputes=False)
+    assert not wants_compiling(False, CPU, recomputes=False)
+    monkeypatch.setattr(compiling, "what_is_missing", lambda device: "Triton")
+    assert not wants_compiling(None, GPU, recomputes=False)
+    assert "for want of Triton" in capsys.readouterr().err
+
+
+# The real Inductor.
+
+
+def check_inductor(attention: SelfAttention, structures: list[TreeStructure], config: TreeAttentionConfig | None) -> None:
+    """Values and gradients of batches of several sizes, by one graph."""
+
+    def attend(x: torch.Tensor, structure: TreeStructure) -> torch.Tensor:
+        return attention(x, None, prepare(structure, config, x.dtype, x.dtype))
+
+    compiled = Compiled(attend)
+    for structure in structures:
+        shape = len(structure.start), structure.num_leaves + structure.num_nodes, SIZES["d_model"]
+        x = torch.randn(shape, requires_grad=True)
+        found = []
+        for method in (compiled, attend):
+            out = method(x, structure)
+            found.append([out, *torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])])
+        for fast, slow in zip(*found, strict=True):
+            torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
+    assert count_graphs() == 1 and not counters["graph_break"]
+
+
+BATCHES = [[right_branching(9), UNARY], [right_branching(30), UNARY, Tree(2)], [right_branching(5)] * 5]
+
+
+@needs_compiler
+@pytest.mark.parametrize("form", ["compact", "one"])
+def test_inductor_computes_what_eager_computes(form):
+    """ "one" has a size that is a sum, of which Inductor cannot order strides by itself."""
+    config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=4)
+    torch.manual_seed(0)
+    attention = SelfAttention(SIZES["d_model"], SIZES["num_heads"], 0.0, config)
+    build = build_compact if form == "compact" else lambda trees: build_structure(trees, attention_path="one", sparse=True)
+    check_inductor(attention, [build(trees) for trees in BATCHES], config)
