@@ -35,6 +35,7 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import TreeBatch, collate
+from treenet.data.input_kinds import TREES, InputKind
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
 from treenet.translation.search import Decodable, beam_search
@@ -61,8 +62,8 @@ CASES = {
 }
 
 
-def random_sentences(count: int, num_pieces: int, rng: np.random.Generator) -> TreeBatch:
-    """Random pieces under random trees of the shape of parses."""
+def random_sentences(count: int, num_pieces: int, rng: np.random.Generator, reads: InputKind = TREES) -> TreeBatch:
+    """Random pieces under random trees of the shape of parses, in the form that a model `reads`."""
     examples = []
     for index in range(count):
         leaves = int(rng.integers(*LEAVES))
@@ -76,7 +77,7 @@ def random_sentences(count: int, num_pieces: int, rng: np.random.Generator) -> T
                 "tgt_pieces": np.zeros(0, dtype=np.int64),
             }
         )
-    return collate(examples)
+    return collate(examples, reads)
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ def searcher(model: Decodable, batch: TreeBatch) -> Callable[[], None]:
     return search
 
 
-def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | None:
-    """The same with transformers; None, and a note, where the library is missing."""
+def marian_searcher(case: SearchCase, batch: TreeBatch, dtype: torch.dtype = torch.float32) -> Callable[[], None] | None:
+    """The same with transformers, with weights of `dtype`; None, and a note, where the library is missing."""
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError as error:
@@ -152,7 +153,7 @@ def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | 
         decoder_start_token_id=BOS_ID,
         forced_eos_token_id=EOS_ID,
     )
-    model = MarianMTModel(config).eval().to(batch.leaf_pieces.device)
+    model = MarianMTModel(config).eval().to(batch.leaf_pieces.device, dtype)
     length = TARGET_PIECES + 1  # EOS is one of its tokens
 
     def search() -> None:
@@ -172,7 +173,7 @@ def marian_searcher(case: SearchCase, batch: TreeBatch) -> Callable[[], None] | 
 
 def measure_case(name: str, sentences: int, rounds: int, device: torch.device) -> None:
     case = CASES[name]
-    batch = random_sentences(sentences, case.pieces, np.random.default_rng(0)).to(device)
+    batch = random_sentences(sentences, case.pieces, np.random.default_rng(0), TREES.for_device(device)).to(device)
     torch.manual_seed(0)
     tree, plain = (
         build_model(case.model.model_copy(update={"name": model}), VocabSizes(case.pieces, NUM_LABELS)).eval().to(device)

@@ -15,11 +15,11 @@ MEAN_LEAVES, NODES_PER_LEAF = 15, 0.7  # of captions in subwords: n + m = 1.7 n
 SPECIAL_PIECES = 4
 
 
-def caption(example_id: int, num_pieces: int, flat: bool, rng: np.random.Generator) -> dict:
+def caption(example_id: int, num_pieces: int, flat: bool, mean_leaves: int, rng: np.random.Generator) -> dict:
     """One example. `flat` puts a leaf where the other has a node: as many positions, and one node over all."""
-    leaves = int(np.clip(rng.poisson(MEAN_LEAVES), 4, 40))
+    leaves = int(np.clip(rng.poisson(mean_leaves), 4, mean_leaves * 8 // 3))
     nodes = max(1, round(NODES_PER_LEAF * leaves))
-    target = rng.integers(SPECIAL_PIECES, num_pieces, int(np.clip(rng.poisson(leaves), 3, 44)))
+    target = rng.integers(SPECIAL_PIECES, num_pieces, int(np.clip(rng.poisson(leaves), 3, mean_leaves * 44 // 15)))
     spans = random_tree(leaves, nodes, rng)
     if flat:
         leaves, nodes = leaves + nodes, 1
@@ -35,13 +35,13 @@ def caption(example_id: int, num_pieces: int, flat: bool, rng: np.random.Generat
     }
 
 
-def write_captions(folder: Path, *, rows: int, num_pieces: int, flat: bool = False) -> Path:
+def write_captions(folder: Path, *, rows: int, num_pieces: int, flat: bool = False, mean_leaves: int = MEAN_LEAVES) -> Path:
     """Write DATA/encoded: `rows` training examples and a tenth of them for validation; targets do not depend on `flat`."""
     encoded = folder / "encoded"
     encoded.mkdir(parents=True)
     records, lengths = [], []
     for split, count in (("train", rows), ("valid", max(1, rows // 10))):
-        examples = [caption(i, num_pieces, flat, np.random.default_rng([len(split), i])) for i in range(count)]
+        examples = [caption(i, num_pieces, flat, mean_leaves, np.random.default_rng([len(split), i])) for i in range(count)]
         sizes = [(len(e["leaves"]["piece"]), len(e["nodes"]["label"]), len(e["tgt_pieces"])) for e in examples]
         for row, (leaves, nodes, tgt_pieces) in enumerate(sizes):
             facts = {"example_id": row, "leaves": leaves, "nodes": nodes, "tgt_pieces": tgt_pieces}

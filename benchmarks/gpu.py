@@ -1,0 +1,96 @@
+"""Everything that a GPU must show, in one command: checks first, then speed at base size, then the other sizes.
+
+    PYTHONPATH=. python benchmarks/gpu.py --out FILE.md            # on a GPU, some ten minutes
+    PYTHONPATH=. python benchmarks/gpu.py --out FILE.md --quick    # every section at toy size, also on a CPU
+
+FILE.md is complete after every row, so a run that is cut off says what it has measured; FILE.png is drawn at the end. Rows are
+JSON lines on standard output, too. Neither Ray nor Stanza is needed; a library that is compared with and is not installed is
+named in the section "Left out".
+
+Sections: *Checks* compares gradients of whole updates (float32, dropout included), searches (float64) and repeated steps with
+the CPU. *Training*: target tokens a second of whole updates, loader and optimiser included; MFU is FLOPs of matrix products
+on real tokens over the peak of the card's data sheet; kernels, and times that the host waits, of one update. *Search*: batch
+64, beam 5, 50 pieces. *Encoder layer*: forward and backward, beside `nn.TransformerEncoderLayer` and a plain layer with
+FlexAttention over packed rows. *Loss*: `projected_nll` beside others. Data and weights are random; a GPU computes in bf16.
+"""
+
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from gpu_checks import run_checks
+from gpu_layers import CASES, QUICK_CASES, measure_layers
+from gpu_report import Report
+from gpu_search import measure_search
+from gpu_training import SIZES, measure_losses, measure_training
+from search import SearchCase
+from training_data import write_captions
+
+from treenet.config import ModelConfig
+
+MODELS = ("tree_transformer", "transformer")
+
+
+def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
+    """What is measured, the most important first."""
+
+    def train(size: str, model: str, tokens: int) -> Callable[[], None]:
+        return lambda: measure_training(report, data, size, model, tokens, 30, device)
+
+    def search(size: str) -> Callable[[], None]:
+        return lambda: measure_search(report, size, SearchCase(ModelConfig(**SIZES[size]), 32_000), device, 64, 5)
+
+    def layers(case: str, compiled: bool) -> Callable[[], None]:
+        return lambda: measure_layers(report, case, CASES[case], device, compiled, 20)
+
+    yield lambda: run_checks(report, data, long_data, device)
+    yield from (train("base", model, 32_768) for model in MODELS)
+    yield search("base")
+    yield from (layers(case, True) for case in ("base, sentences", "base, documents"))
+    yield lambda: measure_losses(report, 32_768, 512, 32_000, device, 10)
+    yield from (train(size, model, tokens) for size, tokens in (("tiny", 4_096), ("big", 16_384)) for model in MODELS)
+    yield from (search(size) for size in ("tiny", "big"))
+    yield layers("big, sentences", True)
+    yield layers("base, sentences", False)
+
+
+def quick_parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
+    """Every section, at toy size."""
+    small = SearchCase(ModelConfig(**{**SIZES["tiny"], "num_encoder_layers": 1, "num_decoder_layers": 1}), 500)
+    yield lambda: run_checks(report, data, long_data, device)
+    yield from (lambda model=model: measure_training(report, data, "tiny", model, 256, 2, device) for model in MODELS)
+    yield lambda: measure_search(report, "tiny", small, device, 2, 1)
+    yield from (lambda name=name: measure_layers(report, name, QUICK_CASES[name], device, False, 2) for name in QUICK_CASES)
+    yield lambda: measure_losses(report, 64, 32, 500, device, 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.md", help="the page to write")
+    parser.add_argument("--quick", action="store_true", help="toy sizes, under two minutes")
+    parser.add_argument("--device", type=torch.device, help="default: cuda where there is one, else cpu")
+    options = parser.parse_args()
+    device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        if not options.quick:
+            parser.error("there is no GPU here: --quick tries every section at toy size on the CPU")
+        torch.set_num_threads(1)
+    report = Report(options.out, shlex.join(["python", *sys.argv]), device)
+    with tempfile.TemporaryDirectory(prefix="gpu-") as name:
+        rows, pieces = (300, 500) if options.quick else (16_000, 32_000)
+        data = write_captions(Path(name) / "data", rows=rows, num_pieces=pieces, mean_leaves=15 if options.quick else 28)
+        long_data = write_captions(Path(name) / "long", rows=16, num_pieces=pieces, mean_leaves=400)
+        for part in (quick_parts if options.quick else parts)(report, data, long_data, device):
+            try:
+                part()
+            except torch.OutOfMemoryError as error:
+                report.note(f"a part that ran out of memory: {str(error).splitlines()[0]}")
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

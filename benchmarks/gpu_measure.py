@@ -1,0 +1,73 @@
+"""What a step does on a GPU beside taking time: kernels that it launches, and times that the host waits for it."""
+
+import contextlib
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(step: Callable[[], object], device: torch.device, *, warm_up: int, rounds: int) -> float:
+    """Median wall time of a step, the device's work included."""
+    for _ in range(warm_up):
+        step()
+    times = []
+    for _ in range(rounds):
+        synchronize(device)
+        begin = time.perf_counter()
+        step()
+        synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def count_kernels(step: Callable[[], object], device: torch.device) -> int | None:
+    """Kernels and copies that a step puts on the GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        step()
+        synchronize(device)
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiler.events())
+
+
+@contextlib.contextmanager
+def noted_waits(device: torch.device) -> Iterator[list[str]]:
+    """Places where the host waits for the GPU; the list is complete at the end of the block, and None on CPUs."""
+    found: list[str] = []
+    if device.type != "cuda":
+        yield found
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found += [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+
+
+def count_waits(step: Callable[[], object], device: torch.device) -> int | None:
+    """How often the host waits within a step; None on a CPU."""
+    with noted_waits(device) as waits:
+        step()
+    return len(waits) if device.type == "cuda" else None
+
+
+def peak_gib(step: Callable[[], object], device: torch.device) -> float | None:
+    """Highest memory of tensors while a step runs; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    synchronize(device)
+    return torch.cuda.max_memory_allocated(device) / 2**30

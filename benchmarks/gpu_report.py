@@ -1,0 +1,113 @@
+"""The file of benchmarks/gpu.py: a Markdown page that is complete after every row, and a plot at the end."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from treeproc.common.files import atomic_write
+
+Row = Mapping[str, object]
+
+
+@dataclass
+class Report:
+    """Rows by section, in the order in which they were measured; `out` is written anew with every row."""
+
+    out: Path
+    command: str
+    device: torch.device
+    sections: dict[str, list[Row]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def add(self, section: str, **row: object) -> None:
+        """One row of a section, also as a JSON line on standard output."""
+        self.sections.setdefault(section, []).append(row)
+        print(json.dumps({"benchmark": "gpu", "section": section, **row}), flush=True)
+        self.write()
+
+    def note(self, text: str) -> None:
+        """What was left out, and why."""
+        self.notes.append(text)
+        print(f"note: {text}", file=sys.stderr, flush=True)
+        self.write()
+
+    def write(self) -> None:
+        atomic_write(self.out, self.page().encode())
+
+    def page(self) -> str:
+        state = "" if self.finished else "\nThis run has not ended: rows are missing at the end.\n"
+        parts = [
+            f"# Measured on {describe_device(self.device)}\n\n    {self.command}\n\n{describe_software(self.device)}\n{state}"
+        ]
+        parts += [f"## {name}\n\n{table(rows)}\n" for name, rows in self.sections.items()]
+        if self.notes:
+            parts.append("## Left out\n\n" + "\n".join(f"- {note}" for note in self.notes) + "\n")
+        return "\n".join(parts)
+
+    def finish(self) -> None:
+        """Say that all rows are there, and draw the rates."""
+        self.finished = True
+        self.write()
+        try:
+            import matplotlib
+        except ImportError:
+            self.note("the plot: matplotlib is not installed")
+            return
+        matplotlib.use("Agg")
+        draw(self.sections, self.out.with_suffix(".png"))
+
+
+def describe_device(device: torch.device) -> str:
+    """Its name and memory."""
+    if device.type != "cuda":
+        return "a CPU, one thread"
+    facts = torch.cuda.get_device_properties(device)
+    return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
+
+
+def describe_software(device: torch.device) -> str:
+    """Versions and commit."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    cuda = f", CUDA {torch.version.cuda}" if device.type == "cuda" else ""
+    return f"Commit {commit}, torch {torch.__version__}{cuda}."
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A Markdown table with a column for every key of the rows."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = [columns, ["---"] * len(columns), *([format_cell(row.get(column)) for column in columns] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def format_cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def draw(sections: Mapping[str, Sequence[Row]], path: Path) -> None:
+    """Bars of the rates: tokens a second of training, pieces a second of search."""
+    import matplotlib.pyplot as plt
+
+    panels = [(name, unit) for name, unit in (("Training", "tokens/s"), ("Search", "pieces/s")) if sections.get(name)]
+    if not panels:
+        return
+    figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False)
+    for axis, (name, unit) in zip(axes[0], panels, strict=True):
+        rows = [row for row in sections[name] if isinstance(row.get(unit), int | float)]
+        labels = [" ".join(str(row[key]) for key in ("size", "model", "by") if key in row) for row in rows]
+        axis.barh(labels[::-1], [row[unit] for row in rows][::-1])
+        axis.set_xlabel(unit)
+        axis.set_title(name)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
