@@ -31,8 +31,10 @@ from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
 from treenet.models import build_model
 from treenet.structure import TreeStructure
+from treenet.structure.block_mask import Blocks
+from treenet.structure.branches import BranchMaps
 from treenet.structure.compact import BranchMatrices
-from treenet.structure.on_device import prepare
+from treenet.structure.on_device import find_intervals, prepare
 from treeproc.shards.schema import PAD_ID
 
 SIZES = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
@@ -135,6 +137,32 @@ def test_the_mask_is_that_of_equation_11(sentences):
         real = np.isin(np.arange(seen.shape[1]), rows)
         assert not seen[b][rows][:, ~real].any()  # nothing real sees padding
         assert torch.equal(seen[b][~real], torch.eye(seen.shape[1], dtype=torch.bool)[~real])
+
+
+def build_long(sentences: list[Tree], config: TreeAttentionConfig, blocks: bool) -> TreeStructure:
+    """As batches of long trees are built for accelerators."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treenet.structure.maps.COMPACT_BELOW_POSITIONS", 0)
+        return prepare(build_compact(sentences), config, torch.float64, torch.float64, blocks)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@given(sentences=batches())
+@settings(deadline=None, max_examples=4)
+def test_blocks_of_flex_attention_equal_the_mask(sentences):
+    """The forward pass, the only one that CPUs have; the mask gives the gradients, by the test of index lists."""
+    config = TreeAttentionConfig(**TABLES)
+    module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, config))
+    dense, blocks = (build_long(sentences, config, form) for form in (False, True))
+    assert isinstance(blocks.attention, Blocks) and isinstance(blocks.branches, BranchMaps)
+    intervals = find_intervals(dense)
+    tree, position = torch.arange(len(sentences)), torch.arange(dense.num_leaves + dense.num_nodes)
+    seen = intervals.sees(tree[:, None, None], tree[0], position[:, None], position)
+    assert torch.equal(seen, dense.attention.bias[:, 0] == 0)
+    with torch.no_grad():
+        (x,) = random_inputs(dense, 1)
+        real = ~torch.cat([dense.leaf_pad_mask, dense.node_pad_mask], 1)
+        torch.testing.assert_close(module(x, None, blocks)[real], module(x, None, dense)[real], rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("on, weights", product(("value", "key", "scores"), ("shared", "per_head")))

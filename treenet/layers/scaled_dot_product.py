@@ -8,11 +8,16 @@ from contextlib import nullcontext
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
+from treenet.layers.compiled import CompiledOnGpu
 from treenet.layers.fused_attention import fused_attention, widen
 from treenet.layers.torch_internals import has_flash_attention
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import OneCall, TwoCalls
+from treenet.structure.block_mask import Blocks
+
+_attend_blocks = CompiledOnGpu(flex_attention)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -81,6 +86,9 @@ def attend_subtrees(
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
 
+    if isinstance(maps, Blocks):
+        heads = (split_heads(x, num_heads) for x in (queries, keys, values))
+        return merge_heads(_attend_blocks(*heads, None, maps.mask))
     if isinstance(maps, OneCall):
         return call(queries, keys, values, maps.bias)
     if fused:

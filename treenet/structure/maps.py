@@ -21,6 +21,7 @@ from treenet.structure.attention_maps import (
     choose_attention_path,
 )
 from treenet.structure.base import Structure
+from treenet.structure.block_mask import Blocks
 from treenet.structure.branches import BranchMaps
 from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
 from treenet.structure.span_table import SpanTable
@@ -38,7 +39,7 @@ class TreeStructure(Structure):
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_pad_mask: Tensor  # [B, N] bool, True = padding
     branches: BranchMaps | Depths | BranchMatrices  # for hierarchical accumulation; of depths `prepare` makes matrices
-    attention: AttentionMaps | None  # for subtree attention; None where `prepare` makes them of the spans
+    attention: AttentionMaps | Blocks | None  # for subtree attention; None where `prepare` makes them of the spans
 
     @classmethod
     def build(

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from treenet.structure.attention_maps import OneCall
+from treenet.structure.block_mask import SubtreeIntervals, build_blocks
+from treenet.structure.branches import BranchMaps
 from treenet.structure.compact import BranchMatrices, Depths
 from treenet.structure.maps import TreeStructure
 
@@ -20,16 +22,23 @@ if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
 
 
-def prepare(structure: TreeStructure, config: TreeAttentionConfig, dtype: torch.dtype, score_dtype: torch.dtype) -> TreeStructure:
+def prepare(
+    structure: TreeStructure,
+    config: TreeAttentionConfig,
+    dtype: torch.dtype,
+    score_dtype: torch.dtype,
+    blocks: bool = False,
+) -> TreeStructure:
     """The structure with its maps, for vectors of `dtype` and scores of attention of `score_dtype`.
 
-    One that has all maps is returned as it is.
+    With `blocks`, long trees get their attention as blocks of FlexAttention. A structure that has all maps is returned as it is.
     """
     branches, attention = structure.branches, structure.attention
     if isinstance(branches, Depths):
         branches = build_matrices(structure, branches, config, torch.promote_types(dtype, torch.float32))
     if attention is None and config.subtree_mask:
-        attention = OneCall(build_bias(structure, score_dtype))
+        intervals, is_long = find_intervals(structure), isinstance(branches, BranchMaps)
+        attention = build_blocks(intervals) if blocks and is_long else OneCall(build_bias(intervals, score_dtype))
     if branches is structure.branches and attention is structure.attention:
         return structure
     return replace(structure, branches=branches, attention=attention)
@@ -61,21 +70,27 @@ def build_matrices(structure: TreeStructure, depths: Depths, config: TreeAttenti
     )
 
 
-def build_bias(structure: TreeStructure, dtype: torch.dtype) -> Tensor:
+def build_bias(intervals: SubtreeIntervals, dtype: torch.dtype) -> Tensor:
     """[B, 1, S, S] to add to scores, equation 11: 0 = may attend, else -inf; a padding query sees itself alone."""
-    leaves, positions = structure.num_leaves, structure.num_leaves + structure.num_nodes
-    position = torch.arange(positions, device=structure.start.device, dtype=structure.start.dtype)
-    # Rows of leaves see the real leaves of their sentence; rows of nodes an interval of leaves and one of nodes.
-    real = (~structure.leaf_pad_mask).sum(1, keepdim=True, dtype=position.dtype)  # [B, 1]
+    positions, first = intervals.first_leaf.shape[1], intervals.first_leaf
+    position = torch.arange(positions, device=first.device, dtype=first.dtype)
+    row = position[:, None]
+    seen = (first[..., None] <= position) & (position < intervals.last_leaf[..., None])
+    seen |= (row >= intervals.num_leaves) & (row <= position) & (position < intervals.last_position[..., None])
+    return torch.where(seen | (row == position), 0.0, -torch.inf).to(dtype)[:, None]
+
+
+def find_intervals(structure: TreeStructure) -> SubtreeIntervals:
+    """What positions see: leaves the real leaves of their sentence, nodes their span and their subtree, padding itself."""
+    real = (~structure.leaf_pad_mask).sum(1, keepdim=True, dtype=torch.int32)  # [B, 1]
     on_leaves = torch.where(structure.leaf_pad_mask, 0, real)
     zeros = torch.zeros_like(on_leaves)
-    first, last = torch.cat([zeros, structure.start], 1), torch.cat([on_leaves, structure.end], 1)  # [B, S] both
-    row = position[:, None]
-    last_node = torch.cat([zeros, structure.subtree_end], 1)[..., None] + leaves
-    seen = (first[..., None] <= position) & (position < last[..., None])
-    seen |= (row >= leaves) & (row <= position) & (position < last_node)
-    seen |= row == position
-    return torch.where(seen, 0.0, -torch.inf).to(dtype)[:, None]
+    return SubtreeIntervals(
+        structure.num_leaves,
+        torch.cat([zeros, structure.start], 1),
+        torch.cat([on_leaves, structure.end], 1),
+        torch.cat([zeros, structure.subtree_end + structure.num_leaves], 1),
+    )
 
 
 def _in_subtree(structure: TreeStructure) -> Tensor:

@@ -27,7 +27,7 @@ class TreeEncoder(TransformerEncoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         sizes = config.d_model, config.num_heads, config.attention_dropout
         super().__init__(config, vocab, embedding, lambda _: SelfAttention(*sizes, config.tree))
-        self.tree = config.tree
+        self.tree, self.attention_dropout = config.tree, config.attention_dropout
 
     def add_tables(self, vocab: VocabSizes) -> None:
         self.label_embedding = build_embedding(vocab.labels, self.d_model)
@@ -36,7 +36,9 @@ class TreeEncoder(TransformerEncoder):
         """Memory of leaves, then nodes."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
         weight = self.embedding.weight
-        structure = prepare(batch.structure, self.tree, weight.dtype, product_dtype(weight))
+        # FlexAttention has no dropout of attention weights; on CPUs it has no backward pass.
+        blocks = weight.device.type == "cuda" and not (self.training and self.attention_dropout)
+        structure = prepare(batch.structure, self.tree, weight.dtype, product_dtype(weight), blocks)
         attend_mask = None if self.tree.subtree_mask else padding_to_attend_mask(pad_mask)
         nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
         x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)
