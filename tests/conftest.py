@@ -36,6 +36,7 @@ SLOW = {
     "training_resume", "training_updates", "translate", "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
     "verify", "vocab_from",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
+    "compact::test_processes_that_make_batches_do_not_load_the_compiler",
     "dense_accumulation::test_blocks_of_flex_attention_equal_the_mask",
     "classifiers::test_every_model_learns_eight_sentences",
     "dropout::test_compiled_dropout_drops_the_same", "losses::test_a_compiled_chunk_of_the_loss_gives_the_same",

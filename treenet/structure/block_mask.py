@@ -34,7 +34,6 @@ class Blocks:
     mask: BlockMask
 
 
-@torch.compiler.disable  # the model's graph takes the mask as it is
 def build_blocks(intervals: SubtreeIntervals) -> Blocks:
     """The blocks of a batch, the same for all heads."""
 
@@ -43,4 +42,6 @@ def build_blocks(intervals: SubtreeIntervals) -> Blocks:
 
     batch, positions = intervals.first_leaf.shape
     device = intervals.first_leaf.device
-    return Blocks(create_block_mask(sees, batch, None, positions, positions, device=device))
+    # The model's graph takes the mask as it is. To say so loads the compiler, which processes that make batches never need.
+    make = torch.compiler.disable(create_block_mask)
+    return Blocks(make(sees, batch, None, positions, positions, device=device))
