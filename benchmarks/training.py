@@ -13,7 +13,8 @@ updates with loader and optimiser; `tree_to_plain_same_positions`: / of a Transf
 `checkpoint_share`: share of wall time that a checkpoint every 500 steps of the demo's model costs, from runs with and
 without checkpoints.
 `loader`: of one process of the loader, which prepares batches of 4,096 tokens for an accelerator: leaves/s, bytes of a batch in
-one buffer and as separate tensors, and time of the training's own process a batch, with such a process and with a thread.
+one buffer and as separate tensors, and time of the training's own process a batch, with such a process, with a thread, and
+with a process of PyTorch's DataLoader.
 
 The data are random trees of the shape of captions (15 leaves, n + m = 1.7 n). Times of one process are CPU time on one
 thread, or wall time on a GPU; alternatives take turns; `min`, `median` and `max` are over rounds.

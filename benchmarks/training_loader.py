@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from itertools import islice
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from measure import Times, emit, time_once
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from treenet.config import TrainConfig
 from treenet.data.examples import Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
-from treenet.data.packing import pack
+from treenet.data.loader_server import DEPTH
+from treenet.data.packing import Packed, pack
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import OpenTraining, TrainingData
 
@@ -57,12 +60,13 @@ def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], st
     emit("training", case, "index_lists_to_spans", ratio, **spread)
     steps_of_stream = range(10 + 10 * steps)
     open_tree = OpenTraining(tasks["tree"], 0, 1, ACCELERATOR.type)
-    streams: dict[str, Any] = {
-        "thread": Prefetcher(made["tree"].packed(steps_of_stream)),
-        "process": LoaderProcesses(open_tree, steps_of_stream, 1, options=lambda: {"limit": None}),
+    streams: dict[str, Callable[[], Any]] = {
+        "thread": lambda: Prefetcher(made["tree"].packed(steps_of_stream)),
+        "process": lambda: LoaderProcesses(open_tree, steps_of_stream, 1, options=lambda: {"limit": None}),
+        "dataloader": lambda: nullcontext(_dataloader(open_tree, steps_of_stream)),
     }
-    for name, stream in streams.items():
-        with stream:
+    for name, open_stream in streams.items():
+        with open_stream() as stream:
             batches = iter(stream)
             for _ in islice(batches, 10):  # while the process starts
                 pass
@@ -71,3 +75,19 @@ def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], st
                 packed.unpack()
             cpu = (time.process_time() - begin) / (len(steps_of_stream) - 10)
         emit("training", case, f"us_of_the_training_a_batch_{name}", cpu * 1e6)
+
+
+class _Batches(Dataset):
+    """The batches of updates for PyTorch's own loader: one tensor each, and its layout."""
+
+    def __init__(self, open_make: OpenTraining):
+        self._open_make, self._make = open_make, None
+
+    def __getitem__(self, step: int) -> Packed:
+        self._make = self._make or self._open_make()
+        return pack(self._make(step, None))
+
+
+def _dataloader(open_make: OpenTraining, steps: range) -> DataLoader:
+    options = {"prefetch_factor": DEPTH, "multiprocessing_context": "forkserver"}
+    return DataLoader(_Batches(open_make), batch_size=None, sampler=steps, num_workers=1, **options)

@@ -4,6 +4,7 @@ A buffer has two parts. The first holds, as int32, the int64 tensors whose value
 holds all other tensors as they are. Every tensor begins at a multiple of ALIGNMENT bytes, as kernels on GPUs want it.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -83,8 +84,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
     out = buffer.numpy()
     for array, start, is_narrow in zip(arrays, starts.tolist(), narrow, strict=True):
         dtype = np.dtype(np.int32) if is_narrow else array.dtype
-        part_of_out = out[start : start + array.size * dtype.itemsize].view(dtype)
-        np.copyto(part_of_out.reshape(array.shape), array, casting="unsafe")
+        out[start : start + array.size * dtype.itemsize].view(dtype)[:] = array.ravel()
     places = zip(starts.tolist(), narrow, strict=True)
 
     def place(tensor: Any) -> _Place:
@@ -117,9 +117,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+    else:
+        for name in _field_names(value.__class__):
+            yield from _tensors(getattr(value, name))
 
 
 def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
@@ -128,6 +128,12 @@ def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
         return change(value)
     if isinstance(value, list | tuple):
         return type(value)(_map(item, kind, change) for item in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _map(getattr(value, field.name), kind, change) for field in fields(value)})
+    if names := _field_names(value.__class__):
+        return replace(value, **{name: _map(getattr(value, name), kind, change) for name in names})
     return value
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Fields of a dataclass; none of anything else."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

@@ -36,9 +36,14 @@ class Ragged(Sequence[np.ndarray]):
         edges = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
         return (self.flat[start:stop] for start, stop in pairwise(edges))
 
+    def places(self, width: int) -> np.ndarray:
+        """[sum of lengths] the place of every item in rows that are padded to `width`, flat."""
+        before = np.cumsum(self.lengths) - self.lengths
+        return np.arange(len(self.flat)) + np.repeat(np.arange(len(self)) * width - before, self.lengths)
+
     def padded(self, value: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows as [rows, width, ...] int64 filled up with `value`, and [rows, width], True = padding."""
+        """Rows of numbers as [rows, width] int64 filled up with `value`, and which of that is padding."""
         padding = np.arange(width) >= self.lengths[:, None]
-        out = np.full((*padding.shape, *self.flat.shape[1:]), value, dtype=np.int64)
+        out = np.full(padding.shape, value, dtype=np.int64)
         out[~padding] = self.flat
         return out, padding

@@ -31,8 +31,11 @@ class SpanTable:
         UserError when they are no trees.
         """
         rows, leaf_counts = Ragged.of(spans), np.asarray(num_leaves)
-        table, _ = rows.padded(0, round_up(int(rows.lengths.max()), multiple))
-        start, end, subtree_end = np.ascontiguousarray(np.moveaxis(table, 2, 0))
+        table = np.zeros((3, len(rows), round_up(int(rows.lengths.max()), multiple)), dtype=np.int64)
+        place = rows.places(table.shape[2])
+        for column, values in zip(table, rows.flat.T, strict=True):
+            column.ravel()[place] = values
+        start, end, subtree_end = table
         out = cls(leaf_counts, rows.lengths, start, end, subtree_end, round_up(int(leaf_counts.max()), multiple))
         out._check()
         return out
