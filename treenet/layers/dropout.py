@@ -18,6 +18,11 @@ def keys_of(hashes: np.ndarray) -> Tensor:
     return torch.from_numpy(hashes.astype(np.uint32).view(np.int32))
 
 
+def _in_kernel(device: torch.device) -> bool:
+    """Whether masks are made in the kernel that drops."""
+    return device.type != "cpu"
+
+
 class DropoutKeys:
     """The keys of the examples of a batch, shared by all `Dropout` of a model."""
 
@@ -29,7 +34,7 @@ class DropoutKeys:
     def set(self, keys: np.ndarray | Tensor) -> None:
         """Keys [B] of the next forward pass, as hashes or of `keys_of`; its n-th dropout has the n-th mask."""
         self.keys, self.calls = keys if isinstance(keys, Tensor) else keys_of(keys), 0
-        if self.keys.device.type != "cpu" and (self._offsets is None or self._offsets.device != self.keys.device):
+        if _in_kernel(self.keys.device) and (self._offsets is None or self._offsets.device != self.keys.device):
             self._offsets = call_offsets(self.keys.device)
 
     def keep_mask(self, shape: torch.Size, threshold: int, num_leaves: int | None) -> Tensor:
@@ -74,7 +79,7 @@ class Dropout(nn.Module):
         if self.shared is None or self.shared.keys is None:
             return F.dropout(x, self.p)
         threshold = round(self.p * 2**16)
-        if x.device.type != "cpu":
+        if _in_kernel(x.device):
             return self.shared.drop(x, threshold, num_leaves)
         keep = self.shared.keep_mask(x.shape, threshold, num_leaves).to(x.dtype)
         return x * keep * (2**16 / (2**16 - threshold))
