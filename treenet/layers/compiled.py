@@ -6,34 +6,45 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
-from torch._inductor.exc import InductorError
+
+from treenet.layers.autocast import without_autocast
+
+# Of one function: types of numbers, with nodes or without, sizes of one.
+_MOST_GRAPHS = 32
 
 
 class CompiledOnGpu:
-    """A function that runs on CUDA as `torch.compile` makes it, elsewhere as it is.
+    """A function that runs on CUDA as `torch.compile` makes it, elsewhere as it is. It has no gradient of its own.
 
     Where the compiler is missing or fails, one line says so, and the function runs as it is from then on.
     """
 
     def __init__(self, function: Callable[..., Any]):
         self._function, self._failed = function, False
-        self.__doc__, self.__name__ = function.__doc__, function.__name__
 
-    def __call__(self, x: torch.Tensor, *arguments: Any) -> Any:
+    def __call__(self, x: Tensor, *arguments: Any) -> Any:
         """The function of `x`, whose device decides, and other arguments."""
-        if torch.compiler.is_compiling() or x.device.type != "cuda" or self._failed:
+        if self._failed or torch.compiler.is_compiling() or not _is_gpu(x.device):
             return self._function(x, *arguments)
         try:
-            return compiled(self._function)(x, *arguments)
-        except (TorchDynamoException, InductorError) as error:
+            # Forward and backward passes, with autocast or without, would have graphs of their own.
+            with torch.no_grad(), without_autocast(x.device):
+                return compiled(self._function)(x, *arguments)
+        except TorchDynamoException as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: {self.__name__} cannot be compiled and runs slower as it is: {reason}", file=sys.stderr)
+            print(f"warning: {self._function.__name__} runs slower, not compiled: {reason}", file=sys.stderr)
             return self._function(x, *arguments)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function by `torch.compile`, for all sizes."""
-    return torch.compile(function, dynamic=True)
+    options: dict[str, Any] = {"dynamic": True, "recompile_limit": _MOST_GRAPHS}
+    return torch.compile(function, **options)

@@ -1,0 +1,54 @@
+"""Functions that are compiled for GPUs where the model is not: few graphs, and a word where that fails."""
+
+from functools import cache
+
+import pytest
+import torch
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+
+from treenet.layers import compiled
+from treenet.layers.compiled import CompiledOnGpu
+
+
+def double(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return 2 * x * factor
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """CPUs count as GPUs; graphs are found as for Inductor and run by the kernels of always."""
+    true_compile = torch.compile
+    monkeypatch.setattr(compiled, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: true_compile(function, backend="eager", **options))
+    monkeypatch.setattr(compiled, "compiled", cache(compiled.compiled.__wrapped__))
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def test_sizes_passes_and_autocast_share_a_graph(on_gpu):
+    function = CompiledOnGpu(double)
+    for size in (3, 5, 9):
+        for grad in (True, False):
+            for autocast in (True, False):
+                with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                    assert torch.equal(function(torch.ones(size, 4), 3.0), torch.full((size, 4), 6.0))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_on_cpus_nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(compiled, "compiled", lambda function: pytest.fail("compiled on a CPU"))
+    assert CompiledOnGpu(double)(torch.ones(2), 1.0).tolist() == [2, 2]
+
+
+def test_what_cannot_be_compiled_is_said_once_and_runs_as_it_is(on_gpu, monkeypatch, capsys):
+    def fails(function):
+        raise TorchDynamoException("no compiler")
+
+    monkeypatch.setattr(compiled, "compiled", fails)
+    function = CompiledOnGpu(double)
+    for _ in range(2):
+        assert function(torch.ones(2), 1.0).tolist() == [2, 2]
+    assert capsys.readouterr().err.count("warning: double runs slower, not compiled: ") == 1
