@@ -1,8 +1,11 @@
 """Models by torch.compile: one graph for all sizes, trees by the real Inductor, what is missing and what is too much."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from model_cases import VOCAB, batch_of
 from strategies import Tree, right_branching
 from test_accumulation import UNARY, build_structure
@@ -11,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
-from treenet.layers.attention import SelfAttention
+from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.models import build_model, compiling
 from treenet.models.compiling import Compiled, wants_compiling, what_is_missing
 from treenet.structure import TreeStructure
@@ -49,12 +52,13 @@ def test_batches_of_all_sizes_have_one_graph_and_few_at_the_edges(monkeypatch, n
     """More than one example, and more than one target piece; the edges are one of either, or of both."""
     traced(monkeypatch)
     model = build_model(ModelConfig(name=name, **SIZES), VOCAB).eval()
-    decode, kind = Compiled(model.decode), kind.for_device(GPU)
+    method = model.decode if kind is LEAVES else lambda batch: model.encode(batch).states  # it takes half the time to trace
+    compiled, kind = Compiled(method), kind.for_device(GPU)
     generator = np.random.default_rng(0)
 
     def check(trees: list[Tree], target: int) -> None:
         batch = batch_of(trees, kind, target_length=target)
-        torch.testing.assert_close(decode(batch), model.decode(batch))
+        torch.testing.assert_close(compiled(batch), method(batch))
 
     # Equal sizes first: they are not taken for one.
     check([right_branching(16)] * 16, 15)
@@ -109,34 +113,50 @@ def test_what_is_missing_is_said(monkeypatch, capsys):
 # The real Inductor.
 
 
-def check_inductor(attention: SelfAttention, structures: list[TreeStructure], config: TreeAttentionConfig | None) -> None:
-    """Values and gradients of batches of several sizes, by one graph."""
-
-    def attend(x: torch.Tensor, structure: TreeStructure) -> torch.Tensor:
-        return attention(x, None, prepare(structure, config, x.dtype, x.dtype))
-
-    compiled = Compiled(attend)
-    for structure in structures:
-        shape = len(structure.start), structure.num_leaves + structure.num_nodes, SIZES["d_model"]
-        x = torch.randn(shape, requires_grad=True)
+def check_inductor(method: Callable[..., torch.Tensor], batches: list[tuple], parameters: list[torch.Tensor]) -> None:
+    """Values and gradients for arguments of several sizes, by one graph."""
+    compiled = Compiled(method)
+    for arguments in batches:
+        inputs = [x for x in arguments if isinstance(x, torch.Tensor)] + parameters
         found = []
-        for method in (compiled, attend):
-            out = method(x, structure)
-            found.append([out, *torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])])
+        for run in (compiled, method):
+            out = run(*arguments)
+            found.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
         for fast, slow in zip(*found, strict=True):
             torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
     assert count_graphs() == 1 and not counters["graph_break"]
 
 
-BATCHES = [[right_branching(9), UNARY], [right_branching(30), UNARY, Tree(2)], [right_branching(5)] * 5]
+@needs_compiler
+@pytest.mark.timeout(900)
+def test_inductor_compiles_attention_over_sizes_that_are_sums():
+    """Without `mend_stride_order` it cannot order the strides of a mask over leaves and nodes."""
+
+    def attend(leaves: torch.Tensor, nodes: torch.Tensor, structure: TreeStructure) -> torch.Tensor:
+        x = torch.cat([leaves, nodes], 1)[:, None]
+        return F.scaled_dot_product_attention(x, x, x, structure.attention.bias)
+
+    batches = []
+    for trees in ([right_branching(9), UNARY], [right_branching(20), Tree(3), UNARY], [right_branching(5)] * 5):
+        structure = build_structure(trees, attention_path="one", sparse=True)
+        sizes = structure.num_leaves, structure.num_nodes
+        batches.append((*(torch.randn(len(trees), size, 8, requires_grad=True) for size in sizes), structure))
+    check_inductor(attend, batches, [])
 
 
 @needs_compiler
-@pytest.mark.parametrize("form", ["compact", "one"])
-def test_inductor_computes_what_eager_computes(form):
-    """ "one" has a size that is a sum, of which Inductor cannot order strides by itself."""
+@pytest.mark.timeout(900)
+def test_inductor_computes_compact_trees_as_eager_does():
     config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=4)
     torch.manual_seed(0)
-    attention = SelfAttention(SIZES["d_model"], SIZES["num_heads"], 0.0, config)
-    build = build_compact if form == "compact" else lambda trees: build_structure(trees, attention_path="one", sparse=True)
-    check_inductor(attention, [build(trees) for trees in BATCHES], config)
+    module = HierarchicalAccumulation(SIZES["d_model"], SIZES["num_heads"], config)
+
+    def accumulate(x: torch.Tensor, structure: TreeStructure) -> torch.Tensor:
+        return module.accumulate(x, x, prepare(structure, config, x.dtype, x.dtype))
+
+    batches = []
+    for trees in ([right_branching(9), UNARY], [right_branching(30), UNARY, Tree(2)], [right_branching(5)] * 5):
+        structure = build_compact(trees)
+        shape = len(trees), structure.num_leaves + structure.num_nodes, SIZES["d_model"]
+        batches.append((torch.randn(shape, requires_grad=True), structure))
+    check_inductor(accumulate, batches, list(module.parameters()))
