@@ -1,7 +1,9 @@
 """Precision: what `auto` becomes and where it is kept, scaled losses of float16, clipped gradients."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -158,3 +160,28 @@ def test_micro_batches_clip_alike_and_a_small_gradient_stays(data, tmp_path):
     found = {name: [loss for _, loss in losses(tmp_path / name)] for name in runs}
     assert found["cut"] == pytest.approx(found["whole"], rel=1e-5)
     assert found["loose"] == found["off"] != found["whole"]
+
+
+def test_a_trained_model_remembers_its_precision(monkeypatch):
+    """Alone and in an ensemble. A GPU computes in it, and in fp16 where it has no bf16; a CPU in float32."""
+
+    class OnGpu(torch.nn.Module):
+        def parameters(self, recurse: bool = True):
+            yield SimpleNamespace(device=CUDA)
+
+    seen = []
+    monkeypatch.setattr(precision, "computing_in", lambda name, device: seen.append((name, device.type)) or nullcontext())
+    monkeypatch.setattr(precision, "allow_tf32", lambda name, device: None)
+    alone, together = OnGpu(), OnGpu()
+    precision.remember_precision(alone, "bf16")
+    together.members = torch.nn.ModuleList([alone])
+    for with_bf16 in (True, False):
+        monkeypatch.setattr(precision, "has_bf16", lambda device, answer=with_bf16: answer)
+        for model in (alone, together):
+            with precision.scoring(model):
+                pass
+    assert seen == 2 * [("bf16", "cuda")] + 2 * [("fp16", "cuda")]
+    on_cpu = torch.nn.Linear(1, 1)
+    precision.remember_precision(on_cpu, "bf16")
+    with precision.scoring(on_cpu):
+        assert on_cpu(torch.ones(1, 1)).dtype == torch.float32
