@@ -6,8 +6,8 @@ holds all other tensors as they are. Every tensor begins at a multiple of ALIGNM
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ _INT32 = np.iinfo(np.int32)
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a tensor is: its first byte in the buffer, or where it is `narrow`, its first item in the widened part."""
 
     start: int
@@ -129,7 +128,7 @@ def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_map(item, kind, change) for item in value)
     if names := _field_names(value.__class__):
-        return replace(value, **{name: _map(getattr(value, name), kind, change) for name in names})
+        return value.__class__(**{name: _map(getattr(value, name), kind, change) for name in names})
     return value
 
 
