@@ -88,6 +88,18 @@ def test_more_graphs_than_the_limit_are_said_once_and_computed_all_the_same(monk
     assert capsys.readouterr().err.count("forms of batches") == 1
 
 
+def test_what_fails_to_compile_is_said_and_computed_as_it_is(monkeypatch, capsys):
+    def fail(graph, inputs):
+        raise ValueError("no such kernel")
+
+    true_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda method, **options: true_compile(method, backend=fail, **options))
+    compiled = Compiled(torch.Tensor.square)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.full((3,), 2.0)), torch.full((3,), 4.0))
+    assert capsys.readouterr().err.count("cannot be compiled") == 1
+
+
 # What is there.
 
 

@@ -16,6 +16,7 @@ from stanza.pipeline.processor import UDProcessor
 from strategies import right_branching
 from test_accumulation import FIGURE_1, UNARY, build_accumulation, build_structure
 from test_tree_attention import build_on_path, randomise
+from torch._inductor.ir import Layout
 
 from treenet.config import TreeAttentionConfig
 from treenet.jobs.ray_interrupt import InterruptibleTrainer
@@ -54,6 +55,7 @@ def test_the_private_parts_are_there():
     """Their lack changes no result, but costs time: a version that lacks one is worth a look."""
     assert all(getattr(torch_internals, name) is not None for name in FLASH + BAGS)
     assert lstm_rows._lstm is not None
+    assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")
 
 

@@ -10,14 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from treenet.layers.compiled import CompiledOnGpu
+from treenet.layers.compiled import compiled
 from treenet.layers.fused_attention import fused_attention, widen
 from treenet.layers.torch_internals import has_flash_attention
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import OneCall, TwoCalls
 from treenet.structure.block_mask import Blocks
-
-_attend_blocks = CompiledOnGpu(flex_attention)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -87,8 +85,10 @@ def attend_subtrees(
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
 
     if isinstance(maps, Blocks):
+        # As it is, FlexAttention stores all scores: on GPUs it is compiled even where the model is not.
+        attend_blocks = compiled(flex_attention) if queries.device.type == "cuda" else flex_attention
         heads = (split_heads(x, num_heads) for x in (queries, keys, values))
-        return merge_heads(_attend_blocks(*heads, None, maps.mask))
+        return merge_heads(attend_blocks(*heads, block_mask=maps.mask))
     if isinstance(maps, OneCall):
         return call(queries, keys, values, maps.bias)
     if fused:

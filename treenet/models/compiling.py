@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shapes_config
-from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from treeproc.common.settings import UserError
 
@@ -61,21 +61,28 @@ def what_is_missing(device: torch.device) -> str | None:
 class Compiled:
     """A method of a model by `torch.compile`, for batches of all sizes.
 
-    Two sizes that happen to be equal in the first batch are not taken for one ("duck shapes").
+    What fails to compile is said, and computed as it is. Two sizes that happen to be equal in the first batch are not taken
+    for one ("duck shapes").
     """
 
     def __init__(self, method: Callable[..., Any]):
         mend_stride_order()
         self._method, self._compiled = method, torch.compile(method, dynamic=True)
-        self._told = False
+        self._told, self._failed = False, False
 
     def __call__(self, *arguments: Any) -> Any:
+        if self._failed:
+            return self._method(*arguments)
         try:
             with torch._dynamo.config.patch(_LIMITS), shapes_config.patch(use_duck_shape=False):
                 return self._compiled(*arguments)
         except FailOnRecompileLimitHit:
             self._tell()
-            return self._method(*arguments)
+        except TorchDynamoException as error:
+            self._failed = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            print(f"warning: the model cannot be compiled and runs slower as it is: {reason}", file=sys.stderr)
+        return self._method(*arguments)
 
     def _tell(self) -> None:
         if not self._told:
