@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from treenet.layers.blocks import EncoderLayer
 from treenet.structure import TreeStructure
+from treenet.structure.on_device import prepare
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,14 @@ class PackedLayer(nn.Module):
 
 
 def build_structure(case: LayerCase, device: torch.device) -> TreeStructure:
-    """Random trees in the form that the device wants."""
+    """Random trees in the form that the device wants, with their maps, which are made once a batch for all layers."""
     rng = np.random.default_rng(0)
     make = random_document if case.document else random_tree
     spans = [make(case.leaves, case.nodes, rng) for _ in range(case.batch)]
     build = TreeStructure.build if device.type == "cpu" else TreeStructure.build_compact
-    return build([case.leaves] * case.batch, spans).to(device)
+    on_gpu = device.type == "cuda"
+    structure = build([case.leaves] * case.batch, spans).to(device)
+    return prepare(structure, TreeDefaults(), torch.float32, torch.bfloat16 if on_gpu else torch.float32, blocks=on_gpu)
 
 
 def measure_layers(report: Report, name: str, case: LayerCase, device: torch.device, compiled: bool, rounds: int) -> None:
