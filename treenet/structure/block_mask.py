@@ -15,15 +15,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 class SubtreeIntervals:
     """What a position sees: an interval of leaves, one of nodes that starts with itself, and itself."""
 
-    num_leaves: int  # L
     first_leaf: Tensor  # [B, S] int32, as the next two
     last_leaf: Tensor  # one past the last leaf
-    last_position: Tensor  # one past the last node of the subtree, counted from the first leaf; at most L for others
+    last_position: Tensor  # one past the last node of the subtree, counted from the first leaf; 0 for leaves
 
     def sees(self, tree: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         """Whether a query attends to a key, for indices of any shape that fit together."""
         leaves = (self.first_leaf[tree, query] <= key) & (key < self.last_leaf[tree, query])
-        nodes = (query >= self.num_leaves) & (query <= key) & (key < self.last_position[tree, query])
+        nodes = (query <= key) & (key < self.last_position[tree, query])
         return leaves | nodes | (query == key)
 
 

@@ -76,7 +76,7 @@ def build_bias(intervals: SubtreeIntervals, dtype: torch.dtype) -> Tensor:
     position = torch.arange(positions, device=first.device, dtype=first.dtype)
     row = position[:, None]
     seen = (first[..., None] <= position) & (position < intervals.last_leaf[..., None])
-    seen |= (row >= intervals.num_leaves) & (row <= position) & (position < intervals.last_position[..., None])
+    seen |= (row <= position) & (position < intervals.last_position[..., None])
     return torch.where(seen | (row == position), 0.0, -torch.inf).to(dtype)[:, None]
 
 
@@ -86,7 +86,6 @@ def find_intervals(structure: TreeStructure) -> SubtreeIntervals:
     on_leaves = torch.where(structure.leaf_pad_mask, 0, real)
     zeros = torch.zeros_like(on_leaves)
     return SubtreeIntervals(
-        structure.num_leaves,
         torch.cat([zeros, structure.start], 1),
         torch.cat([on_leaves, structure.end], 1),
         torch.cat([zeros, structure.subtree_end + structure.num_leaves], 1),
