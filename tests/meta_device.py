@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # They return a view or memory, and launch nothing.
-_NO_KERNEL = {"_unsafe_view", "empty", "empty_like", "new_empty", "detach", "lift_fresh"}
+_NO_KERNEL = {"_unsafe_view", "empty", "empty_like", "new_empty", "detach", "lift_fresh", "set_"}
 
 
 class DeviceOperations(TorchDispatchMode):

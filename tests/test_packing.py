@@ -87,13 +87,13 @@ def test_numbers_beyond_int32_keep_their_bits(large, small):
 
 
 def test_indices_take_half_of_their_bytes():
-    value = torch.arange(10_000)
+    value = torch.arange(100_000)
     assert pack(value).layout.num_bytes <= 4 * len(value) + ALIGNMENT
     assert pack(value + 2**40).layout.num_bytes >= 8 * len(value)
 
 
 def test_a_buffer_that_is_there_is_used():
-    room, asked = torch.zeros(10_000, dtype=torch.uint8), []
+    room, asked = torch.zeros(100_000, dtype=torch.uint8), []
 
     def allocate(num_bytes: int) -> Tensor:
         asked.append(num_bytes)
@@ -117,3 +117,18 @@ def test_a_batch_goes_to_an_accelerator_in_one_copy(reads):
         if isinstance(mine, Tensor):
             assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
     assert batch.to("cpu").leaf_pieces is batch.leaf_pieces
+
+
+def test_places_in_a_buffer_make_no_graph_of_their_own():
+    """torch.compile takes a place that equals a size for that size: 16 would be the place of the second tensor, without a gap."""
+    graphs = []
+
+    def compile_eager(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    add = torch.compile(lambda pair: pair[0].sum() + pair[1].sum(), dynamic=True, backend=compile_eager)
+    for first, second in ((16, 30), (20, 31), (40, 50)):
+        values = [torch.ones(first, dtype=torch.int64), torch.ones(second, dtype=torch.int64)]
+        assert add(pack(values).unpack()) == first + second
+    assert len(graphs) == 1

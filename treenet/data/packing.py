@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
+# No tensor begins at a smaller place of its memory: torch.compile takes an offset that happens to be a size for that size, and
+# makes one more graph for the next batch.
+FIRST_OFFSET = 8192
 _INT32 = np.iinfo(np.int32)
 
 Value = TypeVar("Value")
@@ -46,19 +49,20 @@ class Packed(Generic[Value]):
     layout: Layout[Value]
 
     def unpack(self) -> Value:
-        """The value, on the device of the buffer. Its int64 tensors may be copies; the others are views of the buffer."""
+        """The value, on the device of the buffer. Its int64 tensors may be copies; the others are in the buffer's memory."""
         layout, buffer = self.layout, self.buffer
-        wide = buffer[: 4 * layout.num_narrow].view(torch.int32).long()
-        typed: dict[torch.dtype, Tensor] = {}
+        wide = torch.empty(FIRST_OFFSET + layout.num_narrow, dtype=torch.int64, device=buffer.device)
+        wide[FIRST_OFFSET:] = buffer[: 4 * layout.num_narrow].view(torch.int32)
 
         def tensor(place: Any) -> Tensor:
             assert isinstance(place, _Place)
-            if place.narrow:
-                return wide.as_strided(place.shape, place.strides, place.start)
-            if place.dtype not in typed:
-                typed[place.dtype] = buffer.view(place.dtype)
-            whole = typed[place.dtype]
-            return whole.as_strided(place.shape, place.strides, whole.storage_offset() + place.start // place.dtype.itemsize)
+            source, start = (
+                (wide, FIRST_OFFSET + place.start) if place.narrow else (buffer, buffer.storage_offset() + place.start)
+            )
+            start //= 1 if place.narrow else place.dtype.itemsize
+            # Not a view: torch.compile makes one more graph for tensors that have a base.
+            out = torch.empty(0, dtype=place.dtype, device=source.device)
+            return out.set_(source.untyped_storage(), start, place.shape, place.strides)
 
         return _map(layout.value, _Place, tensor)
 
@@ -79,6 +83,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
                 end = -(-(end + array.size * (4 if part else array.itemsize)) // ALIGNMENT) * ALIGNMENT
         if part:
             num_narrow = end // 4
+            end = max(end, 8 * FIRST_OFFSET)
     buffer = allocate(end) if allocate else torch.empty(end, dtype=torch.uint8)
     out = buffer.numpy()
     for array, start, is_narrow in zip(arrays, starts.tolist(), narrow, strict=True):
