@@ -60,7 +60,7 @@ class Packed(Generic[Value]):
                 (wide, FIRST_OFFSET + place.start) if place.narrow else (buffer, buffer.storage_offset() + place.start)
             )
             start //= 1 if place.narrow else place.dtype.itemsize
-            # Not a view: torch.compile makes one more graph for tensors that have a base.
+            # Not a view, or torch.compile would also look at what it is a view of.
             out = torch.empty(0, dtype=place.dtype, device=source.device)
             return out.set_(source.untyped_storage(), start, place.shape, place.strides)
 
