@@ -1,6 +1,6 @@
 """Everything that a GPU must show, in one command: checks first, then speed at base size, then the other sizes.
 
-    PYTHONPATH=. python benchmarks/gpu.py --out FILE.md            # on a GPU, some ten minutes
+    PYTHONPATH=. python benchmarks/gpu.py --out FILE.md            # on a GPU, a few minutes or more
     PYTHONPATH=. python benchmarks/gpu.py --out FILE.md --quick    # every section at toy size, also on a CPU
 
 FILE.md is complete after every row, so a run that is cut off says what it has measured; FILE.png is drawn at the end. Rows are

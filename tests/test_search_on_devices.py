@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
-from device_operations import DeviceOperations
+from device_waits import Waits
 from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import Tree
 
@@ -34,17 +34,17 @@ def test_whole_grids_are_searched_without_waiting(case):
         stack.enter_context(patch("treenet.translation.search.best_pieces", best_by_key))
         for room in ("next_pieces", "hypotheses"):
             stack.enter_context(patch(f"treenet.translation.{room}.is_none", lambda mask: False))
-        operations = stack.enter_context(DeviceOperations())
+        waits = stack.enter_context(Waits())
         found = beam_search(model, batch, DECODING, num_best=3, whole_grid=True)
     for hypotheses, others in zip(found, expected, strict=True):
         assert [h.ids for h in hypotheses] == [h.ids for h in others]
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
-    assert operations.waits == ["is_nonzero"] * ((PIECES + 1) // END_TEST_EVERY + 1)
+    assert waits.found == ["is_nonzero"] * ((PIECES + 1) // END_TEST_EVERY + 1)
 
 
 def test_waits_are_seen():
     """The same count finds the waits of a search that decodes what is live."""
     model = tiny_model("transformer")
-    with DeviceOperations() as operations:
+    with Waits() as waits:
         beam_search(model, batch_of(SENTENCES), DECODING, whole_grid=False)
-    assert {"nonzero", "equal"} < set(operations.waits) and len(operations.waits) > 4 * PIECES
+    assert {"nonzero", "equal"} < set(waits.found) and len(waits.found) > 4 * PIECES

@@ -1,26 +1,24 @@
-"""Operations of PyTorch while a block runs: how many, and which of them would make the host wait for a GPU."""
+"""Operations of PyTorch that would make the host wait for a GPU, noted while a block runs on a CPU."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# Their result, or the shape of it, is known after they have run.
+# Their result, or the shape of it, is known after they have run. `tolist` of a tensor on a CPU is no operation, and not seen.
 WAITS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim"}
 
 
-class DeviceOperations(TorchDispatchMode):
-    """Counts ATen operations in `count`, and lists in `waits` those that a GPU would have to finish before the host goes on."""
+class Waits(TorchDispatchMode):
+    """The names of such operations, in order, in `found`."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
-        self.waits: list[str] = []
+        self.found: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += 1
         name = func._overloadpacket.__name__
         if name in WAITS or _indexes_by_mask(name, args) or _has_open_length(name, args, kwargs or {}):
-            self.waits.append(name)
+            self.found.append(name)
         return func(*args, **(kwargs or {}))
 
 
