@@ -11,6 +11,7 @@ from strategies import Tree, right_branching
 from test_accumulation import UNARY, build_structure
 from test_compact import build_compact
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
@@ -112,9 +113,9 @@ def test_a_cpu_is_asked_and_a_gpu_by_default(monkeypatch):
 
 
 def test_what_is_missing_is_said(monkeypatch, capsys):
-    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("no-such-compiler",))
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UserError, match=r"for want of a C\+\+ compiler"):
+    without_compiler = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
+    with without_compiler, pytest.raises(UserError, match=r"for want of a C\+\+ compiler"):
         wants_compiling(True, CPU, recomputes=False)
     assert not wants_compiling(False, CPU, recomputes=False)
     monkeypatch.setattr(compiling, "what_is_missing", lambda device: "Triton")

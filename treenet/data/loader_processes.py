@@ -11,7 +11,6 @@ and also where this process is killed. The memory has no name, so that nothing o
 import json
 import mmap
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -57,7 +56,7 @@ class LoaderProcesses(Generic[Item]):
         options: Callable[[], Mapping[str, Any]] = dict,
         pin_memory: bool = False,
     ):
-        self._open_make, self._steps, self._count, self._options = pickle.dumps(open_make), steps, count, options
+        self._open_make, self._steps, self._count, self._options = open_make, steps, count, options
         self._pin_memory, self._starts = pin_memory, 0
         self.waited = 0.0
         self._memory: Tensor
@@ -115,7 +114,7 @@ class LoaderProcesses(Generic[Item]):
             end.close()
         self._control, *self._connections = [Connection(end.detach()) for end, _ in pairs]
         try:
-            self._control.send_bytes(self._open_make)
+            self._control.send(self._open_make)
         except OSError:  # ended already; the first item that is waited for says so
             return
         for index in range(first, first + DEPTH * self._count):

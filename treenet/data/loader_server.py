@@ -7,13 +7,13 @@ copies share what it has read: the plan and lengths of a large data set take gig
 import gc
 import mmap
 import os
-import pickle
 import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 import torch
@@ -45,7 +45,7 @@ def main(memory: str, control: str, *connections: str) -> None:
     boss = Connection(int(control))
     ends = [Connection(int(connection)) for connection in connections]
     try:
-        make = pickle.loads(boss.recv_bytes())()
+        make = boss.recv()()
     except EOFError:
         return
     except Exception as error:  # raised by every item, and so in the training
@@ -101,7 +101,7 @@ def _answer(
 def _sendable(error: Exception) -> Exception:
     """The error itself, or where it does not survive pickling, its traceback."""
     try:
-        pickle.loads(pickle.dumps(error))
+        ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:
         return RuntimeError("".join(traceback.format_exception(error)))
     return error
