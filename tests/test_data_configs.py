@@ -9,7 +9,8 @@ from sacremoses import MosesTokenizer
 from treeproc.common.settings import load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers.model_files import SHIPPED_MODELS
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab, Subwords
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"

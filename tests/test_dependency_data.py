@@ -19,7 +19,7 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models
-from treeproc.shards.store import open_shards
+from treeproc.shards.shard import open_shards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

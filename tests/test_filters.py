@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
-from treeproc.shards.store import Shard
+from treeproc.shards.shard import Shard
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, later_duplicates, scan
 

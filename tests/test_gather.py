@@ -16,7 +16,7 @@ from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import SpanTable
 from treeproc.shards.gather import Gather
-from treeproc.shards.store import open_shards
+from treeproc.shards.shard import open_shards
 
 # Lists by record batch and row.
 LISTS = st.lists(st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=4), min_size=1, max_size=4)

@@ -11,7 +11,7 @@ from toydata import write_toy_data
 
 from treeproc.common.settings import UserError
 from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
-from treeproc.shards.store import Shard, open_shards
+from treeproc.shards.shard import Shard, open_shards
 from treeproc.subwords import LabelVocab
 
 

@@ -13,7 +13,8 @@ from treeproc.inspect import describe, draw_line
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

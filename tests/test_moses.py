@@ -15,7 +15,8 @@ from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.moses import undo_moses, unescape
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

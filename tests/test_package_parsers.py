@@ -13,7 +13,7 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
 from treeproc.parsers.config import split_at_blanks
-from treeproc.shards.store import open_shards
+from treeproc.shards.shard import open_shards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

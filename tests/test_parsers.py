@@ -33,7 +33,8 @@ from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, Object
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import stanza_options
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
-from treeproc.shards.store import Shard, write_shard
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import write_shard
 from treeproc.stages.parse import ParseShard, parsed_columns
 from treeproc.trees.spans import SpanTree, draw, write_brackets
 

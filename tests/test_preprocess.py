@@ -24,7 +24,9 @@ from treeproc.inspect import describe, draw_line
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.parsers import read_trees
-from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
+from treeproc.shards.lengths import read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index, stage_folder
 from treeproc.subwords import Subwords
 from treeproc.trees.spans import SpanTree, check_tree
 

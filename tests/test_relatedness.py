@@ -27,7 +27,8 @@ from treenet.tasks.relatedness import Relatedness, correlations, moments, pearso
 from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.verify import verify
 
 NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]

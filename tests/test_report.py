@@ -40,7 +40,7 @@ from treenet.report.tree_layout import BOX_HEIGHT, lay_out
 from treenet.report.views import View, build_views, choose_examples
 from treenet.runs.loading import load_run
 from treeproc.common.settings import UserError
-from treeproc.shards.store import read_lengths
+from treeproc.shards.lengths import read_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>document.title='run'</script>"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from treeproc.common.settings import UserError
 from treeproc.shards.rows import ipc_bytes
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
-from treeproc.shards.store import Shard, finished_shard, open_shards, read_index, sidecar_path, tables, write_index, write_shard
+from treeproc.shards.shard import Shard, open_shards, tables
+from treeproc.shards.store import finished_shard, read_index, sidecar_path, write_index, write_shard
 
 
 def encoded_row(example_id: int, num_leaves: int = 3) -> dict:

@@ -9,7 +9,8 @@ from treeproc.inspect import describe
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

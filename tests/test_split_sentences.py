@@ -10,7 +10,8 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.moses import undo_moses
-from treeproc.shards.store import open_shards, read_index
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

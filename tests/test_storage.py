@@ -24,7 +24,8 @@ from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.shards.store import check_hashes, read_lengths
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.lengths import read_lengths
 from treeproc.verify import verify
 
 

@@ -23,7 +23,8 @@ from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.parser_training.config import TrainParserConfig
 from treeproc.parser_training.job import train_parser
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
-from treeproc.shards.store import Shard, ShardRecord, read_index
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, read_index
 from treeproc.trees.bracket_scores import score
 from treeproc.trees.spans import SpanTree, read_brackets
 

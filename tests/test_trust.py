@@ -24,7 +24,8 @@ from treeproc.common.storage import as_path, inside
 from treeproc.inspect import main as inspect
 from treeproc.parsers import ParserConfig
 from treeproc.readers.numbered_lines import read_lines
-from treeproc.shards.store import check_hashes, finished_shard, read_index, stage_folder
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.store import finished_shard, read_index, stage_folder
 
 
 @pytest.fixture

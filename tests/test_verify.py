@@ -14,7 +14,8 @@ from toydata import write_toy_data
 from treeproc.common.provenance import PROVENANCE
 from treeproc.inspection.checks import arc_problems, node_depths, tree_problems
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.shards.store import ShardRecord, open_shards, read_index, write_index, write_shard
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import ShardRecord, read_index, write_index, write_shard
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
 

@@ -13,8 +13,10 @@ from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
-from treeproc.shards.store import open_shards, read_index, read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
 from treeproc.verify import verify

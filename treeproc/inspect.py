@@ -17,8 +17,10 @@ from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
 from treeproc.job.job_report import noticed, parse_statuses, tree_notes
 from treeproc.parsers import describe_in_words
+from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
-from treeproc.shards.store import Shard, ShardRecord, describe_trees, open_shards, read_index, read_lengths
+from treeproc.shards.shard import Shard, open_shards
+from treeproc.shards.store import ShardRecord, describe_trees, read_index
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
 

@@ -20,8 +20,10 @@ from treeproc.common.progress import Progress
 from treeproc.common.settings import ArgumentParser, UserError, run_cli
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
-from treeproc.shards.store import Shard, ShardRecord, finished_shard, read_index, read_lengths, sidecar_path, stage_folder
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, finished_shard, read_index, sidecar_path, stage_folder
 from treeproc.stages.lengths import example_ids, row_sizes
 from treeproc.subwords import LabelVocab, Subwords
 

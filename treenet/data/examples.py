@@ -15,7 +15,9 @@ from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import Gather, PickedRows
-from treeproc.shards.store import open_shards, read_index, read_lengths
+from treeproc.shards.lengths import read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
 
 Item = TypeVar("Item")
 

@@ -6,7 +6,9 @@ import numpy as np
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
+from treeproc.shards.lengths import read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index, stage_folder
 
 
 def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,8 @@ from treeproc.common.provenance import software
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import DataPath
-from treeproc.shards.store import check_hashes, read_index
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.store import read_index
 
 _BATCH_TOKENS = 8192
 PEAK = "peak"

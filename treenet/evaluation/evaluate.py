@@ -33,7 +33,8 @@ from treeproc.common.provenance import software
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.store import check_hashes, read_index, stage_folder
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.store import read_index, stage_folder
 
 
 class EvaluateSettings(Settings):

@@ -18,7 +18,8 @@ from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.progress import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
-from treeproc.shards.store import check_hashes, read_index
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.store import read_index
 
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 

@@ -15,7 +15,9 @@ import pyarrow as pa
 from treenet.data.plan import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import open_shards, read_index, read_lengths, stage_folder
+from treeproc.shards.lengths import read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index, stage_folder
 from treeproc.trees.flat_trees import normal_form, read_flat_trees
 
 _PARSED = "parsed"  # parse_status of what the parser analysed; all others are fallbacks

@@ -12,7 +12,7 @@ from treenet.evaluation.metrics import sentence_chrf
 from treenet.report.report_runs import ReportRun
 from treenet.runs.loading import LoadedRun, load_processor
 from treeproc.common.settings import UserError
-from treeproc.shards.store import read_lengths
+from treeproc.shards.lengths import read_lengths
 
 # A picture of more leaves than this is hard to read, one of fewer than that says little: chosen are sentences between.
 _FEWEST, _MOST = 5, 30

@@ -11,7 +11,8 @@ from treeproc.common.ray_session import start_ray, there_is_a_cluster
 from treeproc.job.job_report import count_lines, fallbacks
 from treeproc.job.preprocess import PreprocessConfig, text_alone
 from treeproc.parsers import describe_in_words
-from treeproc.shards.store import Shard, ShardRecord, write_shard
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.parse import ParseShard
 
 _PROBE_ROWS = 500

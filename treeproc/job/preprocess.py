@@ -20,7 +20,8 @@ from treeproc.job.shard_jobs import StageWork, make_shards
 from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
-from treeproc.shards.store import Shard, ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks

@@ -1,4 +1,4 @@
-"""Arrow shards on disk or in an object store: atomic writer, sidecars, `index.json`, memory-mapped reader.
+"""Arrow shards on disk or in an object store: atomic writer, sidecars, `index.json`. `shard.py` reads them.
 
 A shard counts as written when its sidecar `.json` is there: the shard is written to a temporary
 file, synced, renamed, and only then its sidecar the same way. `index.json` merges the sidecars of
@@ -9,25 +9,20 @@ never half a shard. Objects are read through a local copy (`treeproc.common.cach
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, NoReturn
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 
-from treeproc.common.cache import local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.storage import AnyPath, as_path, inside
-from treeproc.shards.arrow_file import BadArrowFile, read_arrow
-from treeproc.shards.rows import Batches, column_views, ipc_bytes, pick
-from treeproc.shards.schema import LENGTHS_SCHEMA, NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, SCHEMA_VERSION, STAGE_SCHEMAS, in_order
+from treeproc.shards.rows import Batches, ipc_bytes
+from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
 _THREADS = 8
@@ -220,116 +215,6 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
         f"{data / 'encoded' / 'index.json'}: stages.{stage} must be ../NEIGHBOUR/{stage} or an absolute path that ends with "
         f"/{stage}, but is {place[:200]!r}"
     )
-
-
-def check_hashes(folder: AnyPath, *splits: str) -> None:
-    """Read the shards of these splits, and what the index names beside them, once.
-
-    Of objects, the local copies are read, which are loaded where they are missing or damaged. Raises UserError for the
-    first file that is missing, cut off, or whose bytes are not what the index says.
-    """
-    shards = [shard for split in splits for shard in open_shards(folder, split)]
-    hashes = {shard.record.name: shard.record.sha256 for shard in shards}
-    for name, sha256 in {**read_index(folder).get("files", {}), **hashes}.items():
-        path = inside(folder, name)
-        try:
-            complete = file_sha256(local_copy(path, sha256, recheck=True)) == sha256
-        except FileNotFoundError:
-            complete = False
-        if not complete:
-            raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
-
-
-class Shard:
-    """Memory-mapped shard with rows as zero-copy NumPy views.
-
-    Raises UserError when the file is missing, was cut off, or does not fit its index record.
-    """
-
-    def __init__(self, folder: AnyPath, record: ShardRecord):
-        path = inside(folder, record.name)
-        try:
-            local = local_copy(path, record.sha256)
-            size = local.stat().st_size
-        except OSError:
-            raise UserError(f"{path} is missing; run workflows/preprocess.py again to restore it") from None
-        if size != record.bytes:
-            raise UserError(
-                f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
-            )
-        known = [STAGE_SCHEMAS[folder.name]] if folder.name in STAGE_SCHEMAS else list(STAGE_SCHEMAS.values())
-        try:
-            with pa.memory_map(str(local)) as source:
-                self.schema, batches = read_arrow(source, known)
-        except (OSError, BadArrowFile) as error:
-            raise UserError(f"{path} {error}; run workflows/preprocess.py again to restore it") from None
-        if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
-            raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
-        rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
-        rows += [record.rows % ROWS_PER_RECORD_BATCH] * bool(record.rows % ROWS_PER_RECORD_BATCH)
-        if list(map(len, batches)) != rows:
-            raise UserError(f"{path}: its number of rows is not the one in index.json; run workflows/preprocess.py again")
-        self.record = record
-        self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
-
-    def __len__(self) -> int:
-        return self.record.rows
-
-    def row(self, index: int) -> dict:
-        """One example: scalars, NumPy arrays (list columns) and dicts of arrays (lists of structs)."""
-        batch, offset = divmod(index, ROWS_PER_RECORD_BATCH)
-        return {name: pick(views, offset) for name, views in self.columns[batch].items()}
-
-    def rows(self) -> Iterator[dict]:
-        return (self.row(i) for i in range(len(self)))
-
-
-def open_shards(folder: AnyPath, split: str) -> list[Shard]:
-    """The shards of one split, in order. Raises UserError when the split is not there."""
-    index = read_index(folder)
-    records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
-    if not records:
-        raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
-    shards = [Shard(folder, record) for record in records]
-    columns = index.get("columns")
-    if columns and (other := next((shard for shard in shards if shard.schema.names != columns), None)):
-        raise UserError(
-            f"{folder / other.record.name}: its columns are {', '.join(other.schema.names)}, but index.json names "
-            f"{', '.join(columns)[:200]}; run workflows/preprocess.py again"
-        )
-    return shards
-
-
-def read_lengths(folder: AnyPath, split: str) -> dict[str, np.ndarray]:
-    """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces."""
-    path = folder / "lengths.arrow"
-    try:
-        local = path
-        if not isinstance(path, Path):
-            if "lengths.arrow" not in (files := read_index(folder).get("files", {})):
-                raise BadArrowFile("is not in index.json")
-            local = local_copy(path, files["lengths.arrow"])
-        with pa.memory_map(str(local)) as source:
-            schema, batches = read_arrow(source, [LENGTHS_SCHEMA])
-        if schema != LENGTHS_SCHEMA:
-            raise BadArrowFile(f"must have the columns {', '.join(LENGTHS_SCHEMA.names)}")
-    except (OSError, BadArrowFile) as error:
-        raise UserError(f"{path} {error}; run workflows/preprocess.py again") from None
-    table = pa.Table.from_batches(batches, LENGTHS_SCHEMA)
-    chosen = table.filter(pa.compute.equal(table["split"].cast(pa.string()), split))
-    return {name: chosen[name].to_numpy() for name in LENGTHS_SCHEMA.names if name != "split"}
-
-
-def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
-    """Flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
-    parts: dict[str, list[pa.Table]] = {"leaves": [], "nodes": [], "spans": []}
-    for shard in open_shards(folder, split):
-        for views in shard.columns:
-            for name, tables_ in parts.items():
-                offsets, flat = views[name]
-                example_id = np.repeat(views["example_id"], np.diff(offsets))
-                tables_.append(pa.table({"example_id": example_id, **flat}))
-    return {name: pa.concat_tables(tables_) for name, tables_ in parts.items()}
 
 
 def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str]) -> list[ShardRecord | None]:

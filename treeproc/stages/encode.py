@@ -14,7 +14,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
-from treeproc.shards.store import Shard, ShardRecord, write_shard
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.shuffle import Donated, Donors, cut, read_donated
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from treeproc.common.files import atomic_output
 from treeproc.shards.schema import LENGTHS_SCHEMA
-from treeproc.shards.store import Shard, ShardRecord
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 

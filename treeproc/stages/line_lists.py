@@ -7,7 +7,8 @@ from typing import IO
 from treeproc.common.files import atomic_output, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import is_fallback
-from treeproc.shards.store import Shard, ShardRecord
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord
 
 DROPPED = "dropped.tsv"
 FALLBACKS = "fallbacks.tsv"

@@ -8,7 +8,8 @@ from treeproc.common.settings import UserError
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
-from treeproc.shards.store import Shard, ShardRecord, write_shard
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.trees.spans import normalise
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
-from treeproc.shards.store import Shard, ShardRecord, read_index
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, read_index
 from treeproc.trees.control_trees import hash_examples
 
 # The donors of the lines of one shard: numbers of shards in the index of the parsed stage, and rows in them.

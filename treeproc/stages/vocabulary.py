@@ -13,7 +13,8 @@ from treeproc.common.files import atomic_write, file_sha256, read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
-from treeproc.shards.store import Shard, ShardRecord, fingerprint_of, read_index
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord, fingerprint_of, read_index
 from treeproc.stages.encode import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label

@@ -1,0 +1,86 @@
+"""Shards read through memory maps: rows as zero-copy NumPy views."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.common.cache import local_copy
+from treeproc.common.errors import UserError
+from treeproc.common.storage import AnyPath, inside
+from treeproc.shards.arrow_file import BadArrowFile, read_arrow
+from treeproc.shards.rows import column_views, pick
+from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS
+from treeproc.shards.store import ShardRecord, read_index
+
+
+class Shard:
+    """Memory-mapped shard with rows as zero-copy NumPy views.
+
+    Raises UserError when the file is missing, was cut off, or does not fit its index record.
+    """
+
+    def __init__(self, folder: AnyPath, record: ShardRecord):
+        path = inside(folder, record.name)
+        try:
+            local = local_copy(path, record.sha256)
+            size = local.stat().st_size
+        except OSError:
+            raise UserError(f"{path} is missing; run workflows/preprocess.py again to restore it") from None
+        if size != record.bytes:
+            raise UserError(
+                f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
+            )
+        known = [STAGE_SCHEMAS[folder.name]] if folder.name in STAGE_SCHEMAS else list(STAGE_SCHEMAS.values())
+        try:
+            with pa.memory_map(str(local)) as source:
+                self.schema, batches = read_arrow(source, known)
+        except (OSError, BadArrowFile) as error:
+            raise UserError(f"{path} {error}; run workflows/preprocess.py again to restore it") from None
+        if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
+            raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
+        rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
+        rows += [record.rows % ROWS_PER_RECORD_BATCH] * bool(record.rows % ROWS_PER_RECORD_BATCH)
+        if list(map(len, batches)) != rows:
+            raise UserError(f"{path}: its number of rows is not the one in index.json; run workflows/preprocess.py again")
+        self.record = record
+        self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
+
+    def __len__(self) -> int:
+        return self.record.rows
+
+    def row(self, index: int) -> dict:
+        """One example: scalars, NumPy arrays (list columns) and dicts of arrays (lists of structs)."""
+        batch, offset = divmod(index, ROWS_PER_RECORD_BATCH)
+        return {name: pick(views, offset) for name, views in self.columns[batch].items()}
+
+    def rows(self) -> Iterator[dict]:
+        return (self.row(i) for i in range(len(self)))
+
+
+def open_shards(folder: AnyPath, split: str) -> list[Shard]:
+    """The shards of one split, in order. Raises UserError when the split is not there."""
+    index = read_index(folder)
+    records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
+    if not records:
+        raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
+    shards = [Shard(folder, record) for record in records]
+    columns = index.get("columns")
+    if columns and (other := next((shard for shard in shards if shard.schema.names != columns), None)):
+        raise UserError(
+            f"{folder / other.record.name}: its columns are {', '.join(other.schema.names)}, but index.json names "
+            f"{', '.join(columns)[:200]}; run workflows/preprocess.py again"
+        )
+    return shards
+
+
+def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
+    """Flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
+    parts: dict[str, list[pa.Table]] = {"leaves": [], "nodes": [], "spans": []}
+    for shard in open_shards(folder, split):
+        for views in shard.columns:
+            for name, tables_ in parts.items():
+                offsets, flat = views[name]
+                example_id = np.repeat(views["example_id"], np.diff(offsets))
+                tables_.append(pa.table({"example_id": example_id, **flat}))
+    return {name: pa.concat_tables(tables_) for name, tables_ in parts.items()}
