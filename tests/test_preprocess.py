@@ -19,7 +19,7 @@ from treenet.data.splits import read_references
 from treenet.jobs.train_run import run_training
 from treeproc.common.files import locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe, draw_line
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
@@ -299,6 +299,8 @@ def test_another_encoding_of_the_same_trees(data, text):
     assert read_references(out, "test") == ["a", "Nein."]
     with pytest.raises(UserError, match="belongs to other settings .*vocab_size: 400 -> 410"):
         encoded_again(data, out, subwords={"vocab_size": 410})
+    assert "rows_per_shard: 2000\n" in (out / "config.yaml").read_text()  # as it always was: it has no shards of text
+    assert preprocess(load_settings(PreprocessConfig, out / "config.yaml"), out) == same
     # A set that has no trees of its own stands for the one that has.
     control = encoded_again(out, data.parent / "control", tree={"tree_source": "left", "binarize": "right"})
     assert control["stages"] == same["stages"]

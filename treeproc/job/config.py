@@ -1,16 +1,18 @@
 """The settings of a preprocessing job, and the defaults that depend on other settings."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
 
+from treeproc.common.errors import shown
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
 from treeproc.job.borrowed import borrow_settings
 from treeproc.parsers import ParserConfig
 from treeproc.readers import FORMATS, Format, FormatName
+from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.stages.encode import TreeConfig
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.notices import TextNotices, wanted
@@ -46,11 +48,22 @@ class PreprocessConfig(Settings):
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
-    rows_per_shard: PositiveInt = Field(2000, description="input examples of one shard, the unit of work and of resume")
+    rows_per_shard: PositiveInt | Literal["auto"] = Field(
+        "auto",
+        description="input examples of one shard, the unit of work and of resume; auto: 2000, more above 8 million examples",
+    )
     # Changes nothing that is written: it is in no config.yaml.
     workers: Literal[0] | None = Field(
         None, exclude=True, description="0: in this process, without Ray; unset: as many Ray actors as there is room for"
     )
+
+    @field_validator("rows_per_shard", mode="wrap")
+    @classmethod
+    def _number_or_auto(cls, value: object, check: Callable[[object], object]) -> object:
+        try:
+            return check(value)
+        except ValidationError:  # it has one error for the number and one for the word
+            raise ValueError(f"must be auto or a whole number from 1 on, but is {shown(value)}") from None
 
     @model_validator(mode="before")
     @classmethod
@@ -101,12 +114,16 @@ class PreprocessConfig(Settings):
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
         """The settings with defaults filled in: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
 
+        `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
+
         `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
         no such setting.
         """
         begun = begun or {}
         has_target = any(files.target for files in self.splits.values())
         decided: dict = {"tree": one_root(self.tree, (self.parser, self.target_parser), has_target, begun)}
+        if self.rows_per_shard == "auto":
+            decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
             side = getattr(self, name)
             if side is not None and side.treebank_words is None:
@@ -114,6 +131,14 @@ class PreprocessConfig(Settings):
                 chosen = side.knows_treebank_words if before is None else before
                 decided[name] = side.model_copy(update={"treebank_words": chosen})
         return self.model_copy(update=decided)
+
+    def with_shard_size(self, rows: int) -> "PreprocessConfig":
+        """The settings with the number for which `rows_per_shard: auto` stands: a function of the `rows` of all splits alone."""
+        return self.model_copy(update={"rows_per_shard": self.shard_size(rows)})
+
+    def shard_size(self, rows: int) -> int:
+        """Input examples of one shard, for a job of so many `rows`."""
+        return auto_rows_per_shard(rows) if self.rows_per_shard == "auto" else self.rows_per_shard
 
 
 def one_root(tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping) -> TreeConfig:

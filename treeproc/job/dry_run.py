@@ -23,7 +23,7 @@ def dry_run(config: PreprocessConfig) -> str:
     config = config.settled()
     with tempfile.TemporaryDirectory(prefix="tree-attention-") as name:
         folder = Path(name)
-        parser, records = text_alone(config, folder)
+        config, parser, records = text_alone(config, folder)
         probe = write_probe(folder, records)
         started = time.monotonic()
         with phase("loading the parser"):

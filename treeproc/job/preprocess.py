@@ -21,6 +21,7 @@ from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
 from treeproc.shards.shard import Shard
+from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
@@ -58,6 +59,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         logger.info("%s was begun with Moses tokens unchanged for the parser, and continues so; see parser.treebank_words", out)
     parser, target_parser, scans = check_inputs(config)
+    config = config.with_shard_size(sum(scan.count for scan in scans.values()))
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
@@ -125,12 +127,13 @@ def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence
         raise UserError("subwords.joint: must be true where examples have one side")
 
 
-def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[dict, list[ShardRecord]]:
-    """The description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, list[ShardRecord]]:
+    """The complete settings, the description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
     parser, target_parser, scans = check_inputs(config)
-    return parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(scans)
+    config = config.with_shard_size(sum(scan.count for scan in scans.values()))
+    return config, parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(scans)
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
@@ -155,6 +158,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
     own = {"parsed", "vocab_from", "subwords", "tree", "workers"}
     fields = PreprocessConfig.model_fields
+    if config.rows_per_shard == SMALLEST:  # as config.yaml of such a data set has it, which means nothing
+        own.add("rows_per_shard")
     # The config.yaml of such a data set holds all settings, the others as they are by default.
     if borrowed := sorted(name for name in config.model_fields_set - own if getattr(config, name) != fields[name].default):
         raise UserError(f"{', '.join(borrowed)}: cannot be set together with parsed, whose data set has its own")
@@ -168,7 +173,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
     _check_sides(config, *(index["columns"] for index in stages))
     tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
-    config = config.model_copy(update={"tree": tree})
+    config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     if config.vocab_from is not None:
         _check_borrower(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
     elif not any(shard["split"] == "train" for shard in stages[0]["shards"]):
