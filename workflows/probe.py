@@ -1,41 +1,7 @@
-"""Probe the encoder of a trained run for syntax: linear classifiers on its frozen states, beside baselines.
+"""`tree-attention probe` as a script of a checkout, which `ray job submit` runs; the command is in treenet/cli."""
 
-    python workflows/probe.py --out RUN
-    python workflows/probe.py --out RUN layer=all tasks=[depth,top_constituents,pos_tag]
-    python workflows/probe.py --out RUN checkpoint=20000 word_state=mean use_gpu=true
-
-RUN is the folder of a training run, of translation or of classification, whose data set has parsed shards. Probes are trained
-on sentences of train, their penalty is chosen on valid, and they are scored on test, once on the states of the trained model,
-once on those of the untrained one and once on the embeddings of pieces. Results are added to RUN/probes.json as they come;
-the same command continues where it was interrupted. With layer=all, RUN/probes.<checkpoint>.png shows accuracy by layer.
-"""
-
-from collections.abc import Sequence
-
-from treenet.evaluation.run_results import PROBES
-from treenet.probing.probe_results import figure_name, format_probes
-from treenet.probing.probe_run import probe_run
-from treenet.probing.probe_settings import ProbeSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.mirror import read_run
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, run_cli
-
-
-def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ProbeSettings, remote_out=True).parse_intermixed_args(argv)
-    settings = load_settings(ProbeSettings, args.config, args.overrides)
-    if args.sample:
-        raise UserError("probe.py has no sample of its own; run workflows/train_wmt.py --sample and give its folder as --out")
-    if args.out is None:
-        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
-    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
-        name, entry = probe_run(run, settings)
-        drawn = (run / figure_name(name)).is_file()
-    print(format_probes(name, entry))
-    print(args.out / PROBES)
-    if drawn:
-        print(args.out / figure_name(name))
-
+from treenet.cli.probe import main
+from treeproc.common.settings import run_cli
 
 if __name__ == "__main__":
     run_cli(main)

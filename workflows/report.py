@@ -1,37 +1,7 @@
-"""One page about runs: what differs, scores and tests, learning curves, attention to phrases, and pictures of sentences.
+"""`tree-attention report` as a script of a checkout, which `ray job submit` runs; the command is in treenet/cli."""
 
-    python workflows/report.py --out report RUN_A RUN_B
-    python workflows/report.py --out report RUN STUDY lines=[3,17]
-
-RUN is a folder of workflows/train_wmt.py, STUDY one of workflows/scaling.py, as many as you like. report/index.html needs no
-network; report/figures has every figure as PNG and SVG, report/report.json every number. What a run lacks is left out, and
-the page says which command adds it.
-"""
-
-import sys
-from collections.abc import Sequence
-
-from treenet.report.build import write_report
-from treenet.report.report_settings import ReportSettings
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, run_cli
-from treeproc.common.storage import as_path
-
-
-def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ReportSettings).parse_intermixed_args(argv)
-    if args.sample:
-        raise UserError("report.py has no sample of its own; run workflows/demo.py and give the folders of its runs")
-    if args.out is None:
-        raise UserError("--out is missing: give a folder for the report; --help shows the settings")
-    runs = [one for one in args.overrides if "=" not in one]
-    overrides = [one for one in args.overrides if "=" in one]
-    settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
-    refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
-    page, numbers, *figures = write_report(settings, args.out, lambda line: print(line, file=sys.stderr, flush=True))
-    print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
-    if figures:
-        print(f"figures  {figures[0].parent}: {len(figures)} files")
-
+from treenet.cli.report import main
+from treeproc.common.settings import run_cli
 
 if __name__ == "__main__":
     run_cli(main)

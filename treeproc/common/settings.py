@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
+from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
@@ -173,6 +174,9 @@ class ArgumentParser(argparse.ArgumentParser):
                 raise UserError(f"there is no option {shown(arg)}; {suggestion or '--help lists what there is'}")
         return super().parse_intermixed_args(args, namespace)
 
+    def format_help(self) -> str:
+        return as_called(super().format_help())
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help lists what there is")
 
@@ -191,17 +195,20 @@ def local_path(text: str, option: str = "--out") -> Path:
     return path
 
 
-def build_arg_parser(description: str, settings: type[Settings], *, remote_out: bool = False) -> argparse.ArgumentParser:
+def build_arg_parser(
+    description: str, settings: type[Settings], *, find_config: Callable[[str], Path] = Path, remote_out: bool = False
+) -> argparse.ArgumentParser:
     """The command line that every workflow shares: --config, --out, --sample and overrides.
 
-    With `remote_out` the results may go to an object store.
+    `find_config` gives the file that a value of --config names. With `remote_out` the results may go to an object store.
     """
     parser = ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
     )
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="settings of the run; workflows/configs has examples")
+    config_help = "settings of the run: a file, or the name of one that workflows/configs has"
+    parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings = settings
     out_path = _any_path if remote_out else local_path
     parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
@@ -230,7 +237,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(as_called(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     except CommandEnded as end:
         if str(end):

@@ -1,0 +1,61 @@
+"""Average checkpoints of a run into RUN/averaged/model.safetensors, which translate.py and evaluate.py then use.
+
+python workflows/average_checkpoints.py --out RUN            as the run itself averages
+python workflows/average_checkpoints.py --out RUN last=5
+python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
+python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
+
+Fewer checkpoints than asked for are refused, and so is a damaged one among them, unless allow_fewer=true says that they may be
+missing. The command prints what the average is of and what was left out; RUN/averaged/meta.json records it.
+"""
+
+from collections.abc import Sequence
+
+from pydantic import Field, PositiveInt, model_validator
+
+from treenet.cli.shipped import find_config
+from treenet.config import TrainConfig
+from treenet.evaluation.run_results import warn_of_stale_results
+from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
+from treenet.runs.checkpoint import META, WEIGHTS
+from treenet.runs.mirror import read_run
+from treeproc.common.files import read_json
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
+
+
+class AverageConfig(Settings):
+    """Settings of average_checkpoints.py; without a choice, those of RUN/config.yaml."""
+
+    last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
+    best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")
+    ema: bool = Field(False, description="the moving average of the weights, of a run with ema_decay")
+    allow_fewer: bool = Field(False, description="average those that are there and complete, though more were asked for")
+
+    @model_validator(mode="after")
+    def _check_one(self):
+        if len(self.chosen()) > 1:
+            raise ValueError(f"choose one of last, best and ema, not {' and '.join(self.chosen())}")
+        return self
+
+    def chosen(self) -> dict[Choice, int]:
+        return {name: int(count) for name in ("last", "best", "ema") if (count := getattr(self, name))}
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, AverageConfig, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    if args.out is None or args.sample:
+        raise UserError("give --out RUN, the folder of a training run; --sample of workflows/train_wmt.py makes one")
+    settings = load_settings(AverageConfig, args.config, args.overrides)
+    chosen, allow_fewer = settings.chosen(), settings.allow_fewer
+    with read_run(args.out, "checkpoints/*") as run:
+        if not chosen:
+            config = load_settings(TrainConfig, run / "config.yaml")
+            chosen, allow_fewer = {config.average: config.average_checkpoints}, True  # as at the end of training
+        [(choice, count)] = chosen.items()
+        folder = average_checkpoints(run, choice, count, allow_fewer=allow_fewer, allow_damaged=settings.allow_fewer)
+        warn_of_stale_results(run, args.out)
+    folder = args.out / folder.name
+    meta = read_json(folder / META)
+    steps = ", ".join(str(step) for step in meta["averaged_steps"])
+    what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"
+    print(f"{folder / WEIGHTS}: {what} {steps}{describe_gaps(meta)}")

@@ -1,0 +1,35 @@
+"""Compare classifiers, or models of relatedness, over seeds: models, ablations and control trees, as in the paper's Tables 2, 3.
+
+    python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
+    python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+
+FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a run of its
+own in COMPARISON/cells; COMPARISON/ledger.json says what is done, running, failed. The same command continues: it runs
+what is missing, failed cells too; a larger grid adds cells. At the end: a table, with tests from three seeds on, and
+COMPARISON/comparison.json.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds_report import make_study
+from treenet.experiments.study import add_study_options, run_study, show_study
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, SeedsConfig, find_config=find_config)
+    add_study_options(parser)
+    args = parser.parse_intermixed_args(argv)
+    if args.sample or args.config is None:
+        raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml; --help lists all settings")
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the comparison")
+    config = load_settings(SeedsConfig, args.config, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
+    if args.dry_run:
+        print(show_study(study))
+        return
+    run_study(study)

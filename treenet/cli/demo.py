@@ -1,0 +1,162 @@
+"""The whole job on the shipped sample: parse, train two models, translate, score, and look at it.
+
+    python workflows/demo.py
+
+Takes some minutes on two cores. Interrupted, the same command continues.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, PositiveInt
+
+from treenet.cli.shipped import CONFIGS, find_config
+from treenet.config import TrainConfig
+from treenet.data.splits import read_split
+from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.origin import describe_origin
+from treenet.evaluation.run_results import SCORES
+from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
+from treenet.runs.learning_curves import plot_curves
+from treenet.runs.metrics_log import read_metrics
+from treeproc.common.command_names import as_called
+from treeproc.common.errors import CommandEnded
+from treeproc.common.files import atomic_write
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
+from treeproc.job.job_report import summary
+from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.shards.schema import SPLITS
+from treeproc.shards.store import read_index
+from treeproc.stages.encode import RowEncoder, TreeConfig
+from treeproc.stages.text import SplitFiles
+from treeproc.trees.spans import draw
+
+MODELS = ("tree_transformer", "transformer")
+TITLES = {"tree_transformer": "Tree Transformer", "transformer": "Transformer"}
+
+
+class DemoSettings(Settings):
+    """Settings of the demo. Everything else is in configs/sample_data.yaml and configs/sample.yaml."""
+
+    splits: dict[str, SplitFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
+    vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in configs/sample_data.yaml")
+    max_steps: PositiveInt | None = Field(None, description="updates of each model; unset, as in configs/sample.yaml")
+    checkpoint_every: PositiveInt | None = Field(
+        None, description="updates between checkpoints; unset, as in configs/sample.yaml"
+    )
+    log_every: PositiveInt | None = Field(None, description="updates between metric lines; unset, as in configs/sample.yaml")
+    workers: int | None = Field(
+        None, ge=0, description="Ray Train workers; 0: everything in this process, without Ray; unset, as in configs/sample.yaml"
+    )
+    sentences: PositiveInt = Field(10, description="test sentences to show")
+
+
+def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
+    """Train one model on the demo's data set; the models differ in their name alone."""
+    overrides = [f"data={out / 'data'}", f"model.name={name}"]
+    overrides += [
+        f"{key}={value}"
+        for key in ("max_steps", "checkpoint_every", "log_every", "workers")
+        if (value := getattr(settings, key)) is not None
+    ]
+    return run_training(load_settings(TrainConfig, CONFIGS / "sample.yaml", overrides), out / name)
+
+
+def evaluate(out: Path) -> dict[str, dict]:
+    """Scores of the test split by row of the table."""
+    print("\ntranslating the test split", flush=True)
+    tree, plain = (out / name for name in MODELS)
+    rows = {
+        "Tree Transformer": (tree, EvaluateSettings()),
+        "Transformer": (plain, EvaluateSettings()),
+        "Tree Transformer, shuffled trees": (tree, EvaluateSettings(shuffle_trees=True)),
+        "Tree Transformer, untrained": (tree, EvaluateSettings(untrained=True)),
+    }
+    scores = {}
+    for title, (run, settings) in rows.items():
+        name, scores[title] = evaluate_run(run, settings)
+        scores[title]["translations"] = (run / f"translations.{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        print(f"  {title}: BLEU {scores[title]['bleu']:.2f}", flush=True)
+    return scores
+
+
+def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
+    """The models side by side, and what their numbers mean."""
+    lines = [f"{'model':34}{'parameters':>12}{'BLEU':>8}{'chrF':>8}{'valid nll':>11}"]
+    for title, row in scores.items():
+        run = next((runs[name] for name in MODELS if TITLES[name] == title), None)
+        nll = f"{run.valid_nll:.3f}" if run and run.valid_nll is not None else ""
+        parameters = f"{run.parameters:,}" if run else ""
+        lines.append(f"{title:34}{parameters:>12}{row['bleu']:>8.2f}{row['chrf']:>8.2f}{nll:>11}")
+    first, shuffled = scores["Tree Transformer"]["translations"], scores["Tree Transformer, shuffled trees"]["translations"]
+    changed = sum(a != b for a, b in zip(first, shuffled, strict=True))
+    lines.append(f"\nOther trees over the same words change {changed} of {len(first)} translations.")
+    lines.append(f"Both models saw the same batches; test BLEU {scores['Transformer']['bleu_signature']}")
+    lines += [f"{title}: {describe_origin(row)}" for title, row in scores.items()]
+    lines.append("One seed and minutes of training: a check that the system works, not a comparison of models.")
+    return "\n".join(lines)
+
+
+def examples(scores: dict[str, dict], out: Path, count: int) -> str:
+    """Test sentences with their trees, translations and references."""
+    data = out / "data"
+    encoder = RowEncoder(data / "encoded" / "vocab", TreeConfig.model_validate(read_index(data / "encoded")["tree_settings"]))
+    blocks = []
+    lines = zip(read_split(data, "text", "test"), read_split(data, "parsed", "test"), strict=True)
+    for (text, parsed), tree, plain in zip(
+        lines, scores["Tree Transformer"]["translations"], scores["Transformer"]["translations"], strict=True
+    ):
+        if len(blocks) == count:
+            break
+        tags, word_tree = encoder.word_tree(parsed)
+        blocks.append(
+            f"line              {text['example_id'] + 1}\n"
+            f"source            {text['source']}\n{_indent(draw(word_tree, parsed['words']['text'], tags))}\n"
+            f"Tree Transformer  {tree}\nTransformer       {plain}\nreference         {text['target']}"
+        )
+    return "\n\n".join(blocks)
+
+
+def _indent(text: str) -> str:
+    return "\n".join(" " * 18 + line for line in text.split("\n"))
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, DemoSettings, find_config=find_config).parse_intermixed_args(argv)
+    settings = load_settings(DemoSettings, args.config, args.overrides)
+    if settings.splits and set(settings.splits) != set(SPLITS):
+        raise UserError(f"splits: the demo needs {', '.join(SPLITS)}, but there are {', '.join(settings.splits)}")
+    out = (args.out or Path("demo-output")).absolute()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("treeproc").setLevel(logging.INFO)
+    started = time.monotonic()
+
+    print(f"1/4  sentences to trees to shards, in {out / 'data'}", flush=True)
+    overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []
+    overrides += ["workers=0"] if settings.workers == 0 else []
+    splits = {k: v.model_dump() for k, v in settings.splits.items()} if settings.splits else sample_splits()
+    config = load_settings(PreprocessConfig, CONFIGS / "sample_data.yaml", overrides, splits=splits)
+    print(summary(preprocess(config, out / "data"), out / "data"), flush=True)
+    runs = {}
+    for number, name in enumerate(MODELS, start=2):
+        print(f"\n{number}/4  train the {TITLES[name]}, in {out / name}", flush=True)
+        runs[name] = train(name, settings, out)
+        if not runs[name].finished:
+            raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
+    print("\n4/4  translate and score the test split", flush=True)
+    scores = evaluate(out)
+
+    report = f"{examples(scores, out, settings.sentences)}\n\n{score_table(scores, runs)}\n"
+    atomic_write(out / "report.txt", report.encode())
+    print(f"\n{report}")
+    print(f"shards             {out / 'data'}")
+    for name in MODELS:
+        print(f"{TITLES[name]:18} {out / name}: averaged/model.safetensors, {SCORES}, translations.test.txt, metrics.jsonl")
+    curves = {TITLES[name]: read_metrics(out / name) for name in MODELS}
+    print(f"learning curves    {plot_curves(curves, out / 'learning_curves.png', 'Shipped sample, one seed')}")
+    print(f"this report        {out / 'report.txt'}")
+    print("\nTranslate a sentence of your own:")
+    print(as_called(f"  echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {out / MODELS[0]}"))
+    print(f"\ndone in {(time.monotonic() - started) / 60:.1f} minutes")

@@ -1,0 +1,107 @@
+"""Translate a split with a trained model and score it: BLEU, tokenised and compound-split BLEU, and chrF by sacrebleu.
+
+    python workflows/evaluate.py --out RUN target_language=de
+    python workflows/evaluate.py --out RUN split=valid checkpoint=20000 decoding.beam_size=10
+    python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
+    python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
+
+RUN is the folder of a training run. Writes RUN/translations.<split>.txt, one line per example in
+the order of the input, and adds the scores to RUN/scores.json, those by length and depth of the
+source too. Baselines and controls get names of their own, for example translations.test.untrained.txt.
+
+Every result names its weights, data, decoding and software. --compare refuses one that is not of the
+run as it is: trained further, averaged anew, or with other decoding settings.
+
+--compare takes runs that were evaluated before, files RUN/translations.NAME.txt, or files of other
+systems, one line per reference: a paired bootstrap of the second against the first, and the lines
+on which they differ most. Its p-value is about these two sets of weights on these sentences; what
+other seeds would give is for workflows/scaling.py to say. With --out DIR it is written to DIR/comparison.json.
+
+hypotheses=FILE scores a file against the references of data=DATA, of the run in --out, or of
+references=FILE. With --out its lines and scores are kept there.
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from treenet.cli.shipped import find_config
+from treenet.evaluation.buckets import format_buckets
+from treenet.evaluation.comparison import format_comparison
+from treenet.evaluation.evaluate import (
+    EvaluateSettings,
+    compare_results,
+    evaluate_run,
+    format_scores,
+    format_signatures,
+    score_file,
+)
+from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.mirror import read_run
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.readers import read_lines
+
+
+def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> System:
+    """The translations of the split in a run folder, a result of a run, or the lines of any other file."""
+    if isinstance(path, RemotePath) or path.is_dir():
+        run, name = stack.enter_context(read_run(path)), settings.split
+        of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name
+        return read_system(run, of_data if of_data in read_scores(run) else name, path)
+    if name := result_in_run(path):
+        return read_system(path.parent, name)
+    return System(str(path), list(read_lines([path])))
+
+
+def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, references: list[str] | None, out: Path | None) -> None:
+    with ExitStack() as stack:
+        baseline, system = (find_system(path, settings, stack) for path in paths)
+        found = compare_results(baseline, system, references, settings)
+    print(format_comparison(found))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic_write(out / "comparison.json", json_bytes(found))
+        print(f"\n{out / 'comparison.json'}")
+
+
+def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
+    print(format_scores({name: scores}))
+    print(format_signatures(scores))
+    if "buckets" in scores:
+        print(format_buckets(scores["buckets"]))
+    if out is not None:
+        print(translations_path(out, name))
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, EvaluateSettings, find_config=find_config, remote_out=True)
+    parser.add_argument("--run", dest="out", type=as_path, metavar="DIR", help="the same as --out")
+    parser.add_argument("--compare", nargs=2, type=as_path, metavar=("A", "B"), help="test B against A; see above")
+    args = parser.parse_intermixed_args(argv)
+    settings = load_settings(EvaluateSettings, args.config, args.overrides)
+    if args.sample:
+        raise UserError("evaluate.py has no sample of its own; run workflows/train_wmt.py --sample and give its folder as --out")
+    if args.compare and settings.hypotheses:
+        raise UserError("--compare takes two systems as they are; leave hypotheses out, or give its file as one of the two")
+    if settings.references and not (args.compare or settings.hypotheses):
+        raise UserError("references: is for hypotheses=FILE or --compare; a run is scored against those of its data set")
+    if settings.references and settings.data:
+        raise UserError("references: takes the place of those of a data set; leave data out, or references")
+    references = list(read_lines([settings.references])) if settings.references else None
+    if args.compare:
+        return run_compare(args.compare, settings, references, args.out)
+    if settings.hypotheses:
+        lines = list(read_lines([settings.hypotheses]))
+        if args.out is None:
+            return print_scores(*score_file(lines, references, settings, None), None)
+        with read_run(args.out) as folder:
+            name, scores = score_file(lines, references, settings, folder)
+        return print_scores(name, scores, args.out)
+    if args.out is None:
+        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+    with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
+        name, scores = evaluate_run(run, settings)
+    print_scores(name, scores, args.out)

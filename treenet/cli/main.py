@@ -1,0 +1,64 @@
+"""`tree-attention COMMAND ...`: finds the command and runs it. Nothing but the command itself is imported."""
+
+import difflib
+import sys
+from importlib import import_module
+
+from treeproc import __version__
+from treeproc.common.command_names import PROGRAM, command_of, name_installed_commands
+
+# Commands in the order of the work, with their modules and what they do.
+COMMANDS = {
+    "demo": ("treenet.cli.demo", "the whole job on the shipped sample"),
+    "preprocess": ("treenet.cli.preprocess", "text to trees to Arrow shards"),
+    "inspect": ("treeproc.inspect", "the content of a data set as numbers and drawn trees"),
+    "verify": ("treeproc.verify", "check every file of a data set"),
+    "train": ("treenet.cli.train_wmt", "train a translation model"),
+    "train-classifier": ("treenet.cli.train_classifier", "train a classifier, or a model of the relatedness of two sentences"),
+    "train-lm": ("treenet.cli.train_lm", "train a masked language model"),
+    "train-parser": ("treenet.cli.train_parser", "train a tokeniser, a tagger and parsers on treebanks"),
+    "average-checkpoints": ("treenet.cli.average_checkpoints", "average checkpoints of a run"),
+    "evaluate": ("treenet.cli.evaluate", "translate a split and score it, or compare two systems"),
+    "translate": ("treenet.cli.translate", "translate raw text"),
+    "unsupervised-parse": ("treenet.cli.unsupervised_parse", "read and score the trees that a model found"),
+    "probe": ("treenet.cli.probe", "probe an encoder for syntax"),
+    "scaling": ("treenet.cli.scaling", "a study of models, data sizes and seeds in translation"),
+    "compare-seeds": ("treenet.cli.compare_seeds", "a study of classifiers over seeds"),
+    "report": ("treenet.cli.report", "one page about runs and studies"),
+    "configs": ("treenet.cli.shipped", "list the shipped configurations, or print one"),
+}
+
+
+def main() -> None:
+    """The entry point of the installed command."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(describe_commands())
+        return
+    if arguments[0] == "--version":
+        print(f"{PROGRAM} {__version__}")
+        return
+    name = command_of(arguments[0].replace("-", "_"))  # messages of a checkout name scripts: train_wmt is train
+    if name not in COMMANDS:
+        meant = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {meant[0]}" if meant else f"{PROGRAM} --help lists the commands"
+        print(f"error: there is no command {name[:100]!r}; {hint}", file=sys.stderr)
+        sys.exit(2)
+    run_command(name, arguments[1:])
+
+
+def describe_commands() -> str:
+    """The text of `tree-attention --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    usage = f"usage: {PROGRAM} COMMAND ...\n       {PROGRAM} COMMAND --help\n       {PROGRAM} --version"
+    return "\n".join([usage, "", "Tree-structured attention with hierarchical accumulation.", "", "commands:", *lines])
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    """Run a command of `COMMANDS` in this process, as its script in `workflows/` would."""
+    from treeproc.common.settings import run_cli  # loads pydantic, for which `--help` does not wait
+
+    name_installed_commands()
+    sys.argv = [f"{PROGRAM} {name}", *arguments]
+    run_cli(lambda argv: import_module(COMMANDS[name][0]).main(argv))

@@ -1,0 +1,34 @@
+"""Text to Arrow shards of trees: parse, learn the vocabulary, encode. Rerun to continue."""
+
+import logging
+from collections.abc import Sequence
+
+from treenet.cli.shipped import CONFIGS, find_config
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.job.dry_run import dry_run
+from treeproc.job.job_report import summary
+from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
+
+SAMPLE_CONFIG = CONFIGS / "sample_data.yaml"
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the job would do and how long, and leave --out alone")
+    args = parser.parse_intermixed_args(argv)
+    borrows = any(override.startswith("vocab_from=") for override in args.overrides)
+    if args.sample == (args.config is not None) and (args.sample or not borrows):
+        raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
+    if args.out is None and not args.dry_run:
+        raise UserError("preprocess.py needs --out DIR, the folder for the shards")
+    if args.sample:
+        config = load_settings(PreprocessConfig, SAMPLE_CONFIG, args.overrides, splits=sample_splits())
+    else:
+        config = load_settings(PreprocessConfig, args.config, args.overrides)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("treeproc").setLevel(logging.INFO)
+    if args.dry_run:
+        print(dry_run(config))
+        return
+    refuse_relative_in_job({"--out": args.out})
+    print(summary(preprocess(config, args.out.absolute()), args.out))

@@ -1,0 +1,38 @@
+"""A data-size study: several models at several shares of the training data and several seeds, as in figure 5a of the paper.
+
+    python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+    python workflows/scaling.py --sample --out STUDY data=DATA
+
+FILE.yaml is a configuration of workflows/train_wmt.py, with or without a `grid`. All cells use the same shards and the
+same vocabulary; smaller shares nest in larger ones. Each cell is a run of its own in STUDY/cells; STUDY/ledger.json says
+what is done, running, failed. The same command continues: it runs what is missing, failed cells too; a larger grid adds
+cells. With workers=0 several such commands may work on one study. At the end: a table, STUDY/scaling.json, and the plot
+STUDY/scaling.png and .svg. Intervals and tests over seeds need three of them.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import CONFIGS, find_config
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.scaling_report import make_study
+from treenet.experiments.study import add_study_options, run_study, show_study
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+
+SAMPLE = CONFIGS / "scaling_sample.yaml"
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, ScalingConfig, find_config=find_config)
+    add_study_options(parser)
+    args = parser.parse_intermixed_args(argv)
+    if args.sample == (args.config is not None):
+        raise UserError("give --config FILE.yaml (workflows/configs has some), or --sample for a small study; --help lists all")
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the study")
+    config = load_settings(ScalingConfig, SAMPLE if args.sample else args.config, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
+    if args.dry_run:
+        print(show_study(study))
+        return
+    run_study(study)

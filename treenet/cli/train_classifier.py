@@ -1,0 +1,46 @@
+"""Train a classifier on a data set with classes of workflows/preprocess.py, or a model that scores pairs of sentences, and
+score it on valid and test.
+
+    python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA
+    python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm
+    python workflows/train_classifier.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
+
+The same command continues an interrupted run. The trained model, by default the checkpoint of the best validation
+accuracy (of pairs, Pearson's correlation), and the last checkpoint are both scored: RUN/scores.json,
+RUN/predictions.*.tsv. workers=0 trains in this process, without Ray. Many seeds, models and control trees:
+workflows/compare_seeds.py.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.config import TrainConfig
+from treenet.evaluation.classify import format_scores, score_run
+from treenet.evaluation.run_results import warn_of_stale_results
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_to_end
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.mirror import read_run
+from treenet.tasks.registry import build_task, check_task
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    args = parser.parse_intermixed_args(argv)
+    if args.sample:
+        raise UserError("the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml")
+    if args.config is None:
+        raise UserError("give --config FILE.yaml (workflows/configs has sst5.yaml and others); --help lists all settings")
+    if args.out is None and not args.dry_run:
+        raise UserError("give --out DIR, the folder of the run")
+    config = load_settings(TrainConfig, args.config, args.overrides)
+    check_task(config, "train_classifier.py")
+    if args.dry_run:
+        print(dry_run(config, args.out))
+        return
+    run_to_end(config, args.out)
+    with read_run(args.out, AVERAGED, "checkpoints/*") as run:
+        print(format_scores(score_run(run, use_gpu=config.use_gpu), build_task(config)))
+        warn_of_stale_results(run, args.out)

@@ -1,0 +1,41 @@
+"""Train a masked language model on the source side of a data set of workflows/preprocess.py, with targets or without.
+
+    python workflows/train_lm.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA
+    python workflows/train_lm.py --sample --out RUN data=DATA
+    python workflows/train_lm.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
+
+The same command continues an interrupted run. workers=0 trains in this process, without Ray. What model.name =
+constituent_transformer takes for constituents: workflows/unsupervised_parse.py.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import CONFIGS, find_config
+from treenet.config import TrainConfig
+from treenet.evaluation.run_results import warn_of_stale_results
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_to_end
+from treenet.tasks.registry import check_task
+from treeproc.common.command_names import as_called
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+
+SAMPLE = CONFIGS / "masked_lm_sample.yaml"
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
+    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    args = parser.parse_intermixed_args(argv)
+    if args.sample == (args.config is not None):
+        raise UserError("give --config FILE.yaml (workflows/configs has masked_lm.yaml), or --sample for a small run")
+    if args.out is None and not args.dry_run:
+        raise UserError("give --out DIR, the folder of the run")
+    config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
+    check_task(config, "train_lm.py")
+    if args.dry_run:
+        print(dry_run(config, args.out))
+        return
+    run_to_end(config, args.out)
+    warn_of_stale_results(args.out)
+    if config.model.name == "constituent_transformer":
+        print(as_called(f"  parse: python workflows/unsupervised_parse.py --out {args.out}"))

@@ -1,0 +1,39 @@
+"""Train a tokeniser, a tagger, a constituency and a dependency parser on treebanks, offline.
+
+    python workflows/train_parser.py --config FILE.yaml --out DIR
+
+The same command continues an interrupted run. DIR/models is the result: parser.models of workflows/preprocess.py takes it.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from treenet.cli.shipped import find_config
+from treeproc.common.command_names import as_called
+from treeproc.common.files import file_size
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.parser_training.config import TrainParserConfig
+from treeproc.parser_training.job import describe, train_parser
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
+    parser.add_argument("--dry-run", action="store_true", help="read and check the treebanks, and say what would be learnt")
+    args = parser.parse_intermixed_args(argv)
+    if args.config is None or args.sample:
+        raise UserError("give --config FILE.yaml; workflows/configs/parser_en.yaml is one, no treebank is shipped as a sample")
+    if args.out is None and not args.dry_run:
+        raise UserError("give --out DIR, the folder of the run")
+    config = load_settings(TrainParserConfig, args.config, args.overrides)
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("treeproc").setLevel(logging.INFO)
+    logging.getLogger("stanza").setLevel(logging.ERROR)
+    if args.dry_run:
+        print(describe(config))
+        return
+    models = train_parser(config, args.out)
+    size = sum(file_size(path) for path in models.glob("*.pt"))
+    print(f"models: {models}, {size / 1e6:.1f} MB")
+    print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
+    print(as_called(f"use:    python workflows/preprocess.py ... parser.models={models} parser.language={config.language}"))

@@ -1,0 +1,74 @@
+"""Translate raw text with a trained model: one line out for every line in, in order.
+
+    python workflows/translate.py --out RUN input=FILE output=FILE
+    echo "The old man saw a dog." | python workflows/translate.py --out RUN
+    python workflows/translate.py --out RUN input=FILE --nbest 5 --scores --json
+    python workflows/translate.py --out RUN input=FILE trees=FILE checkpoint=[20000,21000] ensemble=[RUN2]
+    python workflows/translate.py --out RUN input=FILE score=FILE
+    python workflows/translate.py --out RUN --interactive
+
+RUN is the folder of a training run. The lines are parsed on the fly by the parser that the data set
+of the run was made with, or have their trees in a file of brackets. Lines that are typed on a
+terminal are translated one by one. A line that cannot be translated
+gives an empty line and a warning that says why; docs/translate.md has more.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.translation.line_translator import TranslateSettings
+from treenet.translation.translate_job import answer_lines, translate_lines
+from treeproc.common.errors import CommandEnded
+from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.storage import as_path
+from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
+
+STDIN = as_path("/dev/stdin")
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TranslateSettings, find_config=find_config, remote_out=True)
+    parser.add_argument("--nbest", type=int, metavar="N", help="the same as nbest=N")
+    parser.add_argument("--scores", action="store_true", help="the same as scores=true")
+    parser.add_argument("--json", action="store_true", help="the same as json_lines=true")
+    parser.add_argument(
+        "--interactive", action="store_true", help="translate lines of standard input one by one, with trees, n-best and scores"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.out is None or args.sample:
+        raise UserError("translate.py needs --out RUN, the folder of a training run; it has no sample of its own")
+    flags = {"nbest": args.nbest, "scores": args.scores or None, "json_lines": args.json or None}
+    settings = load_settings(
+        TranslateSettings, args.config, args.overrides, **{name: value for name, value in flags.items() if value is not None}
+    )
+    runs = [args.out, *settings.ensemble]
+    source = settings.input if settings.input or settings.trees else STDIN
+    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "score": settings.score}
+    paths |= {"output": settings.output} | {f"ensemble.{i}": path for i, path in enumerate(settings.ensemble)}
+    paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
+    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    if args.interactive and (asked_for := _not_interactive(settings)):
+        raise UserError(f"--interactive translates what is typed, and shows text; leave out {', '.join(asked_for)}")
+    typed = source is STDIN and sys.stdin is not None and sys.stdin.isatty()
+    if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
+        lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
+        try:
+            answer_lines(lines, settings, runs, RawLineEncoder, name=str(STDIN), explain=args.interactive)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            raise CommandEnded(INTERRUPTED) from None
+        print(file=sys.stderr)  # the shell's prompt does not go on the line of ours
+        return
+    files = [path for path in (source, settings.trees, settings.score) if path is not None]
+    # Files are counted before hours of work; what comes through a pipe is counted while it is translated.
+    total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
+    lines = read_raw_lines(source, settings.trees, settings.score)
+    translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=total)
+
+
+def _not_interactive(settings: TranslateSettings, *, shows_text: bool = True) -> list[str]:
+    """The settings that speak of files or of many lines, and with `shows_text` of the form of the output."""
+    names = ["input", "trees", "score", "output", "workers", *(["json_lines"] if shows_text else [])]
+    return [name for name in names if getattr(settings, name)]

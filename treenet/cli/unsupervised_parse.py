@@ -1,0 +1,56 @@
+"""Read the trees that a model with constituent attention found without any, and score their brackets against a treebank.
+
+    python workflows/unsupervised_parse.py --out RUN
+    python workflows/unsupervised_parse.py --out RUN split=valid max_words=10
+    python workflows/unsupervised_parse.py --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
+
+RUN is the folder of a training run of model.name = constituent_transformer, of workflows/train_lm.py or train_wmt.py. The
+trees that it is scored against are those of its data set, or of a treebank. Left-branching, right-branching, balanced and
+random trees are scored beside it. Writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the
+scores to RUN/scores.json.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from treenet.cli.shipped import find_config
+from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.mirror import read_run
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.parsers import Given
+from treeproc.readers import read_rows
+from treeproc.trees.spans import normalise, read_brackets
+
+
+def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
+    """Trees, and each as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
+    rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
+    lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
+    encoder = LineEncoder(data, given_trees=True)
+    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
+    return list(zip(examples, (read_tree(row["trees"][0]) for row in rows), strict=True))
+
+
+def read_tree(text: str) -> GoldTree:
+    """A tree in Penn Treebank brackets, with words, tags and labels as they are written."""
+    words, tags, tree = read_brackets(text)
+    tree = normalise(tree, collapse_unary=True)
+    spans = zip(tree.starts, tree.ends, strict=True)
+    return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, ParseSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    settings = load_settings(ParseSettings, args.config, args.overrides)
+    if args.sample:
+        raise UserError("there is no sample of its own; run workflows/train_lm.py --sample and give its folder as --out")
+    if args.out is None:
+        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+        name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
+    print(format_parse(name, scores))
+    print(args.out / f"parses.{name}.txt")
