@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
+from treeproc.stages.duplicates import later_duplicates
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
-from treeproc.stages.text import Inputs, SplitFiles, TextWriter, later_duplicates, scan
+from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
 
 DEFAULT = FilterConfig()
 LIMITS = FilterConfig(max_words=3, max_word_chars=10)

@@ -11,7 +11,7 @@ from typing import IO, TypeVar, cast
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 
-_UTF8_BOM = b"\xef\xbb\xbf"
+UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
 _MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small .gz file may unpack to a very long one
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -36,38 +36,50 @@ def _open(path: Path) -> IO[bytes]:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     with _open(path) as file:
-        try:
-            for block in _whole_lines(file):
-                if len(block) > _MOST_LINE_BYTES:
-                    raise UserError(f"{path} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; give text in lines")
-                yield block
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(f"cannot read {path}: {error}") from None
+        yield from whole_lines(file, str(path))
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The content in blocks that end where a line does: decoding many lines at once is far faster than one by one."""
-    while block := file.read(_BLOCK_BYTES):
-        yield block + file.readline(_MOST_LINE_BYTES)
+def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    """The rest of an open file in blocks that end where a line does: decoding many lines at once is far faster than one by one.
+
+    Raises UserError where the file cannot be read on, and for a line of more than 64 MiB.
+    """
+    try:
+        while block := file.read(_BLOCK_BYTES):
+            block += file.readline(_MOST_LINE_BYTES + 1)
+            # Only the last line of a block can be long.
+            if len(block) > _MOST_LINE_BYTES and len(block) - (last := block.rfind(b"\n", 0, -1) + 1) > _MOST_LINE_BYTES:
+                yield block[:last]
+                raise UserError(f"{name} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; give text in lines")
+            yield block
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {name}: {error}") from None
 
 
-def _lines(blocks: Iterable[bytes], name: str) -> Iterator[str]:
-    number = 1
+def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterator[str]:
+    """The lines of blocks of whole lines, without line ends or outer white space; `number` is that of the first one.
+
+    Raises UserError with file and line number on invalid UTF-8, after the lines before it.
+    """
     for block in blocks:
         if number == 1:
-            block = block.removeprefix(_UTF8_BOM)
+            block = block.removeprefix(UTF8_BOM)
+        bad: UnicodeDecodeError | None = None
         try:
-            lines = block.decode("utf-8").split("\n")
+            text = block.decode("utf-8")
         except UnicodeDecodeError as error:
-            line, column = number + block.count(b"\n", 0, error.start), error.start - block.rfind(b"\n", 0, error.start)
-            raise UserError(
-                f"{name}, line {line}: not valid UTF-8 (byte {block[error.start]:#04x} at column {column}); "
-                "convert the file to UTF-8"
-            ) from None
+            bad, begin = error, block.rfind(b"\n", 0, error.start) + 1
+            text = block[:begin].decode("utf-8")
+        lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
         yield from map(str.strip, lines)
         number += len(lines)
+        if bad is not None:
+            raise UserError(
+                f"{name}, line {number}: not valid UTF-8 (byte {block[bad.start]:#04x} at column {bad.start - begin + 1}); "
+                "convert the file to UTF-8"
+            )
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
@@ -76,7 +88,7 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
     `.gz` files are decompressed. Raises UserError with file and line number on invalid UTF-8.
     """
     for path in paths:
-        yield from _lines(_blocks(path), str(path))
+        yield from decoded_lines(_blocks(path), str(path))
 
 
 def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
@@ -86,7 +98,7 @@ def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
     """
     first = True
     for block in _blocks(path):
-        lines = (block.removeprefix(_UTF8_BOM) if first else block).split(b"\n")
+        lines = (block.removeprefix(UTF8_BOM) if first else block).split(b"\n")
         if not lines[-1]:
             lines.pop()
         yield from lines
@@ -106,17 +118,17 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
         )
         if archive is not None:
             members = _members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else ".")
-            yield from ((name, _lines([content], name)) for name, content in members)
+            yield from ((name, decoded_lines([content], name)) for name, content in members)
         elif path.is_dir():
             if isinstance(path, RemotePath):
                 raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
             files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
             if not files:
                 raise UserError(f"{path} holds no files")
-            yield from ((str(file), _lines(_blocks(file), str(file))) for file in files)
+            yield from ((str(file), decoded_lines(_blocks(file), str(file))) for file in files)
         else:
             _open(path).close()  # not every caller reads what it is given
-            yield str(path), _lines(_blocks(path), str(path))
+            yield str(path), decoded_lines(_blocks(path), str(path))
 
 
 def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:

@@ -1,12 +1,11 @@
 """Near copies between splits: texts that are equal after lower-casing and taking punctuation, symbols and blanks out."""
 
-import hashlib
 from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 
-_EMPTY_KEY = hashlib.blake2b(digest_size=16)
+from treeproc.stages.keys import key_of
 
 
 def normalised(lines: Sequence[str]) -> list[str]:
@@ -50,15 +49,9 @@ class NearCopies:
         """A line of the split; one without letters and digits is like every other such, and stays out."""
         if text := normalised([line])[0]:
             self._short.add(hash(text))
-            self._keys.add(_key(text))
+            self._keys.add(key_of(text))
 
     def find(self, lines: Sequence[str]) -> list[int]:
         """Places of the lines, which are `normalised`, that stand in the split."""
         hashes = enumerate(map(hash, lines))
-        return [place for place, short in hashes if short in self._short and _key(lines[place]) in self._keys]
-
-
-def _key(text: str) -> bytes:
-    state = _EMPTY_KEY.copy()
-    state.update(text.encode())
-    return state.digest()
+        return [place for place, short in hashes if short in self._short and key_of(lines[place]) in self._keys]

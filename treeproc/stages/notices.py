@@ -9,12 +9,13 @@ UD treebanks 0.4 % at most look like several; of two that are joined, 84 to 98 %
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from treeproc.stages.language import NOTICED_SHARE, LineSample, known
+from treeproc.stages.text_filter import Filtered
 
 # Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
 ESCAPED_SHARE = 0.005
@@ -189,6 +190,16 @@ class SideNotices:
         if self.wanted.language is not None:
             self.sample.add(lines, number)
 
+    def counts(self) -> dict[str, dict]:
+        """What was found, by kind."""
+        return {kind: asdict(found) for kind, found in self.found.items()}
+
+    def merge(self, lines: int, counts: Mapping[str, dict]) -> None:
+        """Take up the `counts` of the next lines, without a sample of them."""
+        self.lines += lines
+        for kind, one in counts.items():
+            self.found.setdefault(kind, Found()).add(**one)
+
     def facts(self) -> dict:
         """The facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
@@ -216,14 +227,35 @@ class TextNotices:
     def add(self, split: str, side: str, rows: Sequence[dict]) -> None:
         """More rows of a split, in order."""
         lines = [row[side] for row in rows]
-        found = self.sides.setdefault((split, side), SideNotices(self.wanted[side]))
-        found.add(lines, lambda place: self.line(split, rows[place]["example_id"]))
+        self._side(split, side).add(lines, lambda place: self.line(split, rows[place]["example_id"]))
 
-    def add_leaks(self, split: str, rows: Sequence[dict]) -> None:
-        """More rows of train whose source is nearly that of a row of valid or test."""
-        if rows:
-            first = self.line(split, rows[0]["example_id"])
-            self.leaks.setdefault(split, Found()).add(len(rows), first, rows[0]["source"])
+    def tell(self, split: str, shard: Filtered) -> None:
+        """Note what stands in the lines of the next shard of a split."""
+        for side in self.wanted if shard.rows else ():
+            self.add(split, side, shard.rows)
+        if len(shard.leaks):
+            first = shard.rows[shard.leaks[0]]
+            self._add_leaks(split, Found(len(shard.leaks), self.line(split, first["example_id"]), first["source"]))
+
+    def parts(self, split: str) -> dict:
+        """What was noted of a split, for `merge`; without the samples of languages."""
+        return {
+            "sides": {side: [found.lines, found.counts()] for (of, side), found in self.sides.items() if of == split},
+            "leaks": asdict(self.leaks[split]) if split in self.leaks else None,
+        }
+
+    def merge(self, split: str, parts: dict) -> None:
+        """Take up the `parts` of the next shards of a split."""
+        for side, (lines, counts) in parts["sides"].items():
+            self._side(split, side).merge(lines, counts)
+        if parts["leaks"]:
+            self._add_leaks(split, Found(**parts["leaks"]))
+
+    def _side(self, split: str, side: str) -> SideNotices:
+        return self.sides.setdefault((split, side), SideNotices(self.wanted[side]))
+
+    def _add_leaks(self, split: str, found: Found) -> None:
+        self.leaks.setdefault(split, Found()).add(found.count, found.line, found.text)
 
     def facts(self) -> dict:
         """The facts for the index: split -> side -> number of lines, and the notices by kind."""
