@@ -52,7 +52,7 @@ def make_data(data: Path, count: int, rows_per_shard: int = 2000) -> tuple[Recor
 
 
 def train_records(folder: Path) -> Records:
-    return [ShardRecord(**shard) for shard in read_index(folder)["shards"] if shard["split"] == "train"]
+    return list(read_index(folder).records("train"))
 
 
 def best_rate(amount: int, step: Callable[[], None], seconds: float) -> float:

@@ -44,6 +44,7 @@ SLOW = {
     "encode::test_batches_agree_with_the_slow_oracle",
     "files::test_a_full_disk_leaves_the_old_output", "filters::test_killed_and_run_again_gives_the_same_bytes",
     "gpu_benchmark",
+    "index_parts::test_a_job_with_parts_makes_the_same_shards_and_mends_its_parts",
     "layering::test_the_job_and_its_parsers_start_without_torch",
     "phrases::test_micro_batches_and_ranks_change_no_loss_of_tags", "phrases::test_tags_are_learnt_and_belong_to_no_nll",
     "search::test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses",

@@ -20,7 +20,7 @@ from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import Shard, open_shards
-from treeproc.shards.store import ShardRecord, describe_trees, read_index
+from treeproc.shards.store import describe_trees, read_index
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
 
@@ -74,9 +74,8 @@ def _added(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def statistics(encoded: AnyPath, split: str) -> SplitStatistics:
     """Read the shards of one split. Raises UserError when one is missing or cut off."""
     out = SplitStatistics()
-    for record in read_index(encoded)["shards"]:
-        if record["split"] == split:
-            out.add(Shard(encoded, ShardRecord(**record)))
+    for record in read_index(encoded).records(split):
+        out.add(Shard(encoded, record))
     return out
 
 

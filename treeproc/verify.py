@@ -75,10 +75,12 @@ def verify(data: AnyPath) -> Verification:
     indices = {}
     for stage, folder in folders.items():
         try:
-            indices[stage] = read_index(folder)
+            index = read_index(folder)
+            index.check_parts()
+            indices[stage] = index
         except UserError as error:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
-    records = {stage: [ShardRecord(**shard) for shard in index["shards"]] for stage, index in indices.items()}
+    records = {stage: index.records() for stage, index in indices.items()}
     total = sum(record.rows for stage in records.values() for record in stage)
     intact: dict[str, dict[str, Shard]] = {}
     with Progress("verify", total, unit="rows") as progress:

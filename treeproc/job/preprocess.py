@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
 from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
-from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
+from treeproc.shards.store import Index, ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
@@ -170,13 +170,13 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         base = stage_folder(base, "text").parent
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
-    text, parsed = ([ShardRecord(**shard) for shard in index["shards"]] for index in stages)
+    text, parsed = (list(index.records()) for index in stages)
     _check_sides(config, *(index["columns"] for index in stages))
     tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     if config.vocab_from is not None:
         _check_borrower(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
-    elif not any(shard["split"] == "train" for shard in stages[0]["shards"]):
+    elif "train" not in stages[0]["totals"]:
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; give vocab_from=DATA as well")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
@@ -252,7 +252,7 @@ class _Job:
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
-            records = [ShardRecord(**shard) for shard in index["shards"]]
+            records = list(index.records())
             if all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))) and has_files(folder, index):
                 say_notices(index.get("notices", {}), config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
                 return records
@@ -291,9 +291,9 @@ class _Job:
         work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
-        folder, shards = self.out / "parsed", [asdict(record) for record in records]
+        folder = self.out / "parsed"
         index = _previous_index(folder, "totals")
-        if index is None or index["shards"] != shards or not has_files(folder, index):
+        if index is None or list(index.records()) != records or not has_files(folder, index):
             facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
             files = write_fallbacks(folder, records, config.inputs().line)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
@@ -378,7 +378,7 @@ def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
 
 
-def _previous_index(folder: AnyPath, key: str) -> dict | None:
+def _previous_index(folder: AnyPath, key: str) -> Index | None:
     """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
     path = folder / "index.json"
     if not path.exists():
@@ -387,8 +387,13 @@ def _previous_index(folder: AnyPath, key: str) -> dict | None:
         index = read_json(path)
     except UserError:
         index = {}
-    if {"schema_version", "shards", key} <= set(index):
-        return read_index(folder)
+    if {"schema_version", key} <= set(index) and {"shards", "parts"} & set(index):
+        found = read_index(folder)
+        try:
+            found.check_parts()
+            return found
+        except UserError as error:
+            logger.warning("%s", error)
     logger.warning("%s is damaged; it is made again", path)
     return None
 

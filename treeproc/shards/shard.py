@@ -61,7 +61,7 @@ class Shard:
 def open_shards(folder: AnyPath, split: str) -> list[Shard]:
     """The shards of one split, in order. Raises UserError when the split is not there."""
     index = read_index(folder)
-    records = [ShardRecord(**shard) for shard in index["shards"] if shard["split"] == split]
+    records = index.records(split)
     if not records:
         raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
     shards = [Shard(folder, record) for record in records]

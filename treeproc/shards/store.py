@@ -3,7 +3,8 @@
 A shard counts as written when its sidecar `.json` is there: the shard is written to a temporary
 file, synced, renamed, and only then its sidecar the same way. `index.json` merges the sidecars of
 a finished stage. A process killed at any moment leaves finished shards and temporary files behind,
-never half a shard. Objects are read through a local copy (`treeproc.common.cache`).
+never half a shard. Of more than 8,192 shards, `index.json` names parts, files that hold the
+records. Objects are read through a local copy (`treeproc.common.cache`).
 """
 
 import hashlib
@@ -11,44 +12,25 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.storage import AnyPath, as_path, inside
+from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
 from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
 # Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
 _THREADS = 8
 
-_Int = Annotated[int, Strict()]  # in JSON, neither a string nor true
-_Count = Annotated[int, Strict(), Field(ge=0)]
-_ShardName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00.][^/\\\x00]*\.arrow$", max_length=200)]
-_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]  # names a file in the cache
-
-
-@dataclass(frozen=True)
-class ShardRecord:
-    """The record of a shard, which its sidecar file holds. `counts` are summed over shards; `longest` are maxima."""
-
-    name: _ShardName
-    split: str
-    index: _Count
-    rows: _Count
-    bytes: _Count
-    sha256: _Sha256
-    fingerprint: str
-    schema_version: _Int = SCHEMA_VERSION
-    counts: dict[str, _Int] = field(default_factory=dict)
-    longest: dict[str, _Int] = field(default_factory=dict)
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
+# Up to so many, `index.json` holds the records itself.
+_MOST_INLINE = 8192
 
 
 class _Index(BaseModel):
@@ -56,12 +38,13 @@ class _Index(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    shards: list[ShardRecord]
-    totals: dict[str, dict[str, _Int]]
+    shards: list[ShardRecord] = []
+    parts: list[IndexPart] = []
+    totals: dict[str, dict[str, Int]]
     columns: list[str] = []
-    files: dict[str, _Sha256] = {}
+    files: dict[str, Sha256] = {}
     stages: dict[str, str] = {}
-    dropped: dict[str, dict[str, _Int]] = {}
+    dropped: dict[str, dict[str, Int]] = {}
     fingerprint: str = ""
     text_fingerprint: str = ""
     tree_fingerprint: str = ""
@@ -70,9 +53,9 @@ class _Index(BaseModel):
     parser: dict | None = None
     parser_settings: dict = {}
     tree_settings: dict = {}
-    num_pieces: _Count = 0
-    num_labels: _Count = 0
-    num_classes: _Count = 0
+    num_pieces: Count = 0
+    num_labels: Count = 0
+    num_classes: Count = 0
 
 
 _RECORD = TypeAdapter(ShardRecord)
@@ -140,11 +123,12 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
     totals: dict[str, Counter] = {}
     for record in ordered:
         totals.setdefault(record.split, Counter()).update({"rows": record.rows, "bytes": record.bytes, **record.counts})
+    many = len(ordered) > _MOST_INLINE
     index = {
         "schema_version": SCHEMA_VERSION,
         **facts,
         "totals": {split: dict(sorted(total.items())) for split, total in totals.items()},
-        "shards": [asdict(record) for record in ordered],
+        **({"parts": write_parts(folder, ordered)} if many else {"shards": [asdict(record) for record in ordered]}),
     }
     atomic_write(folder / "index.json", json_bytes(index))
     return index
@@ -153,12 +137,28 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
 class Index(dict):
     """An `index.json`. A key that is asked for and is not there is a UserError that names the file."""
 
-    def __init__(self, values: Mapping, path: AnyPath):
+    def __init__(self, values: Mapping, folder: AnyPath):
         super().__init__(values)
-        self._path = path
+        self._folder = folder
 
     def __missing__(self, key: str) -> NoReturn:
-        raise UserError(f"{self._path} is damaged: it has no {key}; run workflows/preprocess.py again")
+        raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run workflows/preprocess.py again")
+
+    def records(self, split: str | None = None) -> Sequence[ShardRecord]:
+        """The records of a split, or of all splits one after the other, in order.
+
+        Those of parts are read when they are asked for, which raises UserError where a part is missing or damaged.
+        """
+        if "parts" in self:
+            parts = [IndexPart(**part) for part in self["parts"]]
+            return PartedRecords(self._folder, [part for part in parts if split in (None, part.split)])
+        return [ShardRecord(**shard) for shard in self["shards"] if split in (None, shard["split"])]
+
+    def check_parts(self) -> None:
+        """Raises UserError for the first part that is missing or damaged."""
+        if "parts" in self:
+            for _ in self.records():
+                pass
 
 
 def read_index(folder: AnyPath) -> Index:
@@ -175,7 +175,7 @@ def read_index(folder: AnyPath) -> Index:
             f"{folder / 'index.json'}: schema version must be {SCHEMA_VERSION}, but is {index.get('schema_version')}; "
             "run workflows/preprocess.py into a new folder"
         )
-    if not {"shards", "totals"} <= set(index):
+    if "totals" not in index or ("shards" in index) == ("parts" in index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
     try:
         _Index.model_validate(index)
@@ -185,7 +185,7 @@ def read_index(folder: AnyPath) -> Index:
         raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; run workflows/preprocess.py again") from None
     for name in index.get("files", ()):
         inside(folder, name)
-    return Index(index, folder / "index.json")
+    return Index(index, folder)
 
 
 def describe_trees(index: dict) -> str:

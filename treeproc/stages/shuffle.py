@@ -47,7 +47,7 @@ def find_donors(folder: AnyPath, parsed: Sequence[ShardRecord], words: str, seed
 
 def read_donated(folder: AnyPath, parsed: ShardRecord, donors: Donors, trees: str) -> tuple[Donated, int]:
     """The donors' trees, column `trees` of the parsed stage, for the lines of shard `parsed`; how many keep their own."""
-    shards, (shard, row) = [ShardRecord(**record) for record in read_index(folder)["shards"]], map(np.array, donors)
+    shards, (shard, row) = read_index(folder).records(), map(np.array, donors)
     own = [record.name for record in shards].index(parsed.name)
     found: list[list[str]] = [[]] * len(row)
     for number in np.unique(shard).tolist():
