@@ -106,20 +106,20 @@ def test_what_fails_to_compile_is_said_and_computed_as_it_is(monkeypatch, capsys
 
 def test_a_cpu_is_asked_and_a_gpu_by_default(monkeypatch):
     monkeypatch.setattr(compiling, "what_is_missing", lambda device: None)
-    assert not wants_compiling(None, CPU, recomputes=False)
-    assert wants_compiling(None, GPU, recomputes=False) and not wants_compiling(None, GPU, recomputes=True)
+    assert not wants_compiling(None, CPU, as_it_is=False)
+    assert wants_compiling(None, GPU, as_it_is=False) and not wants_compiling(None, GPU, as_it_is=True)
     for setting in (True, False):
-        assert all(wants_compiling(setting, device, recomputes=False) is setting for device in (CPU, GPU))
+        assert all(wants_compiling(setting, device, as_it_is=False) is setting for device in (CPU, GPU))
 
 
 def test_what_is_missing_is_said(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
     without_compiler = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
     with without_compiler, pytest.raises(UserError, match=r"for want of a C\+\+ compiler"):
-        wants_compiling(True, CPU, recomputes=False)
-    assert not wants_compiling(False, CPU, recomputes=False)
+        wants_compiling(True, CPU, as_it_is=False)
+    assert not wants_compiling(False, CPU, as_it_is=False)
     monkeypatch.setattr(compiling, "what_is_missing", lambda device: "Triton")
-    assert not wants_compiling(None, GPU, recomputes=False)
+    assert not wants_compiling(None, GPU, as_it_is=False)
     assert "for want of Triton" in capsys.readouterr().err
 
 

@@ -140,10 +140,10 @@ def test_places_of_targets_give_the_losses_of_masks(data, options):
         assert (inputs.counted is None) == (device.type == "cpu")
         passes = [step._output(inputs.batch, keys) for keys in inputs.dropout_keys[: 1 + bool(step.config.optimizer.r_drop)]]
         losses = trainer.task.sum_losses(step.model, inputs.batch, *passes, counted=inputs.counted)
-        step._gradient.zero_()
+        step._gradients.flat.zero_()
         losses.loss.backward()
         sums.append(losses.totals())
-        gradients.append(step._gradient.clone())
+        gradients.append(step._gradients.flat.clone())
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
 

@@ -39,7 +39,7 @@ def gradients(data: Path, *options: str) -> tuple[torch.Tensor, int]:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 3)
-    return trainer.train_step._gradient.clone(), kept
+    return trainer.train_step._gradients.flat.clone(), kept
 
 
 @pytest.mark.parametrize("model", ["tree_transformer", "transformer"])

@@ -269,3 +269,14 @@ def test_a_compiled_model_trains_alike(data, tmp_path, monkeypatch):
     options = ["max_steps=4", "model.dropout=0.1"]
     expected = run(make_config(data, *options), tmp_path / "eager")
     np.testing.assert_allclose(run(make_config(data, "compile=true", *options), tmp_path / "compiled"), expected, rtol=1e-5)
+
+
+def test_a_compiled_model_compiles_for_one_example_at_the_start(data, monkeypatch):
+    """The hardest batch and one example are tried: later batches find their graphs."""
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for compiled in sizes:
+        trainer = Trainer(make_task(data, f"compile={str(compiled).lower()}"), Ranks(0, 1, torch.device("cpu")))
+        trainer.train_step.compute_gradient = lambda batch, *_, into=sizes[compiled]: into.append(len(batch.rows))
+        trainer.check_memory()
+    assert sizes == {True: [len(trainer.plan.hardest_batch()), 1], False: [len(trainer.plan.hardest_batch())]}

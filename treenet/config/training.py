@@ -209,6 +209,11 @@ class TrainConfig(Settings):
     gradient_sums: Literal["float32", "bf16"] = Field(
         "float32", description="numbers that workers add their gradients in; 'bf16' sends half the bytes and rounds"
     )
+    shard_weights: Annotated[bool, Effect.NONE] = Field(
+        False,
+        description="every worker holds a part of weights, gradient and optimiser (FSDP2), for models that do not fit into one "
+        "GPU; the model is not compiled then",
+    )
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,
         description="Transformer layers keep their input alone, and are computed again for backward: less memory, about a "
@@ -220,7 +225,7 @@ class TrainConfig(Settings):
     compile: Annotated[bool | None, Effect.NONE] = Field(
         None,
         description="compile the model with torch.compile; the first steps take minutes; null is true on GPUs, unless "
-        "checkpoint_activations is, and false on CPUs",
+        "checkpoint_activations or shard_weights is, and false on CPUs",
     )
 
     @model_validator(mode="after")
@@ -248,6 +253,8 @@ class TrainConfig(Settings):
     def _check_recomputing(self) -> Self:
         if self.compile and self.checkpoint_activations:
             raise ValueError("compile must be false where checkpoint_activations is true: a compiled layer cannot be run again")
+        if self.compile and self.shard_weights:
+            raise ValueError("compile must be false where shard_weights is true: the weights of a layer come and go")
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
+from treenet.structure import TreeStructure
 
 
 class FeedForward(nn.Module):
@@ -73,15 +74,19 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
-        memory: KeysValues,
+        memory: KeysValues | Tensor,
         memory_attend_mask: Tensor | None,
         past: KeysValues | None = None,
         layout: BeamLayout | None = None,
+        structure: TreeStructure | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step.
 
+        The memory comes as states [B, S, D], with the trees that they have in `structure`, or as its keys and values.
         With a `layout` (beam search), x is one position of several hypotheses a sentence, which share a memory.
         """
+        if isinstance(memory, Tensor):
+            memory = self.cross_attention.project_memory(memory, structure)
         attended, past = self.self_attention(x, past)
         x = self.self_attention_norm(x + self.dropout(attended))
         x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, layout)))

@@ -25,12 +25,12 @@ _LIMITS = {
 }
 
 
-def wants_compiling(setting: bool | None, device: torch.device, *, recomputes: bool) -> bool:
-    """Whether a model is compiled; None, the default, is yes on GPUs, unless its layers are computed again for backward.
+def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: bool) -> bool:
+    """Whether a model is compiled; None, the default, is yes on GPUs, unless other settings want the model `as_it_is`.
 
     Raises UserError where it is asked for and something is missing; where it is the default, a line says so.
     """
-    wanted = device.type == "cuda" and not recomputes if setting is None else setting
+    wanted = device.type == "cuda" and not as_it_is if setting is None else setting
     if not wanted or (missing := what_is_missing(device)) is None:
         return wanted
     if setting:

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, load_model, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from treenet.runs.old_checkpoints import is_old, rename_weights, reorder_optimizer
-from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, read_json, sync_folder
+from treenet.runs.sharded_tensors import complete
+from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, sync_folder
 from treeproc.common.settings import UserError
-from treeproc.common.torch_files import check_archive
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 AVERAGED = "averaged"  # the folder in a run of the model that it trained, the mean of checkpoints
@@ -177,7 +176,10 @@ def take_snapshot(
     meta: dict,
     average: dict[str, Tensor] | None = None,
 ) -> Snapshot:
-    """`state` holds plain numbers; `meta`, for readers, becomes meta.json. Weights that share memory are taken once."""
+    """`state` holds plain numbers; `meta`, for readers, becomes meta.json. Weights that share memory are taken once.
+
+    Where weights are in parts, all ranks must call this.
+    """
     repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
     weights = {name: value for name, value in model.state_dict().items() if name not in repeated}
     trainer = {"optimizer": optimizer.state_dict(), "state": state}
@@ -187,7 +189,7 @@ def take_snapshot(
 def _copy(value: Any) -> Any:
     """`value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True).contiguous()
+        return complete(value.detach()).to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
         return {key: _copy(item) for key, item in value.items()}
     return [_copy(item) for item in value] if isinstance(value, list) else value
@@ -241,53 +243,3 @@ def validation_criterion(meta: Mapping) -> float | None:
 def _criterion(folder: Path) -> float:
     value = validation_criterion(read_meta(folder))
     return math.inf if value is None else value
-
-
-def load_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    data_fingerprint: str,
-    average: dict[str, Tensor] | None = None,
-) -> dict:
-    """Load weights, optimiser and moving average in place, and return `state`.
-
-    Raises UserError when the checkpoint is of another run.
-    """
-    trained_on = read_json(folder / META).get("data_fingerprint")
-    if trained_on != data_fingerprint:
-        raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; use another --out")
-    was_old = load_weights(model, folder)
-    device = next(model.parameters()).device
-    check_archive(folder / TRAINER, "remove the folder and run the same command again")
-    trainer = torch.load(folder / TRAINER, map_location=device, weights_only=True)
-    optimizer.load_state_dict(reorder_optimizer(trainer["optimizer"], model) if was_old else trainer["optimizer"])
-    if average is not None:
-        for name, value in rename_weights(load_file(folder / AVERAGE)).items():
-            average[name].copy_(value)
-    return trainer["state"]
-
-
-def load_weights(model: nn.Module, folder: Path) -> bool:
-    """Load model.safetensors of a checkpoint or of RUN/averaged. Returns whether its names were those of an old checkpoint.
-
-    Raises UserError when it is missing or does not fit.
-    """
-    try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            was_old = is_old(dict.fromkeys(file.keys()))
-        if was_old:
-            _load_old(model, folder)
-        else:
-            load_model(model, folder / WEIGHTS)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    return was_old
-
-
-def _load_old(model: nn.Module, folder: Path) -> None:
-    weights = rename_weights(load_file(folder / WEIGHTS))
-    if weights.keys() != (expected := dict(model.named_parameters()).keys()):
-        raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ expected))}")
-    model.load_state_dict(weights, strict=False)

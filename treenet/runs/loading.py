@@ -9,7 +9,8 @@ from torch import nn
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
-from treenet.runs.checkpoint import AVERAGED, META, find_fault, load_weights
+from treenet.runs.checkpoint import AVERAGED, META, find_fault
+from treenet.runs.checkpoint_reader import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.precision import remember_precision

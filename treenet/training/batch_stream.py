@@ -29,7 +29,7 @@ class TrainingData:
         config, source = task.config, task.open("train", training=True, device=device)
         index = read_index(config.data / "encoded")
         self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
-        self.micro_batches = MicroBatches(source, config.batch, rank, world_size)
+        self.micro_batches = MicroBatches(source, config.batch, rank, world_size, in_step=config.shard_weights)
 
     def rank_batch(self, step: int) -> RankBatch:
         """The rank's batch of update `step`, counted from 0."""

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from treenet.runs.sharded_tensors import local_part
+
 
 class MovingAverage:
     """average <- d * average + (1 - d) * weights after every update.
@@ -26,12 +28,13 @@ class MovingAverage:
     def update(self, updates: int, skip: Tensor | None = None) -> None:
         """Take in the weights of the model after `updates` updates, unless `skip` [] float32, on their device, is 1."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        averages = list(self.weights.values())
+        averages = [local_part(average) for average in self.weights.values()]
+        parameters = [local_part(parameter) for parameter in self._parameters]
         if skip is None:
-            torch._foreach_lerp_(averages, self._parameters, 1 - decay)
+            torch._foreach_lerp_(averages, parameters, 1 - decay)
             return
         # There is no interpolation of lists by one weight that is on the device.
-        steps = torch._foreach_sub(self._parameters, averages)
+        steps = torch._foreach_sub(parameters, averages)
         torch._foreach_mul_(steps, (1 - decay) * (1 - skip))
         torch._foreach_add_(averages, steps)
 

@@ -33,8 +33,8 @@ class _Bucket:
 class OverlappedSums:
     """Sums the gradient of every update over the ranks, beginning in the backward pass of the last micro-batch."""
 
-    def __init__(self, gradients: FlatGradient, ranks: Ranks, dtype: torch.dtype):
-        self._gradients, self._ranks, self._dtype = gradients, ranks, dtype
+    def __init__(self, gradients: FlatGradient, ranks: Ranks, dtype: torch.dtype | None):
+        self._gradients, self._ranks, self._dtype = gradients, ranks, dtype or gradients.flat.dtype
         ranges = cut_buckets(gradients.sizes, BUCKET_BYTES // gradients.flat.element_size())
         self._buckets = [_Bucket(first, last, gradients.part(first, last)) for first, last in ranges]
         self._sent: list[Sum] = []

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from treenet.training.ranks import Ranks
+
 
 class FlatGradient:
     """One tensor that the gradients of all parameters are views into."""
@@ -21,6 +23,21 @@ class FlatGradient:
         parts = zip(self.parameters, self.flat.split(self.sizes), strict=True)
         self._views = [part.view_as(parameter) for parameter, part in parts]
         self._put_back()
+
+    def zero(self) -> None:
+        """Begin a new gradient."""
+        self.flat.zero_()
+
+    def sum(self, ranks: Ranks, dtype: torch.dtype | None) -> None:
+        """Add the gradients of all ranks, rounded to `dtype`, if any."""
+        ranks.start_sum(self.flat, dtype or self.flat.dtype).wait()
+
+    def norm(self) -> Tensor:
+        """The norm [] of the gradient."""
+        return torch.linalg.vector_norm(self.flat)
+
+    def finish_pass(self) -> None:
+        """End a pass without backward: nothing is to be done."""
 
     def part(self, first: int, last: int) -> Tensor:
         """The gradients of the parameters from `first` up to `last`, excluded."""

@@ -21,7 +21,8 @@ class RankBatch:
     """The part of a global batch that one rank computes. With more ranks than examples, some ranks have an empty one."""
 
     cuts: list[np.ndarray]  # rows of each micro-batch
-    batches: Sequence[TreeBatch | StepInputs]  # the micro-batches; on an accelerator with all that its update reads
+    # The micro-batches; on an accelerator with all that its update reads. What is more than `cuts` does not count.
+    batches: Sequence[TreeBatch | StepInputs]
     rows: np.ndarray  # of all micro-batches
     limit: int | None  # most padded tokens of a micro-batch, when they were cut
     global_tokens: int  # target pieces with EOS of the global batch
@@ -32,17 +33,22 @@ class RankBatch:
 class MicroBatches:
     """Cuts this rank's batches, rows `[rank::world_size]` of the global ones from `source`.
 
-    `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens; it shrinks where memory runs out.
+    `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens; it shrinks where memory runs out. With
+    `in_step`, every rank has as many micro-batches as the others: sharded layers wait for all ranks. Nothing shrinks then.
     """
 
-    def __init__(self, source: ExampleSource, config: BatchConfig, rank: int, world_size: int):
+    def __init__(self, source: ExampleSource, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False):
         self.source, self.limit = source, config.tokens_per_device
         self._budget_counts = config.budget_counts
-        self._slice = slice(rank, None, world_size)
+        self._rank, self._world_size, self._in_step = rank, world_size, in_step and world_size > 1
 
     def rank_batch(self, rows: np.ndarray) -> RankBatch:
         """This rank's batch of the global batch `rows`, which are in the order of the plan."""
-        return self._build(rows[self._slice], self.source.target_tokens(rows))
+        own, tokens = rows[self._rank :: self._world_size], self.source.target_tokens(rows)
+        if not self._in_step:
+            return self._build(own, tokens)
+        most = max(len(self._cut(rows[rank :: self._world_size])) for rank in range(self._world_size))
+        return self._build(own, tokens, [rows[:1]] * (most - len(self._cut(own))))
 
     def add_up(
         self,
@@ -50,26 +56,32 @@ class MicroBatches:
         compute: Callable[[TreeBatch | StepInputs], Tensor],
         start: Callable[[], None] = lambda: None,
         before_last: Callable[[], None] = lambda: None,
+        keep_pace: Callable[[TreeBatch | StepInputs], Tensor] | None = None,
     ) -> Tensor | float:
         """Sum of `compute` over the micro-batches of a rank's batch; 0 when there are none.
 
         `before_last` is called before the last of them. When memory runs out, `start` is called again and the complete batch is
-        computed anew, in smaller micro-batches. Raises UserError when an example does not fit alone.
+        computed anew, in smaller micro-batches. Raises UserError when an example does not fit alone. Micro-batches that do not
+        count go to `keep_pace`, by default to `compute`, without an effect on the sum.
         """
         while True:
             if rank_batch.limit != self.limit:
                 rank_batch = self._build(rank_batch.rows, rank_batch.global_tokens)
             start()
             total, too_large = 0.0, None
-            for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=True):
+            for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=False):
                 if rows is rank_batch.cuts[-1]:
                     before_last()
                 try:
                     total = total + compute(batch)
                 except torch.OutOfMemoryError:
+                    if self._in_step:  # the other ranks wait for this one
+                        raise
                     too_large = rows
                     break
             if too_large is None:
+                for batch in rank_batch.batches[len(rank_batch.cuts) :]:
+                    (keep_pace or compute)(batch)
                 return total
             # The error is gone here, and with it the tensors of the frames that it went through.
             if torch.cuda.is_available():
@@ -87,7 +99,7 @@ class MicroBatches:
             )
         self.limit = max(1, len(rows) * int(self._costs(rows)[-1]) // 2)
         print(
-            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._slice.start}, which goes on with "
+            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which goes on with "
             f"at most {self.limit} padded tokens at once; batch.tokens_per_device={self.limit} spares it the attempt",
             file=sys.stderr,
         )
@@ -97,11 +109,16 @@ class MicroBatches:
         lengths = {name: self.source.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
         return np.maximum.accumulate(example_costs(lengths, self._budget_counts))
 
-    def _build(self, rows: np.ndarray, global_tokens: int) -> RankBatch:
-        limit = self.limit
-        starts = cut_batches(self._costs(rows), limit)[1:-1] if limit is not None and len(rows) else []
-        cuts = [cut for cut in np.split(rows, starts) if len(cut)]
+    def _cut(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows of each micro-batch of these rows."""
+        starts = cut_batches(self._costs(rows), self.limit)[1:-1] if self.limit is not None and len(rows) else []
+        return [cut for cut in np.split(rows, starts) if len(cut)]
+
+    def _build(self, rows: np.ndarray, global_tokens: int, stand_ins: Sequence[np.ndarray] = ()) -> RankBatch:
+        """The rank's batch of `rows`, and after it micro-batches of the rows `stand_ins`, which do not count."""
+        cuts = self._cut(rows)
         batches = [self.source.batch(cut) for cut in cuts]
         masks = [mask for batch in batches for mask in batch.pad_masks()]
         positions, padding = sum(mask.numel() for mask in masks), sum(int(mask.sum()) for mask in masks)
-        return RankBatch(cuts, batches, rows, limit, global_tokens, positions, padding)
+        batches += [self.source.batch(cut) for cut in stand_ins]
+        return RankBatch(cuts, batches, rows, self.limit, global_tokens, positions, padding)

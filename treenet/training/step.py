@@ -3,11 +3,13 @@
 The gradient of an update is the sum over all target tokens of the global batch divided by their number, so neither the
 number of ranks nor the micro-batches change it. Forward and backward passes run without communication, and one sum of a
 flat gradient follows: a rank may compute its batch in its own way, twice, or have none, and no other rank waits for ever.
+Sharded weights are the exception: there the passes themselves communicate.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +33,37 @@ from treenet.training.results import REPEATS, PendingResult, is_unsound
 from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.common.settings import UserError
 
+if TYPE_CHECKING:
+    from treenet.training.sharded import ShardedGradient
+
 
 class TrainStep:
     """Model, optimiser and moving average of one rank, and what changes them; the losses are those of the task."""
 
     def __init__(self, model: nn.Module, task: Task, ranks: Ranks):
         config = task.config
-        self.model, self.task, self.config, self.ranks = model, task, config, ranks
+        self.task, self.config, self.ranks = task, config, ranks
+        self._sum_dtype = torch.bfloat16 if config.gradient_sums == "bf16" else None
+        self.is_sharded = config.shard_weights and ranks.world_size > 1
+        self._gradients: FlatGradient | ShardedGradient
+        if self.is_sharded:
+            from treenet.training import sharded  # PyTorch's part of it takes two seconds
+
+            sharded.shard_model(model, ranks, task.output, self._sum_dtype)
+            self._gradients = sharded.ShardedGradient(model)
+            self._sums = None
+        else:
+            self._gradients = FlatGradient(model.to(ranks.device), tables_first=self.overlaps)
+            self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
+        self.model = model
         self.optimizer = build_optimizer(model, config.optimizer)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
-        self.compiled = wants_compiling(config.compile, ranks.device, recomputes=config.checkpoint_activations)
+        as_it_is = config.checkpoint_activations or self.is_sharded
+        self.compiled = wants_compiling(config.compile, ranks.device, as_it_is=as_it_is)
         self._forward = Compiled(forward) if self.compiled else forward
-        self._gradients = FlatGradient(model, tables_first=self.overlaps)
-        self._gradient = self._gradients.flat
-        self._sum_dtype = torch.bfloat16 if config.gradient_sums == "bf16" else self._gradient.dtype
-        self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
         self._held = torch.zeros((), device=ranks.device)  # 1 while updates wait for one that must be repeated
-        if ranks.device.type == "cpu" and not self.compiled and not task.ties_embeddings:
+        if ranks.device.type == "cpu" and not (self.compiled or self.is_sharded or task.ties_embeddings):
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
         if config.checkpoint_activations:
@@ -73,7 +88,7 @@ class TrainStep:
     @property
     def overlaps(self) -> bool:
         """Whether ranks begin to add their gradients while they compute them."""
-        return self.ranks.world_size > 1 and self.defers
+        return self.ranks.world_size > 1 and self.defers and not self.is_sharded
 
     def release(self) -> None:
         """Updates change the weights again, after one that had to be repeated."""
@@ -120,8 +135,8 @@ class TrainStep:
         totals[:3] += sums
         self.ranks.sum(totals)
         if not overlapped:
-            self.ranks.start_sum(self._gradient, self._sum_dtype).wait()
-        norm = torch.linalg.vector_norm(self._gradient)
+            self._gradients.sum(self.ranks, self._sum_dtype)
+        norm = self._gradients.norm()
         if self.loss_scale:
             norm = norm / self.loss_scale.scale
         totals = torch.cat([totals, norm.double().view(1)])
@@ -170,20 +185,24 @@ class TrainStep:
         def start() -> None:
             if sums and sums.begun:
                 raise MustRepeat
-            self._gradient.zero_()
+            self._gradients.zero()
             torch.manual_seed(seeds.generator * 2**16 + self.ranks.rank)
 
-        def compute(batch: TreeBatch | StepInputs) -> Tensor:
+        def compute(batch: TreeBatch | StepInputs, counts: bool = True) -> Tensor:
             found = self._objective(batch, seeds.passes)
-            loss = found.loss / rank_batch.global_tokens
+            loss = found.loss / rank_batch.global_tokens if counts else found.loss * 0
             with self._gradients.collecting() if self.defers or sums else nullcontext():
                 (loss * self.loss_scale.scale if self.loss_scale else loss).backward()
             return found.totals()
 
         if not sums:
-            return micro_batches.add_up(rank_batch, compute, start)
+            return micro_batches.add_up(rank_batch, compute, start, keep_pace=partial(compute, counts=False))
         sums.begin()
         return micro_batches.add_up(rank_batch, compute, start, sums.watch)
+
+    def finish_passes(self) -> None:
+        """End passes without backward."""
+        self._gradients.finish_pass()
 
     def validate(self, batch: TreeBatch) -> Tensor:
         """The sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""

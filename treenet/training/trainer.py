@@ -20,10 +20,10 @@ from treenet.runs.checkpoint import (
     checkpoint_step,
     is_complete,
     latest_checkpoint,
-    load_checkpoint,
     read_meta,
     take_snapshot,
 )
+from treenet.runs.checkpoint_reader import load_checkpoint
 from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
@@ -108,7 +108,7 @@ class Trainer:
             "settings": config.lasting(),
         }
         torch.manual_seed(config.seed)
-        self.train_step = TrainStep(task.build_model(self.meta).to(ranks.device), task, ranks)
+        self.train_step = TrainStep(task.build_model(self.meta), task, ranks)
         self.updates = Updates(self.train_step, self.micro_batches, TrainState())
 
     @property
@@ -117,7 +117,8 @@ class Trainer:
         return self.updates.state
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
-        return MicroBatches(source, self.config.batch, self.ranks.rank, self.ranks.world_size)
+        config, ranks = self.config, self.ranks
+        return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights)
 
     def resume(self, run_dir: Path) -> None:
         """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader sees."""
@@ -137,15 +138,20 @@ class Trainer:
     def check_memory(self) -> None:
         """Forward and backward pass of the batch that needs the most memory, beside the optimiser's state, without an update.
 
-        A lack of memory shows now and not after hours. Raises TrainingFailed on all ranks.
+        A lack of memory shows now and not after hours. A compiled model also computes a rank's batch of one example, which
+        has a graph of its own: so both compile now. Raises TrainingFailed on all ranks.
         """
-        failure = None
+        failure, hardest = None, self.plan.hardest_batch()
+        tried = [hardest, hardest[: self.ranks.world_size]] if self.train_step.compiled else [hardest]
         try:
             self.train_step.allocate_state()
-            self.train_step.compute_gradient(self.micro_batches.rank_batch(self.plan.hardest_batch()), self.micro_batches, 0)
+            for rows in tried:
+                self.train_step.compute_gradient(self.micro_batches.rank_batch(rows), self.micro_batches, 0)
         except UserError as error:
             failure = str(error)
         except torch.OutOfMemoryError:
+            if self.train_step.is_sharded:  # the other ranks wait for this one, not for its message
+                raise
             failure = "model, gradient and optimiser alone do not fit into the memory of a worker: take a smaller model"
         self.ranks.fail_together(failure)
 
@@ -221,7 +227,7 @@ class Trainer:
                 finished = is_finished(config, state.step, state.validations_since_best)
                 state.elapsed += watch.lap()  # not in the seconds that rates are made of
                 due = finished or state.step % config.checkpoint_every == 0
-                if writer and (due or self.updates.wants_stop):
+                if due or self.updates.wants_stop:
                     self._save(writer, metrics, due)
                 if finished or self.updates.wants_stop:
                     break
@@ -268,13 +274,17 @@ class Trainer:
                     failure = str(error)
                     break
         model.train()
+        self.train_step.finish_passes()
         self.ranks.fail_together(failure)
         metrics = self.task.metrics(self.ranks.sum(totals), tokens)
         seconds = time.monotonic() - started
         return {**metrics, "seconds": seconds, "elapsed": self.state.elapsed + seconds}
 
-    def _save(self, writer: CheckpointWriter, valid: dict[str, float] | None, due: bool) -> None:
+    def _save(self, writer: CheckpointWriter | None, valid: dict[str, float] | None, due: bool) -> None:
+        """Write a checkpoint where there is a `writer`; where weights are in parts, other ranks give theirs."""
         state, train_step = self.state, self.train_step
+        if writer is None and not train_step.is_sharded:
+            return
         meta = {
             **self.meta,
             "epoch": self.plan.epoch(state.step),
@@ -287,4 +297,6 @@ class Trainer:
         average = train_step.average.weights if train_step.average else None
         if train_step.loss_scale:
             state.loss_scale = train_step.loss_scale.state()
-        writer.write(take_snapshot(state.step, train_step.model, train_step.optimizer, asdict(state), meta, average))
+        snapshot = take_snapshot(state.step, train_step.model, train_step.optimizer, asdict(state), meta, average)
+        if writer:
+            writer.write(snapshot)

@@ -56,7 +56,7 @@ class TransformerDecoder(Decoder):
         attend_mask = padding_to_attend_mask(memory.pad_mask)
         x = self._embed(tgt_in)  # padding comes last: the causal mask hides it
         for layer in self.layers:
-            x, _ = layer(x, layer.cross_attention.project_memory(memory.states, memory.structure), attend_mask)
+            x, _ = layer(x, memory.states, attend_mask, structure=memory.structure)
         return x
 
     def start(self, memory: Memory) -> DecoderState:
