@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 NEWEST := .venv-newest
 
-.PHONY: install demo check test upgrade-check
+.PHONY: install demo check test package upgrade-check
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,15 @@ check: install
 
 test: install
 	$(RUN) -m pytest
+
+# dist/ with the sdist and the wheel, checked; the tools are in an environment of their own.
+package:
+	rm -rf dist
+	$(PYTHON) -m venv .venv-package
+	.venv-package/bin/python -m pip install --constraint constraints.txt build check-wheel-contents twine
+	.venv-package/bin/python -m build
+	.venv-package/bin/python -m twine check --strict dist/*
+	.venv-package/bin/check-wheel-contents dist/*.whl
 
 # The newest PyTorch, Ray and Stanza, beyond the bounds of pyproject.toml, in an environment of their own (docs/development.md).
 upgrade-check:

@@ -46,6 +46,8 @@ SLOW = {
     "gpu_benchmark",
     "index_parts::test_a_job_with_parts_makes_the_same_shards_and_mends_its_parts",
     "layering::test_the_job_and_its_parsers_start_without_torch",
+    "package::test_the_wheel_has_what_a_user_needs", "package::test_the_installed_command_works_without_the_extras",
+    "package::test_help_and_version_load_nothing",
     "phrases::test_micro_batches_and_ranks_change_no_loss_of_tags", "phrases::test_tags_are_learnt_and_belong_to_no_nll",
     "search::test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses",
     "significance::test_an_interval_of_95_percent_holds_the_truth_so_often",

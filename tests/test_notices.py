@@ -14,6 +14,7 @@ from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import notice_lines, summary
 from treeproc.job.preprocess import preprocess
 from treeproc.shards.store import read_index
+from treeproc.stages import language
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.language import LineSample, other_language
 from treeproc.stages.leaks import NearCopies, normalised
@@ -295,3 +296,12 @@ def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
         "sys.exit('py3langid' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_without_the_package_no_language_is_checked_and_a_note_says_so_once(monkeypatch, capsys):
+    monkeypatch.setattr(language, "is_installed", lambda module: False)
+    language._can_identify.cache_clear()
+    assert (language.known("en"), language.known("de"), language.known(None)) == (None, None, None)
+    language._can_identify.cache_clear()
+    note = "note: no line is checked for its language, since py3langid is not installed: pip install 'tree-attention[parse]'\n"
+    assert capsys.readouterr().err == note

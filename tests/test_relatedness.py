@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import rankdata
 from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
@@ -23,7 +24,7 @@ from treenet.layers.pair_head import PairHead, expected_score, score_distributio
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
-from treenet.tasks.relatedness import Relatedness, correlations, moments, pearson, summarize_moments
+from treenet.tasks.relatedness import Relatedness, average_ranks, correlations, moments, pearson, summarize_moments
 from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
@@ -163,6 +164,11 @@ def test_correlations_agree_with_formulas_where_values_are_tied(pairs):
     sums = torch.stack(moments(torch.tensor(x, dtype=torch.float64), torch.tensor(y, dtype=torch.float64)))
     summary = summarize_moments(sums)
     assert summary == pytest.approx({name: found[name] for name in ("pearson", "mse")}, abs=1e-9)
+
+
+@given(values=st.lists(st.sampled_from([0.5, 1.0, 2.5, -3.0, math.inf, math.nan]), min_size=1, max_size=12))
+def test_ranks_are_those_of_scipy_to_the_last_bit(values):
+    assert np.array_equal(average_ranks(np.array(values)), rankdata(values), equal_nan=True)
 
 
 # Models and training.

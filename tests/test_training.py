@@ -193,7 +193,7 @@ def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
     def close(board) -> None:
         raise full
 
-    monkeypatch.setattr("treenet.runs.metrics_log.SummaryWriter.close", close)
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.close", close)
     with pytest.raises(UserError, match="no checkpoint"), MetricLog(tmp_path, 0):
         raise UserError("no checkpoint")
     with pytest.raises(OSError, match="No space left"), MetricLog(tmp_path, 0):

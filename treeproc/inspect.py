@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from treeproc.common.errors import UserError, printable
+from treeproc.common.extras import require
 from treeproc.common.provenance import describe_sessions, read_sessions
 from treeproc.common.settings import ArgumentParser, run_cli
 from treeproc.common.storage import AnyPath, as_path
@@ -203,6 +204,8 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--split", default="train", help="split of --line (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
     args = parser.parse_args(argv)
+    if args.plot:
+        require("matplotlib", "--plot")
     if args.line is not None:
         print(printable(draw_line(args.data, args.split, args.line)))
         return

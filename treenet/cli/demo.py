@@ -23,6 +23,7 @@ from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
+from treeproc.common.extras import require
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
 from treeproc.job.job_report import summary
@@ -132,6 +133,8 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
     started = time.monotonic()
+    for package in ("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])):
+        require(package, "the demo")
 
     print(f"1/4  sentences to trees to shards, in {out / 'data'}", flush=True)
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []

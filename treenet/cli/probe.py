@@ -19,6 +19,7 @@ from treenet.probing.probe_run import probe_run
 from treenet.probing.probe_settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
+from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
 
@@ -29,6 +30,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("probe.py has no sample of its own; run workflows/train_wmt.py --sample and give its folder as --out")
     if args.out is None:
         raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+    if settings.layer == "all":
+        require("matplotlib", "the figure of layer=all")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, entry = probe_run(run, settings)
         drawn = (run / figure_name(name)).is_file()

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
-from treenet.report.build import write_report
 from treenet.report.report_settings import ReportSettings
+from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
@@ -27,6 +27,10 @@ def main(argv: Sequence[str]) -> None:
     runs = [one for one in args.overrides if "=" not in one]
     overrides = [one for one in args.overrides if "=" in one]
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
+    for package in ("matplotlib", "scipy"):
+        require(package, "a report")
+    from treenet.report.build import write_report  # loads matplotlib
+
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
     page, numbers, *figures = write_report(settings, args.out, lambda line: print(line, file=sys.stderr, flush=True))
     print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")

@@ -16,6 +16,7 @@ from treenet.cli.shipped import CONFIGS, find_config
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
+from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "scaling_sample.yaml"
@@ -31,6 +32,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out DIR, the folder of the study")
     config = load_settings(ScalingConfig, SAMPLE if args.sample else args.config, args.overrides)
     refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
+        require(package, "the report of a study")
     study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
     if args.dry_run:
         print(show_study(study))

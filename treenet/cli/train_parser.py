@@ -11,13 +11,17 @@ from pathlib import Path
 
 from treenet.cli.shipped import find_config
 from treeproc.common.command_names import as_called
+from treeproc.common.extras import require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
-from treeproc.parser_training.config import TrainParserConfig
-from treeproc.parser_training.job import describe, train_parser
 
 
 def main(argv: Sequence[str]) -> None:
+    for package in ("stanza", "matplotlib"):
+        require(package, "the training of parsers")
+    from treeproc.parser_training.config import TrainParserConfig  # loads Stanza
+    from treeproc.parser_training.job import describe, train_parser
+
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="read and check the treebanks, and say what would be learnt")
     args = parser.parse_intermixed_args(argv)

@@ -19,6 +19,7 @@ from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
 from treenet.evaluation.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
+from treeproc.common.extras import require
 from treeproc.common.settings import UserError
 
 
@@ -100,6 +101,7 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
         return str
     if name == INTERNATIONAL:
         return TokenizerV14International()
+    require("sacremoses", f"target_language={name.removeprefix(MOSES)}", "leave target_language out")
     from sacremoses import MosesTokenizer
 
     moses = MosesTokenizer(lang=name.removeprefix(MOSES))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from treenet.experiments.grid import CellWork, run_cells_here
 from treenet.experiments.ledger import Cell, Ledger
 from treenet.experiments.process_cells import run_cells_in_processes
+from treeproc.common.extras import require
 
 
 def need_ray(cells: Iterable[Cell]) -> bool:
@@ -21,6 +22,7 @@ def run_cells(cells: Iterable[Cell], work: CellWork, ledger: Ledger, parallel: i
     """
     cells = ledger.in_order(cells)
     if need_ray(cells):
+        require("ray", "a study with workers", "give workers=0 to train each cell in one process")
         from treenet.experiments.ray_cells import run_cells_with_ray  # a grid without Ray must not import it
 
         run_cells_with_ray(cells, work, ledger, parallel)

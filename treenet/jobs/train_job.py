@@ -15,6 +15,7 @@ from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.registry import build_task
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
+from treeproc.common.extras import require
 from treeproc.common.progress import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
@@ -34,6 +35,8 @@ class Job:
 
 def check_job(config: TrainConfig) -> Job:
     """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
+    if config.workers:
+        require("ray", f"workers={config.workers}", "give workers=0 to train in this process")
     config = config.model_copy(update={"data": config.data.resolve()})
     index, task = read_index(config.data / "encoded"), build_task(config)
     task.check(index)

@@ -17,6 +17,7 @@ from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.tasks.registry import build_task
 from treeproc.common.errors import CommandEnded
+from treeproc.common.extras import how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
@@ -30,7 +31,10 @@ STOPPED_BY_SIGTERM = 143
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The outcome of `run_training`. `averaged` and `curves` are None when the run was stopped before its end."""
+    """The outcome of `run_training`. `averaged` and `curves` are None when the run was stopped before its end.
+
+    `curves` is None too where matplotlib is not installed.
+    """
 
     run_dir: AnyPath
     step: int
@@ -68,7 +72,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         if outcome.finished:
             averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints, allow_fewer=True).name
             title = f"{config.model.name}, {out.name}"
-            curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
+            if is_installed("matplotlib"):
+                curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
     return RunSummary(out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None)
 
@@ -111,7 +116,11 @@ def describe_run(summary: RunSummary) -> str:
         meta = read_json(summary.averaged / META)
         steps = ", ".join(f"{step:,}" for step in meta["averaged_steps"])
         out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}{describe_gaps(meta)}")
-        out.append(f"  curves: {summary.curves}; tensorboard --logdir {run_dir / 'tensorboard'}")
+        curves = summary.curves or f"not drawn, since {how_to_install('matplotlib')}"
+        board = f"tensorboard --logdir {run_dir / 'tensorboard'}"
+        if not is_installed("tensorboard"):
+            board = f"no files for TensorBoard, since {how_to_install('tensorboard')}"
+        out.append(f"  curves: {curves}; {board}")
         out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
     return "\n".join(out)
 

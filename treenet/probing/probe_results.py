@@ -90,11 +90,11 @@ def format_probes(name: str, entry: dict) -> str:
 
 def draw_layers(entry: dict) -> "Figure | None":
     """Accuracy on test by layer, a panel for each task; layer 0 are the embeddings. None where one layer was probed."""
-    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
-
     tasks = {name: facts for name, facts in entry["tasks"].items() if len({one["layer"] for one in facts["results"]}) > 2}
     if not tasks:
         return None
+    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
+
     columns = min(4, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure(figsize=(2.6 * columns + 0.4, 2.4 * rows + 0.5), layout="constrained")

@@ -1,4 +1,7 @@
-"""RUN/metrics.jsonl and RUN/tensorboard: one JSON object a line, the same numbers in both."""
+"""RUN/metrics.jsonl and RUN/tensorboard: one JSON object a line, the same numbers in both.
+
+Without the package tensorboard there is no RUN/tensorboard.
+"""
 
 import json
 import math
@@ -8,8 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 
-from torch.utils.tensorboard import SummaryWriter
-
+from treeproc.common.extras import is_installed
 from treeproc.common.files import atomic_write
 
 
@@ -65,7 +67,11 @@ class MetricLog:
         path = run_dir / "metrics.jsonl"
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")
-        self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resume_step + 1)
+        self._board = None
+        if is_installed("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resume_step + 1)
 
     def __enter__(self) -> "MetricLog":
         return self
@@ -73,12 +79,13 @@ class MetricLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with suppress(OSError) if error else nullcontext():  # a full disk, reported already
             self._file.close()
-            self._board.close()
+            if self._board is not None:
+                self._board.close()
 
     def write(self, event: str, step: int, **values: float | int | None) -> None:
         """One line {"event", "step", ...}; None stands for a value that does not exist."""
         self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
         self._file.flush()
         for name, value in values.items():
-            if value is not None:
+            if value is not None and self._board is not None:
                 self._board.add_scalar(f"{event}/{name}", value, step)

@@ -12,6 +12,7 @@ from typing import IO
 
 from treenet.translation.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
 from treenet.translation.part_store import PartStore
+from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
@@ -38,6 +39,8 @@ def translate_lines(
     Lines that cannot be translated are listed on standard error, and have an empty line in the output. Raises UserError when
     there are no lines; an output file then stays as it was, as with every other error.
     """
+    if settings.workers:
+        require("ray", f"workers={settings.workers}", "leave workers out to translate in this process")
     parts = _parts(lines, settings.lines_at_once)
     first = next(parts, None)
     if first is None:

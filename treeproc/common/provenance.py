@@ -20,6 +20,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+import treeproc
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.progress import format_seconds
@@ -262,10 +263,7 @@ def _describe_machine(machine: _Facts) -> str:
 @functools.cache
 def software() -> dict[str, str | bool | None]:
     """Version of this software, its git commit, and whether the checkout had no changes; None where there is no checkout."""
-    try:
-        number = version(DISTRIBUTION)
-    except PackageNotFoundError:
-        number = None
+    number = treeproc.__version__
     top = _git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != _ROOT:  # installed, or inside another project's checkout
         return {"version": number, "commit": None, "clean": None}

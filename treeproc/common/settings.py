@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
+from treeproc.common.extras import describe_missing
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -249,6 +250,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
         sys.exit(PIPE_CLOSED)
+    except ModuleNotFoundError as error:
+        if not (reason := describe_missing(error)):
+            raise
+        print(f"error: {reason}", file=sys.stderr)
+        sys.exit(2)
     except (OSError, MemoryError, RuntimeError) as error:
         if not (reason := describe_refusal(error)):
             raise

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from treeproc.common.errors import shown, without_credentials
+from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, file_sha256, locked, read_json
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder, recorded
@@ -53,6 +54,8 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
+    if config.workers is None:
+        require("ray", "work in several processes", "give workers=0 to work in one process")
     if config.parsed is not None:
         return _encode_again(config, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))

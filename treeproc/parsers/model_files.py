@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from treeproc.common.extras import require
 from treeproc.common.files import file_sha256, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
@@ -166,10 +167,14 @@ def describe_parser(config: ParserConfig) -> dict:
     facts = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
     out = facts | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
+        require("stanza", f"parser.name={config.name}", "take name: given with trees in the input")
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}
     elif config.name == "corenlp":
         from treeproc.parsers.corenlp import describe_server
+
+        for package in ("stanza", "requests"):
+            require(package, "parser.name=corenlp")
 
         out |= {"library": describe_server(config)}
     elif config.runs_spacy:

@@ -7,10 +7,13 @@ probability above `_SURE` that is not in it; 0.24 % of WMT's web text is French,
 A line takes 30 to 75 microseconds, and loading 0.4 s.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+
+from treeproc.common.extras import how_to_install, is_installed
 
 # A line counts as foreign from this many letters and above this probability.
 _LEAST_LETTERS = 20
@@ -31,6 +34,15 @@ def _identifier():
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
+@cache
+def _can_identify() -> bool:
+    """Whether py3langid is there. Where it is not, a note says so, once a process."""
+    if not is_installed("py3langid"):
+        print(f"note: no line is checked for its language, since {how_to_install('py3langid')}", file=sys.stderr)
+        return False
+    return True
+
+
 def other_language(line: str, language: str) -> str | None:
     """The code of the language of a line where it is surely another one; None for lines of few letters."""
     found, probability = _identifier().classify(line)
@@ -45,7 +57,9 @@ def _accepted(language: str) -> set[str]:
 
 def known(language: str | None) -> str | None:
     """The language where lines can be checked for it, else None."""
-    return language if language is not None and _accepted(language) & {*_identifier().labels} else None
+    if language is None or not _can_identify():
+        return None
+    return language if _accepted(language) & {*_identifier().labels} else None
 
 
 def has_letters(line: str) -> bool:

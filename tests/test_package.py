@@ -1,0 +1,186 @@
+"""The package as an installation has it: the wheel in an empty environment, without the packages of the extras."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import yaml
+from bracketed_data import write_bracketed_data
+
+from treenet import __version__
+from treenet.cli.main import COMMANDS, describe_commands
+from treenet.cli.shipped import CONFIGS, find_config, shipped_names
+from treeproc.common import command_names
+from treeproc.common.command_names import as_called, command_of
+from treeproc.common.extras import EXTRAS, describe_missing, require
+from treeproc.common.settings import UserError
+
+# Site packages of the tests are on the path of the environment, but for these.
+_WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+BLOCKED = {"ray", "stanza", "py3langid", "requests", "matplotlib", "sacremoses", "scipy", "tensorboard", "pandas", "moto"}
+
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in BLOCKED else PathFinder.find_spec(name, path, target)
+
+
+sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+@pytest.fixture(scope="session")
+def project(repository):
+    return tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def wheel(repository, tmp_path_factory):
+    """The wheel, built from a copy: a build writes into the folder that it builds."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("treenet", "treeproc"):
+        shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "MANIFEST.in"):
+        shutil.copy(repository / name, source)
+    pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source)]
+    subprocess.run(pip, check=True, timeout=120)
+    [path] = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(wheel, tmp_path_factory):
+    """Run `tree-attention ARGS...` as it is installed, in an empty folder. Returns that function, and the folder."""
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
+    [site] = place.glob("lib/python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "-q", "--no-deps", "--no-index"]
+    subprocess.run([*pip, str(wheel)], check=True, timeout=60)
+    (site / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (site / "sitecustomize.py").write_text(_WITHOUT)
+    folder = tmp_path_factory.mktemp("work")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def run_command(*arguments: object) -> subprocess.CompletedProcess:
+        command = [str(place / "bin" / "tree-attention"), *map(str, arguments)]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+
+    return run_command, folder
+
+
+def test_the_wheel_has_what_a_user_needs(wheel):
+    names = set(ZipFile(wheel).namelist())
+    assert {name.partition("/")[0] for name in names} == {"treenet", "treeproc", f"tree_attention-{__version__}.dist-info"}
+    for name in ("treenet/cli/configs/sample.yaml", "treenet/py.typed", "treeproc/py.typed", "treenet/report/page.css"):
+        assert name in names
+    assert {"treeproc/models/en/constituency.pt", "treeproc/sample/train.en.gz"} <= names
+    licences = f"tree_attention-{__version__}.dist-info/licenses"
+    assert {f"{licences}/LICENSE", f"{licences}/NOTICE"} <= names
+
+
+def test_the_installed_command_works_without_the_extras(run):
+    """Preprocess trees that are given, train in one process and translate; what needs an extra says so in a line."""
+    command, folder = run
+    done = command("--version")
+    assert (done.returncode, done.stdout) == (0, f"tree-attention {__version__}\n")
+    write_bracketed_data(folder)
+    done = command("preprocess", "--config", "data.yaml", "--out", "data")
+    assert done.returncode == 0, done.stderr
+    done = command("train", "--config", "train.yaml", "--out", "run", "data=data")
+    assert done.returncode == 0, done.stderr
+    assert "TensorBoard, since tensorboard is not installed: pip install 'tree-attention[report]'" in done.stdout
+    assert "curves: not drawn, since matplotlib is not installed" in done.stdout and not (folder / "run/tensorboard").exists()
+    assert "score: tree-attention evaluate --out run" in done.stdout
+    done = command("translate", "--out", "run", "trees=test.mrg", "output=out.txt")
+    assert done.returncode == 0 and len((folder / "out.txt").read_text().split("\n")) == 6, done.stderr
+    lacks = {
+        (
+            "preprocess",
+            "--sample",
+            "--out",
+            "x",
+        ): "ray, which is not installed: .*; or give workers=0",
+        ("preprocess", "--sample", "--out", "x", "workers=0"): "parser.name=shipped needs stanza",
+        ("train", "--config", "train.yaml", "--out", "x", "data=data", "workers=2"): "workers=2 needs ray",
+        ("train-parser", "--help"): "the training of parsers needs stanza",
+        ("train-classifier", "--out", "x"): r"give --config FILE.yaml \(tree-attention configs has",
+    }
+    for arguments, message in lacks.items():
+        done = command(*arguments)
+        assert done.returncode == 2 and re.fullmatch(f"error: .*{message}.*\n", done.stderr), (arguments, done.stderr)
+    assert not (folder / "x").exists()
+
+
+def test_help_and_version_load_nothing(repository):
+    code = (
+        "import sys; from treenet.cli.main import main; sys.argv = ['tree-attention', '--help']; main()\n"
+        "sys.exit(bool({'torch', 'ray', 'pyarrow', 'numpy', 'pydantic', 'yaml'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=repository, stdout=subprocess.DEVNULL).returncode == 0
+
+
+def test_every_script_is_a_command(repository):
+    scripts = {path.stem for path in (repository / "workflows").glob("*.py")}
+    modules = {name: module.rpartition(".")[2] for name, (module, _) in COMMANDS.items()}
+    assert {command_of(script): script for script in scripts}.items() <= modules.items()
+    assert set(modules) - {command_of(script) for script in scripts} == {"inspect", "verify", "configs"}
+    assert all(f"\n  {name} " in describe_commands() for name in COMMANDS)
+
+
+def test_extras_name_what_pyproject_installs(project):
+    extras = project["optional-dependencies"]
+    installed = {re.match(r"[\w-]+", line)[0]: name for name in ("ray", "parse", "report") for line in extras[name]}
+    assert installed == EXTRAS
+    assert extras["all"] == ["tree-attention[ray,parse,report]"]
+    base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
+    assert not base & EXTRAS.keys()
+
+
+def test_the_version_is_the_same_everywhere(repository):
+    assert yaml.safe_load((repository / "CITATION.cff").read_text())["version"] == __version__
+    assert f"\n## {__version__}\n" in (repository / "CHANGELOG.md").read_text()
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(EXTRAS, "absent", "ray")
+    with pytest.raises(UserError) as error:
+        require("absent", "it", "wait")
+    assert str(error.value) == "it needs absent, which is not installed: pip install 'tree-attention[ray]'; or wait"
+    missing = ModuleNotFoundError("No module named 'ray.data'", name="ray.data")
+    assert describe_missing(missing) == "this needs ray, which is not installed: pip install 'tree-attention[ray]'"
+    assert describe_missing(ModuleNotFoundError("No module named 'x'", name="x")) is None
+
+
+def test_messages_name_commands_as_they_were_called(monkeypatch):
+    text = (
+        "run python workflows/train_wmt.py --out RUN, workflows/average_checkpoints.py, python -m treeproc.verify DATA, "
+        "--config workflows/configs/sst5.yaml; workflows/configs has more; my/workflows.py stays"
+    )
+    assert as_called(text) == text
+    monkeypatch.setattr(command_names, "_installed", True)
+    assert as_called(text) == (
+        "run tree-attention train --out RUN, tree-attention average-checkpoints, tree-attention verify DATA, "
+        "--config sst5; tree-attention configs has more; my/workflows.py stays"
+    )
+
+
+def test_a_configuration_is_a_file_or_a_shipped_name(tmp_path, monkeypatch, repository):
+    assert (repository / "workflows" / "configs").resolve() == CONFIGS
+    monkeypatch.chdir(tmp_path)
+    assert find_config("sst5") == CONFIGS / "sst5.yaml" and "sst5" in shipped_names()
+    assert find_config("own.yaml") == Path("own.yaml")
+    with pytest.raises(UserError, match=r"cannot read the configuration workflows/configs/sst5.yaml: .*; --config sst5 takes"):
+        find_config("workflows/configs/sst5.yaml")
+    Path("sst5").write_text("max_steps: 1\n")
+    assert find_config("sst5") == Path("sst5")

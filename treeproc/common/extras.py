@@ -1,0 +1,51 @@
+"""Packages that not every installation has: which extra of `tree-attention` brings each, and how messages say so."""
+
+from importlib.util import find_spec
+
+from treeproc.common.command_names import PROGRAM
+from treeproc.common.errors import UserError
+
+# Module -> the extra of pyproject.toml that installs it.
+EXTRAS = {
+    "ray": "ray",
+    "py3langid": "parse",
+    "requests": "parse",
+    "stanza": "parse",
+    "matplotlib": "report",
+    "sacremoses": "report",
+    "scipy": "report",
+    "tensorboard": "report",
+}
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported. It is not imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def how_to_install(module: str) -> str:
+    """`ray is not installed: pip install 'tree-attention[ray]'`, for a module of `EXTRAS`."""
+    return f"{module} is not installed: {_command(module)}"
+
+
+def require(module: str, purpose: str, instead: str = "") -> None:
+    """Raises UserError where a module of `EXTRAS` is missing: what needs it, how to install it, and what to do `instead`."""
+    if not is_installed(module):
+        raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
+
+
+def describe_missing(error: ModuleNotFoundError) -> str | None:
+    """The message for a user where a module of `EXTRAS` is missing; None for an error that no extra resolves."""
+    module = (error.name or "").partition(".")[0]
+    return _lack("this", module) if module in EXTRAS else None
+
+
+def _lack(purpose: str, module: str) -> str:
+    return f"{purpose} needs {module}, which is not installed: {_command(module)}"
+
+
+def _command(module: str) -> str:
+    return f"pip install '{PROGRAM}[{EXTRAS[module]}]'"
