@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
+# Copies of objects and notes of hashes are this run's own.
+os.environ["TREE_ATTENTION_CACHE"] = (_cache := tempfile.TemporaryDirectory(prefix="tree-attention-cache-")).name
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
@@ -36,6 +39,7 @@ SLOW = {
     "training_resume", "training_updates", "translate", "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
     "verify", "vocab_from",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
+    "cache::test_processes_share_a_cache_that_is_too_small_for_them",
     "compact::test_processes_that_make_batches_do_not_load_the_compiler",
     "dense_accumulation::test_blocks_of_flex_attention_equal_the_mask",
     "classifiers::test_every_model_learns_eight_sentences",

@@ -26,6 +26,8 @@ from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.lengths import read_lengths
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import finished_shards, read_index
 from treeproc.verify import verify
 
 
@@ -208,6 +210,46 @@ def test_killed_and_rerun_gives_the_bytes_of_the_local_job(data):
     assert {name: there[name] for name in there.keys() - {PROVENANCE}} == local_snapshot(local)
     assert [session.outcome for session in read_sessions(remote)] == ["unfinished", "finished"]
     assert not any(secret in content for content in there.values() for secret in (SECRET.encode(), b"127.0.0.1"))
+
+
+def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
+    """The others are hashed when they are copied; objects that are missing or cut off are found in the listing."""
+    folder = data[0] / "encoded"
+    check_hashes(folder, "train")
+    first, second, *_ = open_shards(folder, "train")
+    copies = [local_copy(folder / shard.record.name, shard.record.sha256) for shard in (first, second)]
+    copies[1].write_bytes(b"damaged")
+    check_hashes(folder, "train")
+    assert copies[0].exists() and not copies[1].exists()
+    victim = folder / second.record.name
+    intact = victim.read_bytes()
+    try:
+        victim.write_bytes(intact[:-1])
+        with pytest.raises(UserError, match=rf"{victim} must have {len(intact)} bytes, but has {len(intact) - 1}; run"):
+            check_hashes(folder, "train")
+        victim.unlink()
+        with pytest.raises(UserError, match=rf"{victim} is missing; run workflows/preprocess.py again"):
+            check_hashes(folder, "train")
+    finally:
+        victim.write_bytes(intact)
+
+
+def test_finished_objects_are_read_once(data, monkeypatch):
+    """What was found right is known by the listing of the store."""
+    from treeproc.common import known_hashes
+
+    folder, reads = data[0] / "encoded", []
+    records = read_index(folder).records()
+    asked = folder, [record.name for record in records], [record.fingerprint for record in records]
+    monkeypatch.setattr(known_hashes, "_SETTLED_NS", 0)
+    monkeypatch.setattr(known_hashes, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
+    assert finished_shards(*asked) == records
+    reads.clear()
+    assert finished_shards(*asked) == records and not reads
+    time.sleep(1.1)  # the times of objects are in seconds
+    victim = folder / records[0].name
+    victim.write_bytes(victim.read_bytes())
+    assert finished_shards(*asked) == records and reads == [victim]
 
 
 def test_training_reads_the_objects(data, fresh_cache):

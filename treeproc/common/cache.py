@@ -1,53 +1,130 @@
 """Local copies of objects: data sets in an object store are read by memory map like those on disk.
 
 A copy is named by the hash of its content, so it is never out of date, and the same shard under two names is one copy.
-The folder (`TREE_ATTENTION_CACHE`, else ~/.cache/tree-attention) may be deleted whenever nothing reads from it.
+The folder (`TREE_ATTENTION_CACHE`, else ~/.cache/tree-attention) may be deleted whenever no process begins to read from it. When
+there are more bytes than `TREE_ATTENTION_CACHE_GB`, copies go that nobody has asked for for longest (`cache_eviction`).
 """
 
+import errno
+import functools
 import hashlib
 import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from treeproc.common.cache_eviction import Evictor
 from treeproc.common.errors import UserError
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, create, file_sha256, held
-from treeproc.common.storage import AnyPath
+from treeproc.common.known_hashes import unlike
+from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.transfers import AT_ONCE
 
 _CHUNK = 1 << 20
+_TRIES = 5
+
+Result = TypeVar("Result")
+_evictor = Evictor()
 
 
 def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
     """The file itself, or a copy of the object, whose hash is checked while it is loaded.
 
     Processes of one machine that want the same object load it once. With `recheck` a copy that is there is hashed
-    again. Raises FileNotFoundError, and UserError when the object's bytes are not those of `sha256`.
+    again. A copy may be evicted before it is opened: `with_copy` then loads it again. Raises FileNotFoundError, and
+    UserError when the object's bytes are not those of `sha256`.
     """
     if isinstance(path, Path):
         return path
-    folder = cache_folder() / sha256[:2]
-    copy = folder / sha256
-    if copy.exists() and not recheck:
+    copy = _place(sha256)
+    if not recheck and _is_used(copy):
         return copy
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with held(folder / ".lock"):
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with held(copy.parent / ".lock"):
             if not copy.exists() or (recheck and file_sha256(copy) != sha256):
-                _load(path, sha256, copy)
+                _load_with_room(path, sha256, copy)
+                _evictor.loaded(copy)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+        raise UserError(f"cannot write to the cache {copy.parent}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
     return copy
 
 
-def _load(path: AnyPath, sha256: str, copy: Path) -> None:
+def with_copy(path: AnyPath, sha256: str, read: Callable[[Path], Result]) -> Result:
+    """What `read` makes of the file or the copy. A copy that another process evicts meanwhile is loaded again."""
+    for _ in range(_TRIES - 1 if isinstance(path, RemotePath) else 0):
+        with suppress(FileNotFoundError):
+            return read(local_copy(path, sha256))
+    return read(local_copy(path, sha256))
+
+
+def prefetch(objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:
+    """Begin to copy objects, given as (path, sha256), that will be wanted; returns at once.
+
+    At most 16 are under way. What fails is left to whoever reads the object: it tries again, and says what is wrong.
+    A future that is cancelled before its turn copies nothing.
+    """
+    return [_pool().submit(_fetch, path, sha256) for path, sha256 in objects if isinstance(path, RemotePath)]
+
+
+def drop_damaged(hashes: Iterable[str]) -> None:
+    """Remove those of these copies whose bytes are not theirs any more. Copies that are known to be right are not read."""
+    known = {f"{sha256[:2]}/{sha256}": sha256 for sha256 in hashes}
+    there = {name: sha256 for name, sha256 in known.items() if (cache_folder() / name).exists()}
+    for name in unlike(cache_folder(), there) if there else ():
+        (cache_folder() / name).unlink(missing_ok=True)
+
+
+def _place(sha256: str) -> Path:
+    return cache_folder() / sha256[:2] / sha256
+
+
+def _is_used(copy: Path) -> bool:
+    """Whether the copy is there, which now counts as used. Its time of change stays that of its content."""
+    try:
+        os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
+    except OSError:
+        return copy.exists()  # that of somebody else, which cannot be touched
+    return True
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prefetch")
+
+
+def _fetch(path: RemotePath, sha256: str) -> None:
+    with suppress(UserError, FileNotFoundError):
+        local_copy(path, sha256)
+
+
+def _load_with_room(path: RemotePath, sha256: str, copy: Path) -> None:
+    """Where the disk is full, older copies make room, once."""
+    try:
+        _load(path, sha256, copy)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _evictor.make_room()
+        _load(path, sha256, copy)
+
+
+def _load(path: RemotePath, sha256: str, copy: Path) -> None:
     """Under the lock: what an earlier process left half-done is overwritten."""
     temporary = copy.with_name(TEMPORARY_PREFIX + copy.name)
     digest = hashlib.sha256()
-    with path.open("rb") as source, create(temporary) as sink:
-        while chunk := source.read(_CHUNK):
-            digest.update(chunk)
-            sink.write(chunk)
-    if digest.hexdigest() != sha256:
-        temporary.unlink()
-        raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
-    os.replace(temporary, copy)
+    try:
+        with path.open("rb") as source, create(temporary) as sink:
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                sink.write(chunk)
+        if digest.hexdigest() != sha256:
+            raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
+        os.replace(temporary, copy)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -109,7 +109,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
     write the same data set write the same bytes. Raises UserError when another one has it.
     """
     if isinstance(folder, RemotePath):
-        lock = _private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
+        lock = private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
     else:
         lock = folder / ".lock"
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
 
 
-def _private_folder(name: str) -> Path:
+def private_folder(name: str) -> Path:
     """A folder in the cache that nobody else can write to. Raises UserError where it belongs to somebody else or is a link."""
     folder = cache_folder() / name
     try:

@@ -116,11 +116,15 @@ class RemotePath:
 
     def objects(self) -> dict[str, int]:
         """Bytes of all objects below this prefix, by name relative to it. Raises UserError for a name that leaves the prefix."""
+        return {name: size for name, (size, _) in self.listing().items()}
+
+    def listing(self) -> dict[str, tuple[int, int]]:
+        """As `objects`, with the time of change in nanoseconds behind the bytes."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
         with _told(self):
             infos = _file_system(self.scheme).get_file_info(selector)
         files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
-        found = {str(PurePosixPath(info.path).relative_to(self.key)): info.size for info in files}
+        found = {str(PurePosixPath(info.path).relative_to(self.key)): (info.size, info.mtime_ns or 0) for info in files}
         for name in found:
             inside(self, name)
         return found

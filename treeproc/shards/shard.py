@@ -1,6 +1,6 @@
 """Shards read through memory maps: rows as zero-copy NumPy views."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -65,13 +65,18 @@ def open_shards(folder: AnyPath, split: str) -> list[Shard]:
     if not records:
         raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
     shards = [Shard(folder, record) for record in records]
-    columns = index.get("columns")
-    if columns and (other := next((shard for shard in shards if shard.schema.names != columns), None)):
+    for shard in shards:
+        check_names(folder, shard, index.get("columns"))
+    return shards
+
+
+def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) -> None:
+    """Raises UserError where a shard has not got the `columns` that its index names, if it names any."""
+    if columns and shard.schema.names != columns:
         raise UserError(
-            f"{folder / other.record.name}: its columns are {', '.join(other.schema.names)}, but index.json names "
+            f"{folder / shard.record.name}: its columns are {', '.join(shard.schema.names)}, but index.json names "
             f"{', '.join(columns)[:200]}; run workflows/preprocess.py again"
         )
-    return shards
 
 
 def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:

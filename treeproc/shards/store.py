@@ -11,9 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from typing import NoReturn
 
 import pyarrow as pa
@@ -21,13 +19,12 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
+from treeproc.common.known_hashes import unlike
 from treeproc.common.storage import AnyPath, as_path, inside
+from treeproc.common.transfers import in_parallel
 from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
 from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
-
-# Hashing leaves the interpreter free, and an object store answers slowly: many shards are looked at together.
-_THREADS = 8
 
 # Up to so many, `index.json` holds the records itself.
 _MOST_INLINE = 8192
@@ -102,12 +99,20 @@ def sidecar_path(shard: AnyPath) -> AnyPath:
 
 def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
     """The record of a shard that is complete, hash included, and of this fingerprint; else None."""
+    record = _read_sidecar(folder, name, fingerprint)
+    try:
+        return record if record and record.sha256 == file_sha256(folder / name) else None
+    except OSError:
+        return None
+
+
+def _read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
+    """The record of a shard of this fingerprint."""
     try:
         record = _RECORD.validate_json(sidecar_path(folder / name).read_bytes())
-        complete = (record.name, record.fingerprint) == (name, fingerprint) and record.sha256 == file_sha256(folder / name)
     except (OSError, ValueError):
         return None
-    return record if complete else None
+    return record if (record.name, record.fingerprint) == (name, fingerprint) else None
 
 
 def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object) -> dict:
@@ -218,6 +223,10 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
 
 
 def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str]) -> list[ShardRecord | None]:
-    """The record of every shard that is complete and up to date; None for the others."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(partial(finished_shard, folder), names, fingerprints))
+    """The record of every shard that is complete and up to date; None for the others.
+
+    Shards are hashed several at a time, but for those that were found right before and have not changed (`known_hashes`).
+    """
+    records = list(in_parallel(lambda shard: _read_sidecar(folder, *shard), zip(names, fingerprints, strict=True)))
+    damaged = set(unlike(folder, {record.name: record.sha256 for record in records if record}))
+    return [record if record and record.name not in damaged else None for record in records]

@@ -1,0 +1,237 @@
+"""Copies of objects: a size limit that loses nothing that is read, prefetching, a full disk, several processes."""
+
+import errno
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+
+from treeproc.common import cache, cache_eviction, storage
+from treeproc.common.cache import local_copy, prefetch
+from treeproc.common.cache_eviction import cache_limit
+from treeproc.common.settings import UserError
+from treeproc.common.storage import RemotePath, as_path
+
+SIZE = 100_000
+
+
+class Store:
+    """Objects that are files below a folder, and how many are read at once."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.reads, self.now, self.most, self.delay = folder, [], 0, 0, 0.0
+        self._lock = threading.Lock()
+
+    def put(self, name: str, content: bytes) -> tuple[RemotePath, str]:
+        path = self.folder / "bucket" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return as_path(f"s3://bucket/{name}"), hashlib.sha256(content).hexdigest()
+
+    def open(self, path: RemotePath, mode: str = "rb"):
+        with self._lock:
+            self.reads.append(path.name)
+            self.now += 1
+            self.most = max(self.most, self.now)
+        time.sleep(self.delay)
+        with self._lock:
+            self.now -= 1
+        return open(self.folder / path.key, mode)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    (tmp_path / "cache").mkdir()
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cache, "_evictor", cache_eviction.Evictor())
+    monkeypatch.setattr(storage, "_file_system", lambda scheme: fake_file_system(store.folder))
+    monkeypatch.setattr(RemotePath, "open", lambda path, mode="rb": store.open(path, mode))
+    return store
+
+
+def fake_file_system(folder: Path) -> pyarrow.fs.FileSystem:
+    return pyarrow.fs.SubTreeFileSystem(str(folder), pyarrow.fs.LocalFileSystem())
+
+
+def objects(store: Store, count: int) -> list[tuple[RemotePath, str]]:
+    return [store.put(f"{number}.bin", bytes([number]) * SIZE) for number in range(count)]
+
+
+def held_names(tmp_path: Path) -> set[str]:
+    return {path.name for path in (tmp_path / "cache").glob("??/*") if len(path.name) == 64}
+
+
+def used_long_ago(copy: Path, seconds: float) -> None:
+    os.utime(copy, (time.time() - seconds, copy.stat().st_mtime))
+
+
+def test_copies_that_nobody_asked_for_for_longest_go(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(3.5 * SIZE / 1e9))
+    items = objects(store, 5)
+    copies = [local_copy(*item) for item in items[:3]]
+    for age, copy in zip((300, 200, 100), copies, strict=True):
+        used_long_ago(copy, age)
+    assert local_copy(*items[0]) == copies[0]  # asked for again: now the newest
+    local_copy(*items[3])
+    assert held_names(tmp_path) == {items[i][1] for i in (0, 2, 3)}
+    local_copy(*items[4])
+    assert held_names(tmp_path) == {items[i][1] for i in (0, 3, 4)}
+    assert local_copy(*items[1]).read_bytes() == bytes([1]) * SIZE  # and is simply loaded again
+    assert store.reads == ["0.bin", "1.bin", "2.bin", "3.bin", "4.bin", "1.bin"]
+
+
+def test_what_is_mapped_stays_and_is_said(store, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
+    items = objects(store, 4)
+    copy = local_copy(*items[0])
+    with pa.memory_map(str(copy)) as source:
+        mapped = source.read_buffer()
+    with caplog.at_level(logging.WARNING):
+        for item in items[1:]:
+            used_long_ago(local_copy(*item), 50)
+            used_long_ago(copy, 100)
+    assert copy.exists() and copy.name in held_names(tmp_path) and len(held_names(tmp_path)) == 2
+    assert mapped.to_pybytes() == bytes(SIZE)
+    assert caplog.text.count("that processes read now, above its limit") == 1
+    del mapped
+    local_copy(*items[1])
+    assert not copy.exists()
+
+
+def test_a_copy_that_was_removed_is_still_read(store):
+    """What Linux promises: readers of a removed file lose nothing."""
+    ((path, sha256),) = objects(store, 1)
+    copy = local_copy(path, sha256)
+    with pa.memory_map(str(copy)) as source:
+        mapped = source.read_buffer()
+        copy.unlink()
+        assert mapped.to_pybytes() == source.read_at(SIZE, 0) == bytes(SIZE)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "ten", "nan", "inf"])
+def test_a_limit_that_is_no_number_is_one_line(store, monkeypatch, value):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", value)
+    with pytest.raises(UserError, match=f"TREE_ATTENTION_CACHE_GB must be a number of gigabytes above 0, but is .{value}"):
+        local_copy(*objects(store, 1)[0])
+
+
+def test_the_limit_is_half_of_what_is_free_with_what_the_cache_holds(store, monkeypatch):
+    disk = os.statvfs_result((4096, 4096, 0, 0, 1000, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    assert cache_limit(96_000) == (4_096_000 + 96_000) // 2
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", "1.5")
+    assert cache_limit(96_000) == 1_500_000_000
+
+
+def test_on_a_full_disk_older_copies_make_room(store, tmp_path, monkeypatch):
+    items, load, room = objects(store, 5), cache._load, [4]
+
+    def full_after_four(path, sha256, copy):
+        if not len(held_names(tmp_path)) < room[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        load(path, sha256, copy)
+
+    monkeypatch.setattr(cache, "_load", full_after_four)
+    for age, item in enumerate(items[:4]):
+        used_long_ago(local_copy(*item), 100 - age)
+    local_copy(*items[4])
+    assert held_names(tmp_path) == {items[i][1] for i in (2, 3, 4)}
+    room[0] = 0
+    with pytest.raises(UserError, match="cannot write to the cache .*: No space left on device; set TREE_ATTENTION_CACHE"):
+        local_copy(*items[0])
+
+
+def test_a_full_disk_leaves_nothing_half_written(store, tmp_path, monkeypatch):
+    item, create = objects(store, 1)[0], cache.create
+
+    class Full:
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            self._file.close()
+
+        def write(self, content):
+            self._file.write(content[:1000])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cache, "create", lambda path: Full(create(path)))
+    with pytest.raises(UserError, match="No space left on device"):
+        local_copy(*item)
+    assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]
+
+
+def test_prefetching_copies_several_at_once_and_leaves_errors_to_readers(store, tmp_path):
+    store.delay = 0.05
+    items = objects(store, 24)
+    missing, damaged = (as_path("s3://bucket/none.bin"), "0" * 64), (items[0][0], "1" * 64)
+    for future in prefetch([missing, damaged, (tmp_path, "2" * 64), *items]):
+        future.result()
+    assert held_names(tmp_path) == {sha256 for _, sha256 in items}
+    assert 8 <= store.most <= 16
+    count = len(store.reads)
+    assert all(local_copy(*item).stat().st_size == SIZE for item in items) and len(store.reads) == count
+    with pytest.raises(FileNotFoundError):
+        local_copy(*missing)
+    with pytest.raises(UserError, match="0.bin is damaged"):
+        local_copy(*damaged)
+
+
+def test_what_a_killed_process_left_goes_after_an_hour_but_for_what_is_written(store, tmp_path):
+    old, fresh = (tmp_path / "cache" / folder / f".tmp-{'a' * 64}" for folder in ("aa", "bb"))
+    for path in (old, fresh):
+        path.parent.mkdir()
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    local_copy(*objects(store, 1)[0])
+    assert not old.exists() and fresh.exists()
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from test_cache import fake_file_system, SIZE
+from treeproc.common import storage
+from treeproc.common.cache import with_copy
+from treeproc.common.storage import as_path
+storage._file_system = lambda scheme: fake_file_system(Path(sys.argv[1]))
+items = [line.split() for line in sys.stdin]
+def read(copy):
+    with pa.memory_map(str(copy)) as source:
+        return source.read_buffer()
+for turn in range(30):
+    kept = [with_copy(as_path(path), sha256, read) for path, sha256 in items]
+    assert all(one.to_pybytes() == bytes([number]) * SIZE for number, one in enumerate(kept)), turn
+print("done")
+"""
+
+
+def test_processes_share_a_cache_that_is_too_small_for_them(store, tmp_path, monkeypatch):
+    """Each evicts what the others load; every byte that is read is right."""
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(2.5 * SIZE / 1e9))
+    items = objects(store, 6)
+    lines = "".join(f"{path} {sha256}\n" for path, sha256 in items)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", PROCESS, str(store.folder)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    for process in running:
+        process.stdin.write(lines)
+        process.stdin.close()
+    for process in running:
+        assert process.wait(timeout=120) == 0 and process.stdout.read() == "done\n", process.stderr.read()
+        process.stdout.close()
+        process.stderr.close()

@@ -1,0 +1,125 @@
+"""Files that had their hash are not read again until something about them changes."""
+
+import os
+import time
+
+import pytest
+
+from treeproc.common import known_hashes
+from treeproc.common.files import cache_folder, file_sha256
+from treeproc.common.known_hashes import unlike
+from treeproc.common.transfers import in_parallel
+
+
+@pytest.fixture
+def reads(tmp_path, monkeypatch):
+    """Names of the files that were read."""
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    names: list[str] = []
+    monkeypatch.setattr(known_hashes, "file_sha256", lambda path: names.append(path.name) or file_sha256(path))
+    return names
+
+
+def write(folder, name: str, content: bytes, age_s: float = 10) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (time.time(), time.time() - age_s))
+
+
+@pytest.fixture
+def hashes(tmp_path):
+    names = ["a.arrow", "b.arrow", "vocab/c.txt"]
+    for name in names:
+        write(tmp_path / "data", name, name.encode())
+    return {name: file_sha256(tmp_path / "data" / name) for name in names}
+
+
+def test_what_was_read_is_not_read_again(tmp_path, reads, hashes):
+    folder = tmp_path / "data"
+    assert unlike(folder, hashes) == [] and sorted(reads) == ["a.arrow", "b.arrow", "c.txt"]
+    reads.clear()
+    assert unlike(folder, hashes) == [] and unlike(folder / ".." / "data", hashes) == [] and not reads
+    assert unlike(folder, hashes | {"a.arrow": "0" * 64}) == ["a.arrow"] and reads == ["a.arrow"]
+    assert not list(folder.glob("*.json"))  # the notes are not among the files
+
+
+@pytest.mark.parametrize("how", ["content", "size", "time", "replaced", "moved folder", "copied with its times"])
+def test_whatever_changed_is_read_again(tmp_path, reads, hashes, how):
+    folder = tmp_path / "data"
+    assert unlike(folder, hashes) == []
+    reads.clear()
+    path, status = folder / "a.arrow", (folder / "a.arrow").stat()
+    wrong = ["a.arrow"]
+    if how == "content":
+        write(folder, "a.arrow", b"A.arrow")
+    elif how == "size":
+        path.write_bytes(b"a.arrow more")
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    elif how == "time":
+        os.utime(path, (time.time(), time.time() - 100))
+        wrong = []
+    elif how in ("replaced", "copied with its times"):
+        write(folder, "new", b"A.arrow")
+        os.utime(folder / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+        (folder / "new").replace(path)
+    else:
+        folder = folder.rename(tmp_path / "moved")
+        wrong = []
+    assert unlike(folder, hashes) == wrong and "a.arrow" in reads
+
+
+def test_missing_and_wrong_files_are_named_in_order_and_never_noted(tmp_path, reads, hashes):
+    folder = tmp_path / "data"
+    (folder / "vocab" / "c.txt").unlink()
+    write(folder, "a.arrow", b"other")
+    for _ in range(2):
+        assert unlike(folder, hashes) == ["a.arrow", "vocab/c.txt"]
+    assert sorted(reads) == ["a.arrow", "a.arrow", "b.arrow"]
+
+
+def test_a_file_that_has_just_changed_is_not_noted(tmp_path, reads, hashes):
+    folder = tmp_path / "data"
+    write(folder, "a.arrow", b"a.arrow", age_s=0)
+    for _ in range(2):
+        assert unlike(folder, hashes) == []
+    assert reads.count("a.arrow") == 2 and reads.count("b.arrow") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"folder": "x", "files": {}}', b'{"folder": 1, "files": [1]}', b"[" * 100_000]
+)
+def test_notes_that_cannot_be_read_are_none(tmp_path, reads, hashes, content):
+    unlike(tmp_path / "data", hashes)
+    (notes,) = (cache_folder() / "hashes").iterdir()
+    assert notes.stat().st_mode & 0o077 == 0 or notes.parent.stat().st_mode & 0o077 == 0
+    notes.write_bytes(content)
+    reads.clear()
+    assert unlike(tmp_path / "data", hashes) == [] and len(reads) == 3
+    unlike(tmp_path / "data", hashes)
+    assert len(reads) == 3
+
+
+def test_notes_that_cannot_be_written_are_a_warning(tmp_path, reads, hashes, caplog):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "hashes").symlink_to(tmp_path)
+    assert unlike(tmp_path / "data", hashes) == []
+    assert "are not noted, and are checked again next time" in caplog.text
+
+
+def test_results_come_in_order_and_no_more_than_so_many_are_begun():
+    begun, taken = [], []
+    for result in in_parallel(lambda number: begun.append(number) or -number, range(40), at_once=4):
+        taken.append(result)
+        assert len(begun) <= len(taken) + 4
+    assert taken == [-number for number in range(40)]
+
+    def fail(number):
+        if number >= 5:
+            raise ValueError(number)
+        return number
+
+    found = in_parallel(fail, iter(range(1000)), at_once=3)
+    assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="^5$"):
+        next(found)

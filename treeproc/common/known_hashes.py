@@ -1,0 +1,108 @@
+"""Notes of files that were read and had their hash, so that the next command need not read them again.
+
+A note holds for a file of the same name, size, time of change and, on a disk, the same inode. It trusts the disk: a bit that rots
+without a new time is found by `python -m treeproc.verify` alone, which reads everything. Notes lie in the cache folder of the
+user and not beside the files: a data set keeps its bytes, may be read-only, and nobody else's notes travel with a copy of it.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from treeproc.common.errors import UserError
+from treeproc.common.files import atomic_write, file_sha256, private_folder
+from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.transfers import in_parallel
+
+logger = logging.getLogger(__name__)
+
+# Times of files have steps: a file that changed just now may change again and keep its time.
+_SETTLED_NS = 2_000_000_000
+
+Stamp = tuple[int, int, int]  # bytes, time of change in nanoseconds, inode
+
+
+def file_stamp(path: Path) -> Stamp:
+    """Raises FileNotFoundError."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def stamps(folder: AnyPath, names: Iterable[str]) -> dict[str, Stamp]:
+    """The stamps of those files that are there. Objects are listed, in one go, and have inode 0."""
+    if isinstance(folder, RemotePath):
+        listed = folder.listing()
+        return {name: (*listed[name], 0) for name in names if name in listed}
+    found = {}
+    for name in names:
+        try:
+            found[name] = file_stamp(folder / name)
+        except OSError:
+            continue
+    return found
+
+
+class KnownHashes:
+    """The notes about the files of one folder. Notes that cannot be read are none; those that cannot be written are a warning."""
+
+    def __init__(self, folder: AnyPath):
+        self._folder = str(folder.resolve())
+        self._notes = self._read()
+        self._changed = False
+
+    def has(self, name: str, sha256: str, stamp: Stamp) -> bool:
+        """Whether this file, as it is now, had this hash."""
+        return self._notes.get(name) == [*stamp, sha256]
+
+    def add(self, name: str, sha256: str, stamp: Stamp) -> None:
+        """Note a file that was read; `stamp` was taken before. One that changed within the last two seconds is not noted."""
+        if stamp[1] < time.time_ns() - _SETTLED_NS:
+            self._notes[name] = [*stamp, sha256]
+            self._changed = True
+
+    def save(self) -> None:
+        """Write what is new, for the commands to come. Of two processes that do, the later one counts."""
+        if not self._changed:
+            return
+        try:
+            atomic_write(self._place(), json.dumps({"folder": self._folder, "files": self._notes}).encode())
+        except UserError as error:
+            logger.warning("the hashes that were checked are not noted, and are checked again next time: %s", error)
+        self._changed = False
+
+    def _place(self) -> Path:
+        return private_folder("hashes") / f"{hashlib.sha256(self._folder.encode()).hexdigest()[:32]}.json"
+
+    def _read(self) -> dict[str, list]:
+        try:
+            notes = json.loads(self._place().read_bytes())
+            return dict(notes["files"]) if notes["folder"] == self._folder else {}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError, UserError):
+            return {}
+
+
+def unlike(folder: AnyPath, hashes: Mapping[str, str]) -> list[str]:
+    """Names of the files of `folder` that are missing or have not got their sha256, in order.
+
+    Files that are known by a note are not read; the others are, several at a time, and noted.
+    """
+    known, there = KnownHashes(folder), stamps(folder, hashes)
+    unread = [name for name, sha256 in hashes.items() if name in there and not known.has(name, sha256, there[name])]
+    logger.info("hashes of %s: %d known, %d files read", folder, len(there) - len(unread), len(unread))
+    right = {name for name in there if name not in set(unread)}
+    for name, found in zip(unread, in_parallel(lambda name: _sha256(folder / name), unread), strict=True):
+        if found == hashes[name]:
+            right.add(name)
+            known.add(name, found, there[name])
+    known.save()
+    return [name for name in hashes if name not in right]
+
+
+def _sha256(path: AnyPath) -> str | None:
+    try:
+        return file_sha256(path)
+    except OSError:
+        return None
