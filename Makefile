@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 NEWEST := .venv-newest
 
-.PHONY: install demo check test package upgrade-check
+.PHONY: install demo check test docs package upgrade-check
 
 install: $(VENV)/.installed
 
@@ -24,6 +24,11 @@ check: install
 
 test: install
 	$(RUN) -m pytest
+
+# The documentation site, in docs/_build/html. Warnings are errors; what the tutorial shows is computed.
+docs: install
+	$(RUN) -m pip install --constraint constraints.txt --editable '.[docs]'
+	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # dist/ with the sdist and the wheel, checked; the tools are in an environment of their own.
 package:

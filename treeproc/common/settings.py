@@ -8,9 +8,9 @@ import argparse
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_args, get_origin
+from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -118,18 +118,36 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
 
 
-def describe_fields(cls: type[Settings], prefix: str = "") -> str:
-    """One line per field of the settings, nested ones dotted, for `--help`."""
-    lines = []
+class SettingFacts(NamedTuple):
+    """What users must know of one setting."""
+
+    name: str  # of a nested setting dotted; NAME stands for a key that the user chooses
+    annotation: Any
+    default: Any  # REQUIRED where there is none
+    description: str
+
+
+REQUIRED = object()
+
+
+def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFacts]:
+    """All settings, nested ones with dotted names."""
     for name, field in cls.model_fields.items():
         inner: Any = field.annotation
         if _is_settings(inner):
-            lines.append(describe_fields(inner, f"{prefix}{name}."))
+            yield from list_settings(inner, f"{prefix}{name}.")
             continue
-        default = "required" if field.is_required() else f"default {field.get_default(call_default_factory=True)}"
-        lines.append(f"  {prefix}{name}: {field.description or ''} ({default})")
+        default = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+        yield SettingFacts(f"{prefix}{name}", inner, default, field.description or "")
         if get_origin(inner) is dict and _is_settings(get_args(inner)[1]):
-            lines.append(describe_fields(get_args(inner)[1], f"{prefix}{name}.NAME."))
+            yield from list_settings(get_args(inner)[1], f"{prefix}{name}.NAME.")
+
+
+def describe_fields(cls: type[Settings]) -> str:
+    """One line for each setting, for `--help`."""
+    lines = []
+    for name, _, default, description in list_settings(cls):
+        lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {default}'})")
     return "\n".join(lines)
 
 

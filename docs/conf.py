@@ -1,0 +1,31 @@
+"""Settings of the documentation site, which `make docs` builds."""
+
+import sys
+from pathlib import Path
+
+from treenet import __version__
+
+sys.path.append(str(Path(__file__).parent / "extensions"))
+
+project = "tree-attention"
+author = "the tree-attention authors"
+copyright = author
+release = version = __version__
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "settings_list"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["deflist", "dollarmath"]
+myst_heading_anchors = 4
+suppress_warnings = ["config.cache"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+
+# The tutorial is computed when the site is built. An error in it is an error of the build.
+nb_execution_mode = "cache"
+nb_execution_timeout = 900
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+html_theme = "furo"
+html_title = f"tree-attention {version}"

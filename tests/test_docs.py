@@ -1,0 +1,42 @@
+"""The documentation: links lead somewhere, and the code that a page marks as runnable runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
+
+
+def runnable_blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, code) of the blocks of a page that are marked as runnable, in order."""
+    return RUNNABLE.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_files(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    missing = [target for target, _ in LINK.findall(text) if not (page.parent / target).exists()]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if runnable_blocks(page)], ids=lambda page: page.stem)
+def test_runnable_blocks_run(page, tmp_path):
+    """In the order of the page, each in a process of its own, in one folder that has the workflows."""
+    (tmp_path / "workflows").symlink_to(REPOSITORY / "workflows")
+    for language, code in runnable_blocks(page):
+        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
+        assert done.returncode == 0, done.stderr
+
+
+def _environment() -> dict[str, str]:
+    """With this interpreter as `python`, and this checkout."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
