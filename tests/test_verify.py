@@ -1,5 +1,9 @@
 """Every kind of damage and every broken rule is found, and a rerun repairs the damage."""
 
+import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +15,10 @@ from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
+from treeproc.common.files import json_bytes
 from treeproc.common.provenance import PROVENANCE
+from treeproc.common.settings import UserError
+from treeproc.inspection import verifier_pool
 from treeproc.inspection.checks import arc_problems, node_depths, tree_problems
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.shard import open_shards
@@ -208,6 +215,48 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
         (1, "target: words are not the characters of their line"),
         (2, "target: trees and words differ in their number of words"),
     }
+
+
+def test_processes_find_the_same_in_the_same_order(job, tmp_path, monkeypatch):
+    """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
+    data = tmp_path / "data"
+    shutil.copytree(job[1], data)
+    for stage in ("text", "parsed", "encoded"):
+        flipped, cut, missing, swapped = sorted((data / stage).glob("train-*.arrow"))[:4]
+        flipped.write_bytes(flipped.read_bytes()[:-9] + b"?" + flipped.read_bytes()[-8:])
+        cut.write_bytes(cut.read_bytes()[:-100])
+        missing.unlink()
+        index = json.loads((data / stage / "index.json").read_bytes())
+        later = index["shards"][5]
+        record = index["shards"][3] | {name: later[name] for name in ("rows", "bytes", "sha256")}
+        swapped.write_bytes((data / stage / later["name"]).read_bytes())
+        swapped.with_suffix(".json").write_bytes(json_bytes(record))
+        index["shards"][3] = record
+        (data / stage / "index.json").write_bytes(json_bytes(index))
+    here = [str(problem) for problem in verify(data).problems]
+    assert sum("example_id does not rise" in one for one in here) == 3 and len(here) == 12
+    monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
+    assert [str(problem) for problem in verify(data).problems] == here
+
+
+def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
+    monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
+    monkeypatch.setattr(verifier_pool, "_run", kill_this_process)
+    with pytest.raises(UserError, match="^a process that verified shards was killed; see whether memory is short"):
+        verify(job[1])
+
+
+def kill_this_process(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_shard_that_is_named_twice_is_found(job, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(job[1], data)
+    index = json.loads((data / "text" / "index.json").read_bytes())
+    index["shards"].append(index["shards"][-1])
+    (data / "text" / "index.json").write_bytes(json_bytes(index))
+    assert [str(problem) for problem in verify(data).problems] == [f"{data / 'text' / 'index.json'}: names a shard twice"]
 
 
 def test_no_data_set_is_one_line(tmp_path):

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -12,13 +12,16 @@ Result = TypeVar("Result")
 AT_ONCE = 16
 
 
-def in_parallel(function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE) -> Iterator[Result]:
-    """The results in the order of the items, computed by threads. At most `at_once` items are begun beyond the last result.
+def in_parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, pool: Executor | None = None
+) -> Iterator[Result]:
+    """The results in the order of the items, computed by threads, or by `pool`, which is shut down at the end.
 
-    The first error in the order of the items is raised, after those that were begun have ended; nothing new is begun then.
+    At most `at_once` items are begun beyond the last result. The first error in the order of the items is raised, after
+    those that were begun have ended; nothing new is begun then.
     """
     ahead: deque[Future] = deque()
-    with ThreadPoolExecutor(at_once) as pool:
+    with pool or ThreadPoolExecutor(at_once) as pool:
         try:
             for item in items:
                 ahead.append(pool.submit(function, item))

@@ -99,14 +99,14 @@ def sidecar_path(shard: AnyPath) -> AnyPath:
 
 def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
     """The record of a shard that is complete, hash included, and of this fingerprint; else None."""
-    record = _read_sidecar(folder, name, fingerprint)
+    record = read_sidecar(folder, name, fingerprint)
     try:
         return record if record and record.sha256 == file_sha256(folder / name) else None
     except OSError:
         return None
 
 
-def _read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
+def read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
     """The record of a shard of this fingerprint."""
     try:
         record = _RECORD.validate_json(sidecar_path(folder / name).read_bytes())
@@ -227,6 +227,6 @@ def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequenc
 
     Shards are hashed several at a time, but for those that were found right before and have not changed (`known_hashes`).
     """
-    records = list(in_parallel(lambda shard: _read_sidecar(folder, *shard), zip(names, fingerprints, strict=True)))
+    records = list(in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True)))
     damaged = set(unlike(folder, {record.name: record.sha256 for record in records if record}))
     return [record if record and record.name not in damaged else None for record in records]

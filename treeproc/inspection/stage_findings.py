@@ -1,0 +1,111 @@
+"""Problems of a data set, gathered by stage in one order, whatever the order in which its shards are verified."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treeproc.common.errors import UserError
+from treeproc.common.files import file_sha256
+from treeproc.common.storage import AnyPath, inside
+from treeproc.inspection.checks import id_problems
+from treeproc.shards.lengths import read_lengths
+from treeproc.shards.store import ShardRecord
+
+# Columns of lengths.arrow.
+LENGTHS = ("leaves", "nodes", "tgt_pieces", "example_id", "shard", "row")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`row` counts within the shard, from 0; messages count rows and lines from 1.
+
+    `mendable`: the job writes the file anew when it runs again.
+    """
+
+    path: AnyPath
+    what: str
+    row: int | None = None
+    example_id: int | None = None
+    mendable: bool = True
+
+    def __str__(self) -> str:
+        where = "" if self.row is None else f", row {self.row + 1}, line {self.example_id + 1}"
+        return f"{self.path}{where}: {self.what}"
+
+
+class StageFindings:
+    """The shards of one stage, and what a `ShardVerifier` found about them."""
+
+    def __init__(self, folder: AnyPath, records: Sequence[ShardRecord]):
+        self.folder, self.records = folder, records
+        self.places: dict[str, int] = {}  # of the shards in the index, by name
+        self.starts: list[int] = []  # first row of every shard within its split
+        self._rows: Counter = Counter()  # by split
+        for place, record in enumerate(records):
+            self.places[record.name] = place
+            self.starts.append(self._rows[record.split])
+            self._rows[record.split] += record.rows
+        self.rows = self._rows.total()
+        self._found: dict[str, list[tuple[int, Problem]]] = {kind: [] for kind in ("file", "opening", "rows", "order")}
+        self._ids: dict[int, tuple[str, list[int]]] = {}  # split, first and last example_id of a sound shard
+        self._unlike_lengths: dict[str, set[str] | None] = {split: set() for split in self._rows}
+
+    def add(self, name: str, facts: Mapping) -> tuple[int, int]:
+        """Keep what was found about a shard; returns its rows and the number of its problems."""
+        place = self.places[name]
+        record, path = self.records[place], self.folder / name
+        for kind in ("file", "opening"):
+            if facts[kind]:
+                self._found[kind].append((place, Problem(path, facts[kind], mendable=kind == "file")))
+        for kind in ("rows", "order"):
+            self._found[kind] += [(place, Problem(path, what, row, line, mendable=False)) for row, line, what in facts[kind]]
+        if facts["ids"]:
+            self._ids[place] = record.split, facts["ids"]
+        before = self._unlike_lengths[record.split]
+        known = before is not None and facts["lengths"] is not None
+        self._unlike_lengths[record.split] = before | set(facts["lengths"]) if known else None
+        return record.rows, sum(bool(facts[kind]) for kind in ("file", "opening")) + len(facts["rows"]) + len(facts["order"])
+
+    def problems(self, files: Mapping[str, str]) -> Iterator[Problem]:
+        """All problems of the stage but those of `lengths.arrow`; `files` are those that the index names beside the shards."""
+        if len(self.places) < len(self.records):
+            yield Problem(self.folder / "index.json", "names a shard twice")
+        yield from self._of("file")
+        for name, sha256 in files.items():
+            path = inside(self.folder, name)
+            if not path.exists() or file_sha256(path) != sha256:
+                yield Problem(path, "its hash is not the one in index.json" if path.exists() else "is missing")
+        yield from self._of("opening")
+        yield from self._of("rows")
+        self._compare_neighbours()
+        yield from self._of("order")
+
+    def lengths_problems(self) -> Iterator[Problem]:
+        """`lengths.arrow` says of every row what the shards say; of splits with a shard that cannot be opened, that was said."""
+        path = self.folder / "lengths.arrow"
+        for split, unlike in self._unlike_lengths.items():
+            try:
+                lengths = read_lengths(self.folder, split)
+            except UserError as error:
+                yield Problem(path, str(error).removeprefix(f"{path} "))
+                continue
+            if unlike is None:
+                continue
+            wrong = [name for name in LENGTHS if name in unlike or len(lengths[name]) != self._rows[split]]
+            if wrong:
+                yield Problem(path, f"{', '.join(wrong)} of {split} are not those of the shards")
+
+    def _of(self, kind: str) -> Iterator[Problem]:
+        found = sorted(self._found[kind], key=lambda one: one[0])  # stable: rows of a shard stay in their order
+        return (problem for _, problem in found)
+
+    def _compare_neighbours(self) -> None:
+        """Ids rise from one shard of a split to the next one."""
+        last: dict[str, int] = {}
+        for place, (split, (first, end)) in sorted(self._ids.items()):
+            for _, what in id_problems(np.array([first]), last.get(split, -1)):
+                path = self.folder / self.records[place].name
+                self._found["order"].insert(0, (place, Problem(path, what, 0, first, mendable=False)))
+            last[split] = end

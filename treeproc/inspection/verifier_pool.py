@@ -1,0 +1,50 @@
+"""Shard verifiers in this process, or in processes of this machine."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+from treeproc.common.errors import UserError
+from treeproc.common.transfers import in_parallel
+from treeproc.inspection.shard_verifier import ShardVerifier
+
+_JOBS_AHEAD = 4  # for each process
+_verifier: ShardVerifier  # of a process of the pool
+
+
+def run_here(arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, dict]]:
+    """(number of the job, result of the verifier), one after the other."""
+    verifier = ShardVerifier(**arguments)
+    return ((number, verifier(**job)) for number, job in enumerate(jobs))
+
+
+def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> Iterator[tuple[int, dict]]:
+    """As `run_here`. Raises UserError where a process dies."""
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
+    pool = ProcessPoolExecutor(processes, context, _begin, (arguments,))
+    try:
+        yield from enumerate(in_parallel(_run, jobs, _JOBS_AHEAD * processes, pool))
+    except BrokenProcessPool:
+        raise UserError("a process that verified shards was killed; see whether memory is short, then run it again") from None
+
+
+def _begin(arguments: dict) -> None:
+    global _verifier
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its processes
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _verifier = ShardVerifier(**arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _run(job: dict) -> dict:
+    return _verifier(**job)
