@@ -121,6 +121,8 @@ def test_the_page_is_whole_and_loads_nothing(out, page):
         assert link == "data:," or (link[1:] in page.ids if link.startswith("#") else (out / unquote(link)).is_file()), link
     text = (out / "index.html").read_text()
     assert text.count("<script") == 2 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
+    assert '<th scope="col"></th>' not in text and '<th scope="col" class="n"></th>' not in text  # every column has a name
+    assert text.count('class="box"') == text.count('class="box" tabindex="0" role="group" aria-label="')
     assert "default-src 'none'" in text and "@import" not in text and len(text) < 400_000
 
 
@@ -135,12 +137,13 @@ def test_texts_are_escaped(out, page):
 def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
     references = read_references(folder / "data", "test")
     lines = {name: (folder / name / "translations.test.txt").read_text().split("\n")[:-1] for name in RUNS}
-    (table,) = json.loads((out / "report.json").read_text())["scores"]
+    numbers = json.loads((out / "report.json").read_text())
+    (table,) = numbers["scores"]
     assert table["baseline"] == {"run": "plain", "result": "test"}  # the first without trees
     for row in table["rows"]:
         scores = json.loads((folder / row["run"] / "scores.json").read_text())["test"]
         assert row["bleu"] == scores["bleu"] and row["chrf"] == scores["chrf"]
-        shown = next(cells for cells in page.rows if cells and cells[0] == row["run"] and len(cells) > 3)
+        shown = next(cells for cells in page.rows if cells and cells[0] == row["run"] and len(cells) > 7)
         assert f"{scores['chrf']:.2f}" in shown and f"{scores['bleu']:.2f}" in shown
         if row["run"] == "plain":
             assert row["tests"] == {}
@@ -152,6 +155,9 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
     assert any("Scores on test" in message and ABOUT_WEIGHTS in message for message in page.texts)
+    (answer,) = numbers["answers"]  # on the first screen
+    assert answer["baseline"] == "plain" and [row["test"] for row in answer["rows"]] == [None] * 3
+    assert page.texts.index(answer["sentence"]) < min(i for i, one in enumerate(page.texts) if "fingerprint" in one)
 
 
 def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
@@ -316,7 +322,9 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     report = json.loads((study / "scaling.json").read_text())
     page = Reader((tmp_path / "out" / "index.html").read_text())
     for point in report["points"]:
-        row = next(row for row in page.rows if row[0] == point["model"] and f"{point['bleu']['mean']:.2f}" in row)
+        row = next(
+            row for row in page.rows if row[0] == point["model"] and len(row) > 8 and f"{point['bleu']['mean']:.2f}" in row
+        )
         if "comparison" in point:  # one seed: no interval, no p over seeds, no star
             assert row[-4:-1] == ["–", "–", "–"] and row[-1][-1].isdigit()
     assert any(ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message for message in page.texts)

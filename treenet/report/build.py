@@ -13,16 +13,18 @@ from treenet.evaluation.origin import recorded_origin
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
+from treenet.report.answer import answer_runs, answer_study
+from treenet.report.answer_section import ANSWER, draw_answer
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
-from treenet.report.figures import draw_groups, draw_tree, run_colors, save_figure, style
+from treenet.report.figures import draw_groups, draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.making import read_making
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
 from treenet.report.report_runs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
-from treenet.report.sections import scaling_name
+from treenet.report.study_section import scaling_name
 from treenet.report.tree_layout import lay_out
 from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
@@ -66,6 +68,8 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     )
     _look_inside(report, settings, say)  # first: it is what finds wrong settings
     report.tables = score_tables(runs, baseline, settings.bootstrap_samples, say)
+    of_runs = answer_runs(report.tables, runs, baseline, settings.split, settings.bootstrap_samples, say)
+    report.answers = [answer for answer in (of_runs, *map(answer_study, studies)) if answer]
     _fit(report)
 
     try:
@@ -126,10 +130,13 @@ def _fit(report: Report) -> None:
 
 def _draw(report: Report, folder: Path) -> None:
     def draw(name: str, figure: Figure) -> None:
-        report.figures[name] = save_figure(figure, folder, name)
+        report.figures[name] = save_chart(figure, folder, name)
 
     colors = run_colors([run.name for run in report.runs])
     with style():
+        for answer in report.answers:
+            if not answer.of_study and (chart := draw_answer(answer)):
+                draw(ANSWER, chart)
         if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
             with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
                 draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
@@ -192,6 +199,7 @@ def report_numbers(report: Report) -> dict:
         "provenance": {name: [one.model_dump(mode="json") for one in sessions] for name, sessions in report.made.items()},
         "differing_settings": report.differing,
         "warnings": report.warnings,
+        "answers": [answer.to_json() for answer in report.answers],
         "scores": tables,
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},

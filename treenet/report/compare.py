@@ -149,10 +149,11 @@ def score_tables(
 def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progress: Callable[[str], None]) -> None:
     if table.baseline is None or len(table.rows) < 2:
         return
-    references = _references(table, runs.values())
-    if references is None:
+    found = references_of(table, runs.values())
+    if found is None:
         table.notes.append(f"No tests: no run's data set has the references of {table.split} any more.")
         return
+    references = found[1]
     if table.baseline.standing.changed:
         table.notes.append(f"No tests: the scores of {table.baseline.run} are not of the run as it is.")
         return
@@ -174,12 +175,12 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
         row.tests = compare_systems(base, lines, references, num_samples)
 
 
-def _references(table: ScoreTable, runs: Iterable[ReportRun]) -> list[str] | None:
-    """The references of the first data set that exists and has the table's text."""
+def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:
+    """The first run whose data set exists and has the table's text, and the references of that data set."""
     for run in runs:
         index = own_index(run)
         if index and index.get("text_fingerprint") == table.text and table.split in index["totals"]:
-            return read_references(run.data, table.split)
+            return run, read_references(run.data, table.split)
     return None
 
 

@@ -5,6 +5,7 @@ from html import escape
 from urllib.parse import quote
 
 from treenet.analysis.attention_stats import AttentionStats
+from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
 from treenet.report.markup import TableCell, table, tag
 from treenet.report.report_runs import ReportRun, ReportStudy
@@ -28,6 +29,7 @@ class Report:
     ablations: list[tuple[str, ReportRun]]
     attention: dict[str, AttentionStats]
     views: dict[int, list[View]]  # by example, in the order in which they are shown
+    answers: list[Answer] = field(default_factory=list)  # of the runs, then of each study
     made: dict[str, list[Session]] = field(default_factory=dict)  # by run or data set, oldest first
     left_out: int = 0  # examples for which there was no room
     figures: dict[str, str] = field(default_factory=dict)  # SVG of the page by name
@@ -45,11 +47,11 @@ class Page:
     def table(self, caption: str, head: list[TableCell], rows: list[list[TableCell]], **more) -> str:
         """A numbered table; those inside of details have no number."""
         self._tables += 1
-        return table(f"<b>Table {self._tables}.</b> {escape(caption)}", head, rows, **more)
+        return table(caption, head, rows, title=f"Table {self._tables}", **more)
 
     def figure(self, name: str, caption: str) -> str:
         self._figures += 1
-        picture = self.report.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"', 1)
+        picture = self.report.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"')
         box = tag("div", picture, class_="box", tabindex=0, role="group", aria_label=name.replace("_", " "))
         return tag("figure", box + tag("figcaption", f"<b>Figure {self._figures}.</b> {escape(caption)} {links(name)}"))
 

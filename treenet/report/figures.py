@@ -2,6 +2,7 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 from matplotlib import font_manager
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import MaxNLocator
 
 from treenet.analysis.attention_stats import Group
 from treenet.report.tree_layout import BOX_HEIGHT, FONT_SIZE, TreeLayout
@@ -24,6 +26,8 @@ INK, FAINT, LINE, LEAF, NODE = "#1d2026", "#6b7078", "#d9d7d0", "#4f9bc6", "#eb9
 _VARIABLES = {INK: "ink", FAINT: "faint", LINE: "line", **{color: f"s{i}" for i, color in enumerate(SERIES)}, "#ffffff": "page"}
 # For scripts that DejaVu lacks, where they are installed.
 _MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Sans Devanagari")
+# Of a chart on a phone: its width in inches, the characters of an axis label on a line, and ticks of the x axis.
+_NARROW, _NARROW_LABEL, _NARROW_TICKS = 3.4, 44, 4
 # Labels with less attention than those in the picture go together.
 _MOST_LABELS = 12
 OTHERS = "others"
@@ -72,7 +76,35 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
     return inline_svg(inline.getvalue(), name)
 
 
-def inline_svg(text: str, name: str) -> str:
+def save_chart(figure: Figure, folder: Path, name: str) -> str:
+    """`save_figure`, and the same chart for a narrow screen; the page shows one of the two. The figure is changed."""
+    wide = save_figure(figure, folder, name)
+    _make_narrow(figure)
+    inline = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": f"{name}-narrow"}):
+        figure.savefig(inline, format="svg", metadata={"Date": None}, transparent=True)
+    return wide + inline_svg(inline.getvalue(), f"{name}-narrow", "chart narrow")
+
+
+def _make_narrow(figure: Figure) -> None:
+    """The width of a phone, letters as large as before: legends below the axes, labels in lines, fewer ticks."""
+    entries: dict[str, matplotlib.artist.Artist] = {}
+    for axes in figure.axes:
+        if legend := axes.get_legend():
+            entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+            legend.remove()
+        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), _NARROW_LABEL))
+        if isinstance(axes.xaxis.get_major_locator(), MaxNLocator):
+            axes.xaxis.set_major_locator(MaxNLocator(_NARROW_TICKS, steps=[1, 2, 2.5, 5, 10]))
+    height = min(figure.get_figheight(), 4.2) if len(figure.axes) > 1 else figure.get_figheight()
+    if entries:
+        labels = [textwrap.fill(label, _NARROW_LABEL) for label in entries]
+        height += 0.17 * sum(label.count("\n") + 1 for label in labels)
+        figure.legend(list(entries.values()), labels, loc="outside lower left", fontsize=8)
+    figure.set_size_inches(_NARROW, height)
+
+
+def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
     """An SVG of matplotlib as a part of a page: no prologue, no style for all of the page, ids of its own, colours by name."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
@@ -82,7 +114,7 @@ def inline_svg(text: str, name: str) -> str:
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var(--{variable})")
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)  # the font of the page
-    return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg class="chart" viewBox="\1" role="img">', text, count=1)
+    return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg class="{classes}" viewBox="\1" role="img">', text, count=1)
 
 
 def run_colors(names: Sequence[str]) -> dict[str, str]:

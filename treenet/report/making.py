@@ -1,8 +1,9 @@
 """The provenance of the runs of a report and their data sets: software, machines and time."""
 
 from collections.abc import Sequence
+from html import escape
 
-from treenet.report.contents import Page
+from treenet.report.contents import Page, Report
 from treenet.report.markup import TableCell, text
 from treenet.report.report_runs import ReportRun
 from treeproc.common.progress import format_seconds
@@ -19,11 +20,28 @@ def read_making(runs: Sequence[ReportRun]) -> dict[str, list[Session]]:
     return made | {f"data of {', '.join(names)}": read_sessions(data) for data, names in trained.items()}
 
 
+def show_training(report: Report) -> list[list[TableCell]]:
+    """Rows of the table of runs: time, machines and software of all sessions that trained each run."""
+    trained = [[one for one in report.made.get(run.name, ()) if one.command.startswith("train")] for run in report.runs]
+    if not any(trained):
+        return []
+    wall = [sum(one.wall_s or 0.0 for one in sessions) for sessions in trained]
+    rows = [[text("wall time of training"), *(_seconds(seconds or None) for seconds in wall)]]
+    for title, describe in (("trained on", describe_machines), ("packages", _main_packages)):
+        found = ["; ".join(dict.fromkeys(describe(one) for one in sessions)) for sessions in trained]
+        rows.append([text(title), *(TableCell(escape(one or "–"), "wrap") for one in found)])
+    return rows
+
+
+def _main_packages(session: Session) -> str:
+    return describe_packages({name: session.packages.get(name) for name in ("python", "torch")})
+
+
 def show_making(page: Page) -> str:
     """One row a command, oldest first."""
     if not page.report.made:
         return ""
-    titles = ("", "began", "did", "ended", "software", "packages", "machine")
+    titles = ("run or data set", "began", "did", "ended", "software", "packages", "machine")
     head = [*map(text, titles), TableCell("time", "n"), TableCell("CPU time", "n")]
     rows = []
     for name, sessions in page.report.made.items():

@@ -40,10 +40,12 @@ def code(content: str) -> str:
     return tag("code", escape(content))
 
 
-def table(caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[TableCell]], rules: Sequence[int] = ()) -> str:
-    """A table that scrolls in a box of its own. `caption` is markup; there is a rule above each of the rows `rules`.
+def table(
+    caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[TableCell]], rules: Sequence[int] = (), title: str = ""
+) -> str:
+    """A table that scrolls in a box of its own, which the keyboard reaches. There is a rule above each of the rows `rules`.
 
-    The caption is not the table's, so that it may be wider.
+    The caption is not the table's, so that it may be wider; its first sentence names the table for screen readers.
     """
 
     def cells(row: Sequence[TableCell], in_head: bool) -> str:
@@ -57,5 +59,7 @@ def table(caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[Table
     ruled = [{"class_": "rule"} if place in rules else {} for place in range(len(rows))]
     body = "".join(tag("tr", cells(row, in_head=False), **rule) for row, rule in zip(rows, ruled, strict=True))
     content = tag("thead", tag("tr", cells(head, in_head=True))) + tag("tbody", body)
-    box = tag("div", tag("table", content), class_="box")
-    return tag("figure", tag("figcaption", caption) + box, class_="table")
+    inner = tag("table", content, aria_label=caption.partition(". ")[0].removesuffix("."))
+    box = tag("div", inner, class_="box", tabindex=0, role="group", aria_label=f"{title or 'Table'}, which may scroll")
+    said = f"<b>{title}.</b> {escape(caption)}" if title else escape(caption)
+    return tag("figure", tag("figcaption", said) + box, class_="table")

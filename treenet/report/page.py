@@ -4,12 +4,16 @@ import json
 from html import escape
 from pathlib import Path
 
+from treenet.report.answer_section import show_answer
+from treenet.report.attention_section import show_attention
 from treenet.report.contents import Page, Report
 from treenet.report.making import show_making
 from treenet.report.markup import paragraph, tag
 from treenet.report.pictures import show_sentences
 from treenet.report.probes import show_probes
-from treenet.report.sections import show_ablations, show_attention, show_curves, show_runs, show_scores, show_studies
+from treenet.report.run_section import show_curves, show_runs
+from treenet.report.score_section import show_ablations, show_scores
+from treenet.report.study_section import show_studies
 
 _HERE = Path(__file__).parent
 # Nothing is loaded, and nothing but this page's own script runs.
@@ -19,19 +23,20 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 def render_page(report: Report) -> str:
     """The whole document."""
     page = Page(report)
-    page.add("runs", "What was run", *show_runs(page))
+    page.add("answer", "The answer", *show_answer(page))
     page.add("scores", "Scores", *show_scores(page))
     page.add("ablations", "Ablations", show_ablations(page))
-    page.add("curves", "Learning curves", show_curves(page))
     page.add("size", "Size of the training data", *show_studies(page))
+    page.add("sentences", "Sentences", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
-    page.add("sentences", "Sentences", *show_sentences(page))
+    page.add("curves", "Learning curves", show_curves(page))
+    page.add("runs", "What was run", *show_runs(page))
     page.add("making", "How each run was made", show_making(page))
 
     links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
     names = ", ".join(one.name for one in [*report.runs, *report.studies])
-    body = tag("h1", escape(report.title)) + paragraph(names, class_="lead")
+    body = tag("header", tag("h1", escape(report.title)) + paragraph(names, class_="lead"))
     body += tag("nav", tag("ol", links), aria_label="Contents")
     body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
     body += tag(

@@ -6,7 +6,7 @@ from treenet.evaluation.origin import describe_origin
 from treenet.probing.probe_results import table_rows, task_name
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, number, paragraph, text
-from treenet.report.sections import standing_name
+from treenet.report.naming import standing_name
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")
 

@@ -1,0 +1,124 @@
+"""The answer of a report: systems of several seeds, differences, intervals, and the sentence that says them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from treenet.evaluation.metrics import bleu_statistics, compare_seeds, compute_scores, sample_bleu
+from treenet.evaluation.origin import Standing
+from treenet.report import answer as answers
+from treenet.report.answer import answer_runs, answer_study, group_systems
+from treenet.report.answer_section import draw_answer
+from treenet.report.compare import score_tables
+from treenet.report.report_runs import ReportRun, ReportStudy
+
+REFERENCES = [f"the {animal} saw a {thing} near the old house" for animal in ("cat", "dog", "owl") for thing in ("tree", "mouse")]
+
+
+def make_run(name: str, model: str, seed: int, wrong: int, **config) -> ReportRun:
+    """A run whose translations have `wrong` words that no reference has, at places that its seed chooses."""
+    random = np.random.default_rng(100 * seed + wrong)
+    words = [line.split() for line in REFERENCES]
+    for _ in range(wrong):
+        line = words[random.integers(len(words))]
+        line[random.integers(len(line))] = "wrong"
+    lines = [" ".join(line) for line in words]
+    scores = compute_scores(lines, REFERENCES) | {"split": "test"}
+    settings = {"model": {"name": model}, "seed": seed, "data": "nowhere", "workers": seed, **config}
+    run = ReportRun(name, Path(), name, settings, {}, [], {"test": scores}, {"test": lines}, {}, None, 0, True)
+    run.standings = {"test": Standing()}
+    return run
+
+
+@pytest.fixture(autouse=True)
+def references(monkeypatch):
+    """The data set of every run has these references."""
+    monkeypatch.setattr(answers, "references_of", lambda table, runs: (next(iter(runs)), REFERENCES))
+    monkeypatch.setattr(answers, "tokenizer_of", lambda data, settings: "intl")
+
+
+def answer(runs: list[ReportRun], baseline: ReportRun | None):
+    tables = score_tables(runs, None, 10, lambda line: None)
+    return answer_runs(tables, runs, baseline, "test", 40, lambda line: None)
+
+
+PLAIN = [make_run(f"plain-{seed}", "transformer", seed, 9) for seed in (1, 2, 3)]
+TREE = [make_run(f"tree-{seed}", "tree_transformer", seed, 2) for seed in (1, 2, 3)]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_system():
+    other = make_run("other", "transformer", 1, 5, max_steps=7)
+    again = make_run("again", "tree_transformer", 1, 5)
+    assert {name: list(seeds) for name, seeds in group_systems([*PLAIN, *TREE]).items()} == {
+        "transformer": [1, 2, 3],
+        "tree_transformer": [1, 2, 3],
+    }
+    assert list(group_systems([*PLAIN, other])) == ["plain-1", "other"]  # two systems of one model
+    assert {name: list(seeds) for name, seeds in group_systems([*TREE, again]).items()} == {"tree-1": [1, 2, 3], "again": [1]}
+    taken = make_run("transformer", "tree_transformer", 1, 5)
+    assert list(group_systems([taken, *PLAIN])) == ["transformer", "plain-1"]
+
+
+def test_three_seeds_of_both_have_the_interval_of_the_house():
+    found = answer([*PLAIN, *TREE], PLAIN[0])
+    best, base = found.rows
+    assert (best.system, base.system, found.baseline) == ("tree_transformer", "transformer", "transformer")
+    assert best.score == np.mean([run.scores["test"]["bleu"] for run in TREE])
+    sides = ([sample_bleu(bleu_statistics(run.translations["test"], REFERENCES), 40) for run in runs] for runs in (PLAIN, TREE))
+    expected = compare_seeds(*sides, len(REFERENCES)).over_seeds
+    assert best.test.interval == expected.interval and best.difference == pytest.approx(expected.difference)
+    assert best.seed_differences == tuple(
+        tree.scores["test"]["bleu"] - plain.scores["test"]["bleu"] for tree, plain in zip(TREE, PLAIN, strict=True)
+    )
+    low, high = expected.interval
+    assert found.sentence.startswith(f"On test: tree_transformer has the highest BLEU, {best.score:.2f}, +{best.difference:.2f}")
+    assert f"{low:+.2f} to {high:+.2f}, from 3 seeds".replace("-", "−") in found.sentence
+    assert ("may be chance" in found.sentence) == (low <= 0 <= high)
+    assert draw_answer(found) is not None
+
+
+def test_fewer_than_three_shared_seeds_have_no_interval():
+    two = answer([*PLAIN, *TREE[:2]], PLAIN[0])
+    assert two.rows[0].test is None and "needs 3 seeds" in two.sentence
+    shared = [tree.scores["test"]["bleu"] - plain.scores["test"]["bleu"] for tree, plain in zip(TREE[:2], PLAIN, strict=False)]
+    assert two.rows[0].difference == pytest.approx(np.mean(shared))
+    apart = answer([PLAIN[0], make_run("tree", "tree_transformer", 8, 2)], PLAIN[0])
+    assert apart.rows[0].seed_differences == () and apart.rows[0].difference is not None
+
+
+def test_a_baseline_that_is_best_is_said_to_be_so():
+    found = answer([*PLAIN, *TREE], TREE[0])
+    assert [row.system for row in found.rows] == ["tree_transformer", "transformer"] and found.rows[1].difference < 0
+    assert f"+{-found.rows[1].difference:.2f} against transformer" in found.sentence
+    low, high = found.rows[1].test.interval
+    assert f"{-high:+.2f} to {-low:+.2f}".replace("-", "−") in found.sentence
+
+
+def test_stale_results_controls_and_missing_scores_give_no_answer():
+    assert answer([], None) is None
+    stale = make_run("stale", "transformer", 1, 3)
+    stale.standings = {"test": Standing("weights")}
+    assert answer([stale], stale) is None
+    control = make_run("control", "transformer", 1, 3)
+    control.scores["test.untrained"], control.standings["test.untrained"] = control.scores["test"], Standing()
+    alone = answer([control], control)
+    assert [row.system for row in alone.rows] == ["control"] and "only system" in alone.sentence
+    assert draw_answer(alone) is None
+
+
+def test_a_study_answers_at_its_largest_share():
+    def point(fraction: float, model: str, mean: float, **more) -> dict:
+        return {"fraction": fraction, "model": model, "pairs": 1000 * fraction, "seeds": [1],
+                "bleu": {"mean": mean, "values": [mean]}, "chrf": {"mean": 40.0}, **more}  # fmt: skip
+
+    test = {"difference": -2.0, "seeds": 3, "interval": [-3.0, -1.0], "p_value": 0.01, "seeds_error": 0.1, "sentences_error": 0.1,
+            "against": "plain", "weights": {"p_value": 0.02}}  # fmt: skip
+    points = [point(0.5, "tree", 30.0), point(1.0, "plain", 22.0), point(1.0, "tree", 20.0, comparison=test)]
+    report = {"split": "test", "metric": "bleu", "baseline": "plain", "points": points}
+    found = answer_study(ReportStudy("study", "study", report))
+    assert found.sentence == (
+        "study, test, 1,000 training pairs: plain has the highest BLEU, 22.00, +2.00 against tree. "
+        "The 95 % interval is +1.00 to +3.00, from 3 seeds."
+    )
+    assert answer_study(ReportStudy("study", "study", None)) is None

@@ -1,0 +1,183 @@
+"""The answer of a report: which system scores highest, by how much, and in which interval.
+
+Runs that differ in their seed alone are one system. A difference has an interval where three seeds or more have both
+systems; with fewer, other seeds may reverse it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from statistics import fmean
+
+import numpy as np
+
+from treenet.config import OPERATIONAL, flatten
+from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER, bleu_statistics, compare_seeds, sample_bleu
+from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
+from treenet.experiments.scaling_report import against_of, metric_of, read_comparison
+from treenet.report.compare import ScoreTable, references_of
+from treenet.report.report_runs import ReportRun, ReportStudy
+
+
+@dataclass(frozen=True)
+class SystemResult:
+    """A system's mean scores over its seeds. `difference` is to the system `against`, over the seeds that both have."""
+
+    system: str
+    seeds: tuple[int, ...]
+    score: float
+    chrf: float | None
+    difference: float | None = None
+    against: str = ""
+    test: SeedTest | None = None
+    seed_differences: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Results of all systems, highest first. `about` names the split, or the study and the size of its training data."""
+
+    about: str
+    metric: str
+    baseline: str | None
+    rows: list[SystemResult]
+    of_study: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """The result in one to three sentences."""
+        title, best = METRIC_TITLES[self.metric], self.rows[0]
+        first = f"{self.about}: {best.system} has the highest {title}, {best.score:.2f}"
+        if len(self.rows) == 1:
+            return f"{first}. It is the only system."
+        compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
+        if compared is None or compared.difference is None:
+            return f"{first}. Its difference to the others is not tested."
+        other = best.against if compared is best else compared.system
+        difference = compared.difference if compared is best else -compared.difference
+        return f"{first}, {_signed(difference)} against {other}. {_certainty(compared, compared is best)}"
+
+    def to_json(self) -> dict:
+        return asdict(self) | {"sentence": self.sentence}
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def _certainty(row: SystemResult, as_given: bool) -> str:
+    """What other seeds and sentences may change; `as_given` is False where the difference is said the other way round."""
+    if row.test is None or row.test.interval is None:
+        return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
+    low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
+    message = f"The 95 % interval is {_signed(low)} to {_signed(high)}, from {row.test.seeds} seeds"
+    return f"{message}. It holds 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
+
+
+def answer_runs(
+    tables: Sequence[ScoreTable],
+    runs: Sequence[ReportRun],
+    baseline: ReportRun | None,
+    split: str,
+    num_samples: int,
+    say: Callable[[str], None],
+) -> Answer | None:
+    """The answer of the runs on `split`, of the baseline's text. Controls and stale results take no part."""
+    found = [table for table in tables if table.split == split]
+    table = next((table for table in found if table.baseline), found[0] if found else None)
+    if table is None:
+        return None
+    own = [row.run for row in table.rows if row.result == split and not row.standing.changed]
+    scored = [run for run in runs if run.name in own]
+    where, references = references_of(table, runs) or (None, None)
+    tokenizer = tokenizer_of(where.data, EvaluateSettings()) if where else None
+    metric = "bleu_tokenized" if tokenizer == NO_TOKENIZER else "bleu"
+    systems = {
+        name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())
+    }
+    if not systems:
+        return None
+    base = next((name for name, seeds in systems.items() if any(run is baseline for run in seeds.values())), None)
+    read_as = tokenizer if metric == "bleu_tokenized" else None
+
+    @cache
+    def sampled(name: str) -> np.ndarray:
+        lines = next(run.translations[split] for run in scored if run.name == name)
+        return sample_bleu(bleu_statistics(lines, references or [], read_as), num_samples)
+
+    rows = []
+    for name, seeds in systems.items():
+        scores = [run.scores[split] for run in seeds.values()]
+        chrf = [score["chrf"] for score in scores if "chrf" in score]
+        row = SystemResult(name, tuple(seeds), fmean(score[metric] for score in scores), fmean(chrf) if chrf else None)
+        if base is not None and name != base:
+            row = _compare(row, seeds, base, systems[base], metric, split)
+            shared = [seed for seed in seeds if seed in systems[base]]
+            pairs = [(systems[base][seed], seeds[seed]) for seed in shared]
+            readable = all(len(run.translations.get(split, ())) == len(references or ()) for pair in pairs for run in pair)
+            if references and readable and len(shared) >= FEWEST_SEEDS:
+                say(f"interval over seeds: {name} against {base}")
+                theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
+                row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)
+        rows.append(row)
+    return Answer(f"On {split}", metric, base, _in_order(rows))
+
+
+def _compare(
+    row: SystemResult, seeds: dict[int, ReportRun], base: str, others: dict[int, ReportRun], metric: str, split: str
+) -> SystemResult:
+    """The difference over shared seeds; of the means where no seed is shared."""
+    shared = [seed for seed in seeds if seed in others]
+    mine, theirs = ([side[s].scores[split][metric] for s in shared or side] for side in (seeds, others))
+    single = tuple(one - other for one, other in zip(mine, theirs, strict=True)) if shared else ()
+    return replace(row, difference=fmean(mine) - fmean(theirs), against=base, seed_differences=single)
+
+
+def _in_order(rows: Sequence[SystemResult]) -> list[SystemResult]:
+    """Highest score first, p-values corrected for the number of systems."""
+    tested = [row for row in rows if row.test is not None]
+    corrected = correct_family([row.test for row in tested], SYSTEMS) if tested else []
+    tests = {row.system: test for row, test in zip(tested, corrected, strict=True)}
+    return sorted((replace(row, test=tests.get(row.system)) for row in rows), key=lambda row: (-row.score, row.system))
+
+
+def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
+    """Runs by seed of every system, by its name: the model's where no other system has it, else that of the first run.
+
+    Two runs are of one system where they differ in the seed alone. A second run of a seed is a system of its own.
+    """
+    groups: list[tuple[str, dict[int, ReportRun]]] = []
+    for run in runs:
+        flat = flatten(run.config)
+        kept = {key: value for key, value in flat.items() if key != "seed" and key not in OPERATIONAL}
+        key, seed = repr((sorted(kept.items(), key=str), run.fingerprints)), int(run.config.get("seed", 1))
+        found = next((seeds for other, seeds in groups if other == key and seed not in seeds), None)
+        if found is None:
+            groups.append((key, found := {}))
+        found[seed] = run
+    firsts = [next(iter(seeds.values())) for _, seeds in groups]
+    models = [str(first.config["model"].get("name")) for first in firsts]
+    taken = {run.name for run in runs}
+    named = {}
+    for (_, seeds), first, model in zip(groups, firsts, models, strict=True):
+        unclear = len(seeds) == 1 or models.count(model) > 1 or model in taken
+        named[first.name if unclear else model] = seeds
+    return named
+
+
+def answer_study(study: ReportStudy) -> Answer | None:
+    """The answer of a study at its largest share of the data; None before a cell is done."""
+    if not study.report or not study.report["points"]:
+        return None
+    report, metric = study.report, metric_of(study.report)
+    largest = max(point["fraction"] for point in report["points"])
+    rows = []
+    for point in (point for point in report["points"] if point["fraction"] == largest):
+        row = SystemResult(point["model"], tuple(point["seeds"]), point[metric]["mean"], point["chrf"]["mean"])
+        if found := read_comparison(point):
+            row = replace(row, difference=found[0].difference, against=against_of(report, point), test=found[0])
+        rows.append(row)
+    pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
+    rows.sort(key=lambda row: (-row.score, row.system))
+    return Answer(f"{study.name}, {report['split']}, {pairs:,.0f} training pairs", metric, report["baseline"], rows, True)

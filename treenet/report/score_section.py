@@ -1,0 +1,110 @@
+"""The sections of scores and of ablations."""
+
+from html import escape
+
+import numpy as np
+
+from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
+from treenet.evaluation.significance import ABOUT_WEIGHTS
+from treenet.report.compare import Bucket, ScoreTable, bucket_tables
+from treenet.report.contents import Page
+from treenet.report.markup import TableCell, bullets, code, number, paragraph, table, tag, text
+from treenet.report.naming import metric_name, result_name, show_p_value, standing_name
+from treenet.report.report_runs import ReportRun
+from treeproc.common.provenance import describe_software
+
+
+def show_scores(page: Page) -> list[str]:
+    out = []
+    for scores in page.report.tables:
+        tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
+        head = [text("result")]
+        for metric in scores.metrics:
+            head.append(TableCell(escape(metric_name(metric)), "n"))
+            head += [TableCell("difference", "n"), TableCell("p", "n")] if metric in tested else []
+        rows = []
+        for row in scores.rows:
+            cells = [text(result_name(row, scores.split))]
+            for metric in scores.metrics:
+                value = row.values.get(metric)
+                fresh = [other for other in scores.rows if not other.standing.changed]
+                best = max((other.values.get(metric, -np.inf) for other in fresh), default=None)
+                cells.append(number(value, ".2f", "n best" if value == best and row in fresh and len(scores.rows) > 1 else "n"))
+                if metric in tested:
+                    test = row.tests.get(metric)
+                    cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
+                    cells.append(TableCell(show_p_value(test.p_value), "n") if test else TableCell("", "n"))
+            rows.append(cells)
+        count = max((row.record.get("num_examples", 0) for row in scores.rows), default=0)
+        caption = f"Scores on {scores.split}, {count:,} sentences."
+        if tested:
+            caption += (
+                f" Differences are to {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) is about "
+                f"{ABOUT_WEIGHTS}: it says nothing of models trained with other seeds. The highest value of a column is bold, "
+                "whatever its p."
+            )
+        out.append(page.table(caption, head, rows))
+        out += [paragraph(note, class_="note") for note in scores.notes]
+        out.append(_origins(scores))
+        lines = [f"{escape(metric_name(metric))}: {', '.join(map(code, found))}" for metric, found in scores.signatures().items()]
+        test = next((row.tests[metric] for metric in tested[:1] for row in scores.rows if metric in row.tests), None)
+        lines += [f"test: {code(test.signature)}"] if test else []
+        out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
+        out += [_buckets(page, scores, kind, buckets) for kind, buckets in bucket_tables(scores).items()]
+    return out
+
+
+def _origins(scores: ScoreTable) -> str:
+    """The table of the origins of results."""
+    head = [text(name) for name in ("result", "weights", "data", "decoding", "software")]
+    rows = []
+    for row in scores.rows:
+        made_by = row.record.get("software")
+        cells = [describe_weights(row.record), short(data_fingerprint(row.record)), describe_decoding(row.record) or "–"]
+        cells.append(describe_software(made_by) if isinstance(made_by, dict) else "not recorded")
+        rows.append([text(result_name(row, scores.split)), *map(text, cells)])
+    caption = "Weights by the first digits of their sha256, data by those of their fingerprint."
+    return tag("details", tag("summary", "What each result was made of") + table(caption, head, rows))
+
+
+def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -> str:
+    """One column a result and metric."""
+    metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
+    results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
+    columns = [(result, metric) for result in results for metric in metrics]
+    names = [result_name(scores.rows[r], scores.split) + (f", {metric_name(m)}" if len(metrics) > 1 else "") for r, m in columns]
+    head = [text(kind), TableCell("sentences", "n"), *(TableCell(escape(name), "n") for name in names)]
+    rows = []
+    for bucket in buckets:
+        values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
+        rows.append([text(bucket.name), number(bucket.num_examples), *values])
+    what = metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
+    message = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
+    return page.table(f"{what} on {scores.split} {message}.", head, rows)
+
+
+def show_ablations(page: Page) -> str:
+    """Table 3 of the paper."""
+    chosen = page.report.ablations
+    found = [(name, run, run.scores.get(page.report.split, {})) for name, run in chosen]
+    metrics = list(dict.fromkeys(m for scores in page.report.tables for m in scores.metrics))
+    metrics = [metric for metric in metrics if any(metric in record for _, _, record in found)]
+    if not metrics:
+        return ""
+    head = [
+        text("model"),
+        text("run"),
+        TableCell("updates", "n"),
+        *(TableCell(escape(metric_name(metric)), "n") for metric in metrics),
+    ]
+    rows = []
+    for name, run, record in found:
+        cells = [text(name), text(_marked(run, page.report.split)), number(run.step)]
+        rows.append([*cells, *(number(record.get(metric), ".2f") for metric in metrics)])
+    caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {page.report.split}."
+    return page.table(caption, head, rows)
+
+
+def _marked(run: ReportRun, split: str) -> str:
+    message = standing_name(run.standings.get(split, Standing()))
+    return f"{run.name} ({message})" if message else run.name

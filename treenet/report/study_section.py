@@ -1,0 +1,74 @@
+"""The section of studies of the data size."""
+
+import shlex
+from html import escape
+
+from treenet.evaluation.metrics import METRIC_TITLES
+from treenet.evaluation.significance import (
+    EXPLAIN_MEANS,
+    EXPLAIN_SEEDS,
+    EXPLAIN_WEIGHTS,
+    EXPLORATORY,
+    SeedTest,
+    half_interval,
+)
+from treenet.experiments.scaling_report import against_of, describe_slopes, metric_of, read_comparison
+from treenet.experiments.study import count_not_recorded
+from treenet.report.contents import Page
+from treenet.report.markup import TableCell, code, number, paragraph, tag, text
+from treenet.report.naming import show_p_value
+
+
+def show_studies(page: Page) -> list[str]:
+    out = []
+    for index, study in enumerate(page.report.studies):
+        if study.report is None:
+            message = f"{escape(study.name)}: no cell of the study is done yet; the command that started it continues."
+            out.append(tag("div", tag("p", message), class_="callout"))
+            continue
+        report = study.report
+        if study.stale:
+            message = f"{study.name}: stale, other weights now than those of its numbers: {', '.join(study.stale)}; to renew: "
+            config = shlex.quote(f"{study.given}/config.yaml")
+            command = code(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}")
+            out.append(tag("div", tag("p", escape(message) + command), class_="callout", role="note"))
+        metric = metric_of(report)
+        title = METRIC_TITLES[metric]
+        out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
+        head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
+        head += [
+            TableCell("difference", "n"),
+            text("from"),
+            *(TableCell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights")),
+        ]
+        rows, rules, last = [], [], None
+        for point in report["points"]:
+            if point["fraction"] != last and rows:
+                rules.append(len(rows))
+            last, found = point["fraction"], read_comparison(point)
+            cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
+            cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
+            cells += [number(half_interval(point[metric]), ".2f"), number(point["chrf"]["mean"], ".2f")]
+            rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
+        message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
+        out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
+        out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
+        if message := count_not_recorded(report.get("cells", ())):
+            out.append(paragraph(f"{message}.", class_="note"))
+    return out
+
+
+def _study_test(test: SeedTest, of_weights: float, against: str) -> list[TableCell]:
+    """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
+    interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
+    p_values = [show_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
+    p_values[test.holm_p_value is not None] += "*" * test.starred
+    if test.family == EXPLORATORY:
+        p_values[1] = "exploratory"
+    message = (interval, *p_values, show_p_value(of_weights))
+    return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
+
+
+def scaling_name(index: int) -> str:
+    """Name of the figure of a study."""
+    return f"scaling_{index + 1}"
