@@ -2,6 +2,7 @@
 
 What lies in the store counts, so that another machine continues from it. A folder with a `meta.json` (a checkpoint, the
 average) is complete there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
+Files travel several at a time.
 """
 
 import fnmatch
@@ -18,6 +19,7 @@ from treenet.runs.checkpoint import META, checkpoint_folders, checkpoint_step, i
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
+from treeproc.common.transfers import do_all
 
 # Seconds between two looks for files to upload and for a request to stop.
 POLL_S = 2.0
@@ -55,12 +57,7 @@ class RunMirror:
             for folder in sorted(filter(self._reads, folders)):
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
-            for name in there:
-                hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)  # locks: never uploaded
-                if hidden or name.startswith(_NEVER_PULLED) or name == STOP_FILE:
-                    continue
-                if _folder_of(name) not in folders | cut_off:
-                    self._download(name)
+            do_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
 
     def push(self) -> None:
@@ -69,9 +66,7 @@ class RunMirror:
             return
         names = _files_below(self.folder)
         folders = _folders_with_meta(names)
-        for name in names:
-            if _folder_of(name) not in folders and not name.startswith("checkpoints/"):
-                self._upload(name)
+        do_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
         for folder in sorted(folders):
             with suppress(FileNotFoundError):  # a later checkpoint has taken its place
                 self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
@@ -134,8 +129,7 @@ class RunMirror:
         if self._remote is None:
             shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
             return
-        for name in (self._remote / RAY_FOLDER).objects():
-            (self._remote / RAY_FOLDER / name).unlink(missing_ok=True)
+        do_all(lambda name: (self._remote / RAY_FOLDER / name).unlink(missing_ok=True), (self._remote / RAY_FOLDER).objects())
 
     def _follow(self, stop_file: Path, done: threading.Event) -> None:
         last_error = ""
@@ -173,8 +167,8 @@ class RunMirror:
             and all((self.folder / name).is_file() and (self.folder / name).stat().st_size == there[name] for name in names)
         ):
             remove_checkpoint(here)
-            for name in sorted(names, key=lambda name: name == meta):
-                self._download(name)
+            do_all(self._download, [name for name in names if name != meta])
+            self._download(meta)
 
     def _push_folder(self, folder: str, names: list[str]) -> None:
         meta = f"{folder}/{META}"
@@ -183,15 +177,13 @@ class RunMirror:
             return
         self._folders_there.add(folder)
         (self._remote / meta).unlink(missing_ok=True)
-        for name in sorted(names, key=lambda name: name == meta):
-            with open(self.folder / name, "rb") as file:
-                (self._remote / name).write_file(file)
+        do_all(self._put, [name for name in names if name != meta])
+        self._put(meta)
         self._same[meta] = stamp
 
     def _remove_there(self, folder: str) -> None:
-        names = (self._remote / folder).objects()
-        for name in sorted(names, key=lambda name: name != META):
-            (self._remote / folder / name).unlink(missing_ok=True)
+        (self._remote / folder / META).unlink(missing_ok=True)
+        do_all(lambda name: (self._remote / folder / name).unlink(missing_ok=True), (self._remote / folder).objects())
         self._folders_there.discard(folder)
 
     def _download(self, name: str) -> None:
@@ -199,6 +191,10 @@ class RunMirror:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (self._remote / name).open() as source, atomic_output(path) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
+
+    def _put(self, name: str) -> None:
+        with open(self.folder / name, "rb") as file:
+            (self._remote / name).write_file(file)
 
     def _upload(self, name: str) -> None:
         with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may go while this looks
@@ -254,6 +250,12 @@ def _exclusive(folder: Path) -> Iterator[None]:
         raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
     with held(folder / ".pull-lock"):
         yield
+
+
+def _is_pulled(name: str) -> bool:
+    """Whether an object belongs into the mirror: no locks, which are never uploaded, and nothing of Ray's."""
+    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
+    return not (hidden or name.startswith(_NEVER_PULLED) or name == STOP_FILE)
 
 
 def _folders_with_meta(names: Collection[str]) -> set[str]:

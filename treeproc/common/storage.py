@@ -19,10 +19,12 @@ from datetime import timedelta
 from pathlib import Path, PurePosixPath
 from typing import IO, Annotated, Any
 
+import pyarrow
 import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError
+from treeproc.common.transfers import AT_ONCE
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCHEMES = ("s3", "gs")
@@ -33,6 +35,7 @@ _REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
 @functools.cache
 def _file_system(scheme: str) -> pyarrow.fs.FileSystem:
     """One connection pool per process, made where it is used: Ray's workers have their own."""
+    pyarrow.set_io_thread_count(max(AT_ONCE, pyarrow.io_thread_count()))  # which upload
     if scheme == "s3":
         # Arrow itself does not look for the endpoint in the environment.
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""

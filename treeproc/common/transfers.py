@@ -12,6 +12,12 @@ Result = TypeVar("Result")
 AT_ONCE = 16
 
 
+def do_all(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """Call the function for every item, several at a time; errors as `in_parallel` raises them."""
+    for _ in in_parallel(function, items):
+        pass
+
+
 def in_parallel(
     function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, pool: Executor | None = None
 ) -> Iterator[Result]:
