@@ -28,7 +28,7 @@ test: install
 # The documentation site, in docs/_build/html. Warnings are errors; what the tutorial shows is computed.
 docs: install
 	$(RUN) -m pip install --constraint constraints.txt --editable '.[docs]'
-	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
+	PATH="$(abspath $(VENV)/bin):$$PATH" $(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # dist/ with the sdist and the wheel, checked; the tools are in an environment of their own.
 package:

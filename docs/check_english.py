@@ -65,7 +65,9 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
             fence = "" if stripped == fence else fence
             continue
         mark = re.match(r"`{3,}|~{3,}|\$\$", stripped)
-        begins = bool(mark) or not stripped or bool(re.match(r"([-*+]|\d+\.|#+|>|\||<!--|:)\s?", stripped)) or line.startswith("    ")
+        begins = (
+            bool(mark) or not stripped or bool(re.match(r"([-*+]|\d+\.|#+|>|\||<!--|:)\s?", stripped)) or line.startswith("    ")
+        )
         if begins and paragraph:
             yield start, " ".join(paragraph)
             paragraph = []
@@ -80,13 +82,12 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
 
 def python_texts(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of paragraphs of docstrings and of the descriptions of settings."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node)):
-            line = node.body[0].lineno
-            yield from ((line + first - 1, text) for first, text in markdown_paragraphs(doc))
-        elif isinstance(node, ast.keyword) and node.arg in ("description", "help"):
-            if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-                yield node.value.lineno, node.value.value
+        if isinstance(node, documented) and (doc := ast.get_docstring(node)):
+            yield from ((node.body[0].lineno + line - 1, text) for line, text in markdown_paragraphs(doc))
+        elif isinstance(node, ast.keyword) and node.arg in ("description", "help") and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
 
 
 def check(path: Path) -> Iterator[str]:

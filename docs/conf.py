@@ -23,6 +23,7 @@ autodoc_typehints = "description"
 
 # The tutorial is computed when the site is built. An error in it is an error of the build.
 nb_execution_mode = "cache"
+nb_execution_in_temp = True
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True

@@ -13,6 +13,13 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
+SHELL = """
+import subprocess
+
+def run_in_shell(line):
+    subprocess.run(["bash", "-euo", "pipefail", "-c", line], check=True)
+"""
+
 
 def runnable_blocks(page: Path) -> list[tuple[str, str]]:
     """(language, code) of the blocks of a page that are marked as runnable, in order."""
@@ -34,6 +41,19 @@ def test_runnable_blocks_run(page, tmp_path):
         command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
         assert done.returncode == 0, done.stderr
+
+
+def test_the_tutorial_runs(tmp_path):
+    """All cells in one process, with few sentences and updates; `make docs` runs them as they are."""
+    text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^```\{code-cell\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join(cells).replace("PAIRS, UPDATES = 6000, 400", "PAIRS, UPDATES = 400, 4")
+    code = code.replace(" | head -n 2", "")  # which would end the command before it
+    code = re.sub(r"^!(.*)$", lambda line: f"run_in_shell(f{line[1]!r})", code, flags=re.MULTILINE)
+    program = f"{SHELL}\n{code}"
+    environment = _environment() | {"MPLBACKEND": "agg"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
 
 
 def _environment() -> dict[str, str]:
