@@ -17,7 +17,9 @@ from treeproc.common.storage import AnyPath
 from treeproc.job.borrowed import check_borrower
 from treeproc.job.config import PreprocessConfig, one_root
 from treeproc.job.job_report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import StageWork, make_shards
+from treeproc.job.shard_jobs import StageWork, make_shards, ray_runner
+from treeproc.job.text_on_ray import BadInput, remove_work
+from treeproc.job.text_work import TextHere, TextWork, can_run_on_ray, text_on_ray
 from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
@@ -25,17 +27,20 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
+from treeproc.stages.input_note import Known, recall, remember, stamps_of
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
+from treeproc.stages.running import run_here
 from treeproc.stages.shuffle import find_donors
-from treeproc.stages.text import Scan, TextWriter, scan
-from treeproc.stages.vocabulary import copy_vocabulary, vocabulary_files, write_vocabulary
+from treeproc.stages.vocabulary import copy_vocabulary, sampled_rows, vocabulary_files, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = Path(__file__).parent.parent / "sample"
+# Rows that a vocabulary is learned from; below, Ray takes longer to start than this process to count.
+LEAST_SAMPLE = 100_000
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
 
 
@@ -61,17 +66,28 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         logger.info("%s was begun with Moses tokens unchanged for the parser, and continues so; see parser.treebank_words", out)
-    parser, target_parser, scans = check_inputs(config)
-    config = config.with_shard_size(sum(scan.count for scan in scans.values()))
+    parser, target_parser = check_settings(config)
+    stamps = stamps_of(config.inputs())
+    known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
+    on_ray = can_run_on_ray(config, out)
+    if known is None and not on_ray:
+        here.counts()  # bad input is found before anything is written
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
-        _claim(config, out)
-        job = _Job(config, out, record, parser, target_parser)
+        work = text_on_ray(config, out, record) if on_ray else here
         try:
-            text = job.text(scans)
-        except NothingLeft:
+            config = config.with_shard_size(sum((work.counts() if known is None else known.counts).values()))
+            try:
+                _claim(config, out)
+            except UserError:
+                work.remove()
+                raise
+            job = _Job(config, out, record, parser, target_parser)
+            text = job.text(work, stamps, known)
+        except (NothingLeft, BadInput):
+            work.remove()
             if first_text:
                 record.withdraw()
                 _forget(out, made)
@@ -79,8 +95,8 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return job.encode(*job.parse(text))
 
 
-def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str, Scan]]:
-    """The descriptions of the parsers, and what the text stage knows of every split before it writes. Reads all inputs."""
+def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
+    """The descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
     _check_splits(config)
     inputs = config.inputs()
     check_columns(config.parser, config.target_parser, inputs.columns())
@@ -89,7 +105,7 @@ def check_inputs(config: PreprocessConfig) -> tuple[dict, dict | None, dict[str,
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
         _check_borrower(config, parser, target_parser, stages)
-    return parser, target_parser, scan(inputs, config.filters)
+    return parser, target_parser
 
 
 def _check_splits(config: PreprocessConfig) -> None:
@@ -134,9 +150,10 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
     """The complete settings, the description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
-    parser, target_parser, scans = check_inputs(config)
-    config = config.with_shard_size(sum(scan.count for scan in scans.values()))
-    return config, parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(scans)
+    parser, target_parser = check_settings(config)
+    work = TextHere(folder / "text", config.inputs(), config.filters)
+    config = config.with_shard_size(sum(work.counts().values()))
+    return config, parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(work)
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
@@ -145,7 +162,8 @@ def _forget(out: AnyPath, made: Sequence[Path]) -> None:
         path.unlink(missing_ok=True)
     if isinstance(out, Path):
         for folder in (out / "text", *made):
-            folder.rmdir()
+            if folder.exists():
+                folder.rmdir()
 
 
 def _describe_target_parser(config: PreprocessConfig) -> dict | None:
@@ -242,36 +260,41 @@ class _Job:
     target_parser: dict | None
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
-    def text(self, scans: dict[str, Scan]) -> list[ShardRecord]:
-        """Filtered examples as shards. Another text under the same folder is refused."""
+    def text(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> list[ShardRecord]:
+        """Filtered examples as shards. Another text under the same folder is refused.
+
+        `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
+        """
         folder, config, inputs = self.out / "text", self.config, self.config.inputs()
         folder.mkdir(exist_ok=True)
         _remove_leftovers(folder)
-        lines = {split: scan.digest for split, scan in scans.items()}
-        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
-        fingerprint = fingerprint_of(SCHEMA_VERSION, lines, *reading)
-        if index := _previous_index(folder, "inputs"):
+        index = _previous_index(folder, "inputs")
+        if index and known and (records := self._finished_text(index, known.digests)):
+            logger.info("text: the inputs have the sizes and times of before; they are not read again")
+            remove_work(self.out)
+            return records
+        counts, lines = work.counts(), work.digests()
+        if index:
             changed = differences(index["inputs"], lines)
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
-            records = list(index.records())
-            if all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))) and has_files(folder, index):
-                say_notices(index.get("notices", {}), config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
+            if records := self._finished_text(index, lines):
+                self._end_text(stamps, Known(counts, lines))
                 return records
-        records, notices = [], config.notices()
+        records, notices, fingerprint = [], config.notices(), self._text_fingerprint(lines)
         self.record.note(text=0)
         with (
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
-            Progress("text", sum(scan.count for scan in scans.values()), unit="examples") as progress,
+            Progress("text", sum(counts.values()), unit="examples") as progress,
         ):
-            writer = TextWriter(folder, inputs, config.filters, scans, config.rows_per_shard, fingerprint, notices, dropped_lines)
-            for split in in_order(config.splits):
-                for record in writer.write(split):
-                    records.append(record)
-                    progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-                    self.record.keep_up(text=len(records))
+            for record in work.write(fingerprint, config.rows_per_shard, notices, dropped_lines):
+                records.append(record)
+                progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
+                self.record.keep_up(text=len(records))
         self.record.note()
+        order = in_order(config.splits)
+        records.sort(key=lambda record: (order.index(record.split), record.index))
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])
@@ -281,8 +304,34 @@ class _Job:
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
-        say_notices(facts["notices"], config.parsers(), tokens_can_be_set=not FORMATS[config.format].columns)
+        self._end_text(stamps, Known(counts, lines))
+        self._say_notices(facts["notices"])
         return records
+
+    def _text_fingerprint(self, lines: dict[str, str]) -> str:
+        config = self.config
+        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
+        return fingerprint_of(SCHEMA_VERSION, lines, *reading)
+
+    def _finished_text(self, index: dict, lines: dict[str, str]) -> list[ShardRecord] | None:
+        """The shards of a text stage that is finished, of inputs of these digests; None where anything is missing."""
+        folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
+        records = list(index.records())
+        if index["inputs"] != lines or not has_files(folder, index):
+            return None
+        if not all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))):
+            return None
+        self._say_notices(index.get("notices", {}))
+        return records
+
+    def _end_text(self, stamps: str | None, known: Known) -> None:
+        """Note by what the inputs are recognised, unless they changed meanwhile."""
+        same = stamps is not None and stamps_of(self.config.inputs()) == stamps
+        remember(self.out / "text", stamps if same else None, known)
+        remove_work(self.out)
+
+    def _say_notices(self, notices: dict) -> None:
+        say_notices(notices, self.config.parsers(), tokens_can_be_set=not FORMATS[self.config.format].columns)
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard."""
@@ -305,15 +354,19 @@ class _Job:
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
         """Vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
+        folder.mkdir(exist_ok=True)
         train = [i for i, record in enumerate(text) if record.split == "train"]
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
         with Progress("vocabulary", None, unit="pieces") as progress:
             if config.vocab_from is not None:
                 inputs_fingerprint = copy_vocabulary(self.out, config.vocab_from.absolute())
             else:
+                lines = [text[i] for i in train]
+                on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, "target" in stages[0]) >= LEAST_SAMPLE
                 inputs_fingerprint = write_vocabulary(
-                    self.out, [text[i] for i in train], [parsed[i] for i in train], config.subwords, config.tree, self.base
-                )
+                    self.out, lines, [parsed[i] for i in train], config.subwords, config.tree, self.base,
+                    ray_runner(folder, self.record) if on_ray else run_here,
+                )  # fmt: skip
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.facts()

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from typing import Any
 
 import ray
 import ray.data
@@ -26,6 +27,8 @@ from treeproc.shards.store import ShardRecord
 
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
+# Marks the record of a shard among the values of a job, which are JSON.
+_RECORD = "shard_record"
 
 
 class _ShardActor:
@@ -43,16 +46,23 @@ class _ShardActor:
 
     def __call__(self, row: dict) -> dict:
         if self._worker is None:
-            return {"record": "", "error": self._error, "usage": ""}
-        job = json.loads(row["job"])
-        job = {name: ShardRecord(**value) if isinstance(value, dict) else value for name, value in job.items()}
+            return {"result": "", "error": self._error, "usage": "", "number": -1}
+        job = {name: _unpacked(value) for name, value in json.loads(row["job"]).items()}
         began = time.monotonic()
         try:
-            record = json.dumps(asdict(self._worker(**job)))
+            result = json.dumps(_packed(self._worker(**job)))
             usage = self._meter.usage() | {"seconds": time.monotonic() - began}
-            return {"record": record, "error": "", "usage": json.dumps(usage)}
+            return {"result": result, "error": "", "usage": json.dumps(usage), "number": row["number"]}
         except UserError as error:
-            return {"record": "", "error": str(error), "usage": ""}
+            return {"result": "", "error": str(error), "usage": "", "number": row["number"]}
+
+
+def _packed(value: object) -> object:
+    return {_RECORD: asdict(value)} if isinstance(value, ShardRecord) else value
+
+
+def _unpacked(value: object) -> object:
+    return ShardRecord(**value[_RECORD]) if isinstance(value, dict) and value.keys() == {_RECORD} else value
 
 
 def _silence_ray_data() -> None:
@@ -103,7 +113,7 @@ def actor_pool(gpus_per_actor: float = 0.0) -> int:
     return max(1, sum(int(node.get("CPU", 0)) for node in nodes))
 
 
-def run_shards(
+def run_jobs(
     worker_class: type,
     arguments: dict,
     jobs: Sequence[dict],
@@ -111,21 +121,24 @@ def run_shards(
     folder: AnyPath,
     gpus_per_actor: float = 0.0,
     count_usage: Callable[[dict], None] = lambda usage: None,
-) -> Iterator[ShardRecord]:
-    """Yield the record of every job as its shard lands in `folder`, in any order.
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of every job and what its worker returned, a record of a shard or JSON, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
-    it; actors ask for GPUs where the cluster has any. `count_usage` gets the `Meter.usage` of an actor for a shard,
-    with the `seconds` that the shard took.
+    it; actors ask for GPUs where the cluster has any. `count_usage` gets the `Meter.usage` of an actor for a job,
+    with the `seconds` that the job took.
     Raises UserError when a worker does, and before any work when a node does not see `folder`.
     """
     if not jobs:
         return
     start_ray()
     _silence_ray_data()
-    rows = [{"job": json.dumps({k: asdict(v) if isinstance(v, ShardRecord) else v for k, v in job.items()})} for job in jobs]
+    rows = [
+        {"job": json.dumps({name: _packed(value) for name, value in job.items()}), "number": number}
+        for number, job in enumerate(jobs)
+    ]
     with _shared(folder) as token:
-        records = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
             _ShardActor,
             fn_constructor_args=(worker_class, arguments, token),
             # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
@@ -136,8 +149,13 @@ def run_shards(
             num_cpus=1.0,
             num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
         )
-        for row in records.iter_rows():
+        for row in results.iter_rows():
             if row["error"]:
                 raise UserError(row["error"])
             count_usage(json.loads(row["usage"]))
-            yield ShardRecord(**json.loads(row["record"]))
+            yield row["number"], _unpacked(json.loads(row["result"]))
+
+
+def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict], **options: Any) -> Iterator[ShardRecord]:
+    """Yield the record of every job as its shard lands, in any order; for the rest, see `run_jobs`."""
+    return (record for _, record in run_jobs(worker_class, arguments, jobs, **options))

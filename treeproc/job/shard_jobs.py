@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
 from treeproc.job.job_report import fallbacks
 from treeproc.shards.store import ShardRecord, finished_shards
+from treeproc.stages.running import Run
 
 logger = logging.getLogger(__name__)
 
@@ -81,3 +83,14 @@ def _run_on_ray(
     yield from ray_job.run_shards(
         work.worker, work.arguments, jobs, folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage
     )
+
+
+def ray_runner(folder: AnyPath, record: Recorder) -> Run:
+    """Runs jobs in Ray's actors, which `record` counts; every node must see `folder`."""
+
+    def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
+        from treeproc.job import ray_job  # a job without Ray must not load it
+
+        return ray_job.run_jobs(worker, arguments, jobs, folder=folder, count_usage=record.session.add_worker)
+
+    return run

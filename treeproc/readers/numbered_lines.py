@@ -161,7 +161,10 @@ def pair_up(
         if a is None or b is None:
             longer = number + 1 + sum(1 for _ in (right if a is None else left))
             counts = (number, longer) if a is None else (longer, number)
-            raise UserError(
-                f"{left_name} has {counts[0]} {unit}, but {right_name} has {counts[1]}; parallel files must have as many"
-            )
+            raise unequal(left_name, counts[0], right_name, counts[1], unit)
         yield a, b
+
+
+def unequal(left_name: str, left: int, right_name: str, right: int, unit: str = "lines") -> UserError:
+    """The error of two sides of different lengths."""
+    return UserError(f"{left_name} has {left} {unit}, but {right_name} has {right}; parallel files must have as many")

@@ -67,6 +67,14 @@ def has_letters(line: str) -> bool:
     return len(line) >= _LEAST_LETTERS and sum(map(str.isalpha, line)) >= _LEAST_LETTERS
 
 
+def stride_of(lines: int) -> int:
+    """The n of a `LineSample` that has seen so many lines."""
+    stride = 1
+    while -(-lines // stride) > _MOST_LINES:
+        stride *= 2
+    return stride
+
+
 @dataclass
 class LineSample:
     """Every n-th line of a stream: n doubles whenever there are too many. The same lines whatever the calls they come in."""

@@ -24,7 +24,16 @@ class LineList:
 
     def write(self, rows: Iterable[tuple]) -> None:
         """One line a row."""
-        self._file.writelines(("\t".join(map(str, row)) + "\n").encode() for row in rows)
+        self._file.write(tab_separated(rows))
+
+    def extend(self, content: bytes) -> None:
+        """Rows as `tab_separated` gives them."""
+        self._file.write(content)
+
+
+def tab_separated(rows: Iterable[tuple]) -> bytes:
+    """One line a row."""
+    return "".join("\t".join(map(str, row)) + "\n" for row in rows).encode()
 
 
 @contextmanager

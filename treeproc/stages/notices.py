@@ -251,6 +251,10 @@ class TextNotices:
         if parts["leaks"]:
             self._add_leaks(split, Found(**parts["leaks"]))
 
+    def add_sample(self, split: str, side: str, example_ids: Sequence[int], lines: Sequence[str]) -> None:
+        """More lines of the sample that tells the language of a side, in order."""
+        self._side(split, side).sample.kept += [(self.line(split, i), line) for i, line in zip(example_ids, lines, strict=True)]
+
     def _side(self, split: str, side: str) -> SideNotices:
         return self.sides.setdefault((split, side), SideNotices(self.wanted[side]))
 

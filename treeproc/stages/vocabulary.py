@@ -2,7 +2,8 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index
 from treeproc.stages.encode import TreeConfig
+from treeproc.stages.running import Run, grouped, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
+from treeproc.trees.spans import EMPTY_TAG
 
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
@@ -31,57 +34,143 @@ def vocabulary_files(folder: Path) -> list[str]:
 
 
 class VocabularyCounts:
-    """Counts of the training split: words, labels, tags and relations, added up batch by batch."""
+    """Counts of the training split: words of the lines that are learned from; labels, tags and relations of all trees.
 
-    def __init__(self, config: SubwordConfig, tree: TreeConfig, num_rows: int):
-        self._config, self._tree, self._num_rows = config, tree, num_rows
+    At most the words of `max_training_lines` lines are held.
+    """
+
+    def __init__(self, config: SubwordConfig, tree: TreeConfig):
         self.words = {side: Counter() for side in (("source",) if config.joint else ("source", "target"))}
         self.labels: set[str] = {UNANALYSED}
-        if tree.tree_source == "dependencies" and tree.phrase_labels == "upos":
+        self.takes_labels = tree.tree_source != "dependencies"
+        if not self.takes_labels and tree.phrase_labels == "upos":
             self.labels.update(PHRASE_LABELS)
         self.tags: set[str] = {UNANALYSED}
         self.deprels: set[str] = set()
-        self._seen = 0
 
-    def add(self, text: dict, parsed: dict) -> None:
-        words_column, trees_column = self._tree.parsed_columns
-        brackets = read_flat_trees(parsed[trees_column][1])
-        if self._tree.tree_source != "dependencies":
-            trees = normal_form(brackets, collapse_unary=False)
-            self.labels.update(trees.names[i] for i in np.unique(trees.labels))
-        self.tags.update(brackets.tag_names[i] for i in np.unique(brackets.tags))
+    def add_names(self, labels: Iterable[str], tags: Iterable[str], deprels: Iterable[str]) -> None:
+        """Take up the names that stand in some trees."""
+        self.labels.update(labels if self.takes_labels else ())
+        self.tags.update(tags)
+        self.deprels.update(deprels)
+
+
+def _chosen_before(row: int, num_rows: int, most: int) -> int:
+    """Rows among the first `row` that words are learned from: `most` of all, spread evenly, however they are cut into shards."""
+    return row * most // num_rows
+
+
+class CountShards:
+    """Counts text and parsed shards of the training split, which has `num_rows` rows."""
+
+    def __init__(self, base: AnyPath, config: SubwordConfig, tree: TreeConfig, num_rows: int, most: int):
+        self._base, self._joint, self._tree, self._num_rows, self._most = base, config.joint, tree, num_rows, most
+
+    def __call__(self, shards: Sequence[dict]) -> dict:
+        """Counts of all of them: `words` by side, of the rows that are learned from; `labels`, `tags`, `deprels` of the trees.
+
+        A shard is given by its records, `text` and `parsed`, by the number of its first row, and by whether its trees are read.
+        """
+        words = {"source": Counter()} | ({} if self._joint else {"target": Counter()})
+        found: dict[str, set[str]] = {"labels": set(), "tags": set(), "deprels": set()}
+        for shard in shards:
+            records = (ShardRecord(**shard[stage]) for stage in ("text", "parsed"))
+            self._count(words, found, *records, first=shard["first"], names=shard["names"])
+        return {"words": words} | {kind: sorted(some) for kind, some in found.items()}
+
+    def _count(
+        self, words: dict[str, Counter], found: dict[str, set[str]], text: ShardRecord, parsed: ShardRecord, *, first: int,
+        names: bool,
+    ) -> None:  # fmt: skip
+        lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
+        for line_views, tree_views in zip(lines.columns, trees.columns, strict=True):
+            self._count_words(words, line_views, *tree_views[self._tree.parsed_columns[0]], first)
+            first += len(line_views["example_id"])
+            if names:
+                self._find_names(found, tree_views)
+
+    def _find_names(self, found: dict[str, set[str]], parsed: dict) -> None:
+        brackets = read_flat_trees(parsed[self._tree.parsed_columns[1]][1])
+        trees = normal_form(brackets, collapse_unary=False)
+        found["labels"].update(trees.names[i] for i in np.unique(trees.labels))
+        found["tags"].update(brackets.tag_names[i] for i in np.unique(brackets.tags))
         if self._tree.arcs_column in parsed:
-            self.deprels.update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
-        self._count_words(text, *parsed[words_column])
+            found["deprels"].update(pc.unique(parsed[self._tree.arcs_column][1]["deprel"]).to_pylist())
 
-    def _count_words(self, text: dict, edges: np.ndarray, words: dict) -> None:
+    def _count_words(self, counters: dict[str, Counter], text: dict, edges: np.ndarray, words: dict, first: int) -> None:
         sides = [side for side in (self._tree.side, self._tree.other_side) if side in text]
-        # Rows spread evenly over the split, the same ones however it is cut into shards.
-        most = min(self._num_rows, max(1, self._config.max_training_lines // len(sides)))
-        row = np.arange(self._seen, self._seen + len(edges) - 1)
-        self._seen += len(row)
-        chosen = (row + 1) * most // self._num_rows > row * most // self._num_rows
+        before = _chosen_before(np.arange(first, first + len(edges)), self._num_rows, self._most)
+        chosen = np.diff(before) > 0
+        if not chosen.any():
+            return
         kept = np.repeat(chosen, np.diff(edges))
         ends = WordEnds(np.concatenate([[0], np.cumsum(np.diff(edges)[chosen])]), words["end_char"][kept])
         lines = {side: text[side].filter(pa.array(chosen)) for side in sides}
         lines[self._tree.side] = mark_boundaries(lines[self._tree.side], ends)
         for i, side in enumerate(sides):
             counts = blank_separated(lines[side]).value_counts()
-            counter = self.words["source" if self._config.joint or i == 0 else "target"]
+            counter = counters["source" if self._joint or i == 0 else "target"]
             values, numbers = counts.field("values").to_pylist(), counts.field("counts").to_pylist()
             for word, number in zip(values, numbers, strict=True):
                 counter[word] += number
 
 
+def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[list[str], list[str], list[str]] | None:
+    """Labels, tags and relations that the sidecar of a parsed shard counts; None where the shard itself must be read.
+
+    That is where the leaves are of the target side, whose trees no sidecar counts, and for sidecars of earlier versions.
+    """
+    found = {"label": [], "tag": [], "deprel": []}
+    for key in record.counts:
+        kind, _, name = key.partition(".")
+        if kind in found:
+            found[kind].append(name)
+    has_words = record.counts.get("words", 1) > 0
+    complete = found["label"] and found["tag"] and (found["deprel"] or not has_arcs)
+    # Trees with empty elements are counted before these go.
+    if tree.side == "target" or EMPTY_TAG in found["tag"] or (has_words and not complete):
+        return None
+    return found["label"], found["tag"], found["deprel"]
+
+
+def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_sides: bool) -> int:
+    """The number of rows of the training split that words are learned from."""
+    return min(sum(record.rows for record in text), max(1, config.max_training_lines // (1 + has_both_sides)))
+
+
 def count_vocabulary(
-    base: Path, text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig, tree: TreeConfig
+    base: AnyPath,
+    text: Sequence[ShardRecord],
+    parsed: Sequence[ShardRecord],
+    config: SubwordConfig,
+    tree: TreeConfig,
+    run: Run = run_here,
 ) -> VocabularyCounts:
-    """Read the training split's text and parsed shards, which are below `base`, once."""
-    counts = VocabularyCounts(config, tree, sum(record.rows for record in text))
-    for text_record, parsed_record in zip(text, parsed, strict=True):
-        lines, trees = Shard(base / "text", text_record), Shard(base / "parsed", parsed_record)
-        for views in zip(lines.columns, trees.columns, strict=True):
-            counts.add(*views)
+    """The counts of the training split's text and parsed shards, which are below `base`; `run` runs a job a shard.
+
+    Only shards are read that have rows of the sample, or whose sidecar does not name labels, tags and relations.
+    """
+    counts = VocabularyCounts(config, tree)
+    columns = [Shard(base / stage, records[0]).schema.names for stage, records in (("text", text), ("parsed", parsed)) if records]
+    num_rows = sum(record.rows for record in text)
+    if not num_rows:
+        return counts
+    most = sampled_rows(text, config, {"source", "target"} <= set(columns[0]))
+    shards, first = [], 0
+    for lines, trees in zip(text, parsed, strict=True):
+        names = _names_of(trees, tree, tree.arcs_column in columns[1])
+        if names is not None:
+            counts.add_names(*names)
+        last = first + lines.rows
+        if names is None or _chosen_before(first, num_rows, most) < _chosen_before(last, num_rows, most):
+            bare = {stage: asdict(replace(one, counts={}, longest={})) for stage, one in (("text", lines), ("parsed", trees))}
+            shards.append((lines.rows, bare | {"first": first, "names": names is None}))
+        first = last
+    arguments = {"base": base, "config": config, "tree": tree, "num_rows": num_rows, "most": most}
+    for _, found in run(CountShards, arguments, [{"shards": group} for group in grouped(shards)]):
+        for side, words in found["words"].items():
+            counts.words[side].update(words)
+        counts.add_names(found["labels"], found["tags"], found["deprels"])
     return counts
 
 
@@ -92,11 +181,12 @@ def write_vocabulary(
     config: SubwordConfig,
     tree: TreeConfig,
     base: Path | None = None,
+    run: Run = run_here,
 ) -> str:
     """Pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
-    `base` holds text and parsed stage, if not `data` itself. A vocabulary that is there already and came from the same
-    shards and settings is kept.
+    `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. A vocabulary that is there
+    already and came from the same shards and settings is kept.
     """
     folder = data / "encoded" / "vocab"
     # The trees matter to the labels alone, and control trees share those of the parsed trees.
@@ -112,7 +202,7 @@ def write_vocabulary(
     folder.mkdir(parents=True, exist_ok=True)
     for name in OPTIONAL_VOCABULARY_FILES:
         (data / "encoded" / name).unlink(missing_ok=True)
-    counts = count_vocabulary(base or data, text, parsed, config, tree)
+    counts = count_vocabulary(base or data, text, parsed, config, tree, run)
     atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config))
     if counts.words.get("target"):
         atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config))

@@ -1,0 +1,281 @@
+"""The text stage in blocks against the one that reads everything in one process: the same files, the same messages."""
+
+import gzip
+import json
+import os
+import random
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from treeproc.common.settings import UserError
+from treeproc.job import cut_inputs, text_on_ray
+from treeproc.job.cut_inputs import bytes_that_can_be_cut
+from treeproc.job.ray_job import _packed, _unpacked
+from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
+from treeproc.job.text_work import TextHere
+from treeproc.readers import numbered_lines
+from treeproc.readers.line_ranges import CutSide, count_line_ends, cut_file, read_range, stamp_of
+from treeproc.readers.numbered_lines import read_lines
+from treeproc.stages import duplicates, language, running
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.notices import TextNotices, Wanted
+from treeproc.stages.text import Inputs, SplitFiles
+
+WANTED = {"source": Wanted(("escapes", "tokens", "sentences"), "en"), "target": Wanted(("placeholders",))}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Blocks, chunks, partitions and samples of a few lines."""
+    monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 3)
+    monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 3)
+    monkeypatch.setattr(cut_inputs, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 20)
+    monkeypatch.setattr(duplicates, "_PARTITION_KEYS", 4)
+    monkeypatch.setattr(language, "_MOST_LINES", 3)
+    monkeypatch.setattr(running, "GROUP_ROWS", 5)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+class Killed(Exception):
+    """The job is killed here."""
+
+
+def runner(seed: int = 0, lives: int = 10**9):
+    """Runs jobs in this process as Ray would: through JSON, in any order. After so many jobs, it is killed."""
+    shuffled, left = random.Random(seed), [lives]
+
+    def run(worker, arguments, jobs):
+        built = worker(**arguments) if jobs else None
+        for number in shuffled.sample(range(len(jobs)), len(jobs)):
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            job = json.loads(json.dumps({name: _packed(value) for name, value in jobs[number].items()}))
+            yield number, _unpacked(json.loads(json.dumps(_packed(built(**{k: _unpacked(v) for k, v in job.items()})))))
+
+    return run
+
+
+def inputs_of(folder: Path, splits: dict[str, tuple], tokenized: str = "none") -> Inputs:
+    """`splits` gives the contents of the files of both sides, or the n of `hold_out`."""
+    folder.mkdir(exist_ok=True)
+    files = {}
+    for split, sides in splits.items():
+        if isinstance(sides, int):
+            files[split] = SplitFiles(hold_out=sides)
+            continue
+        paths: dict[str, list[Path]] = {}
+        for side, contents in zip(("source", "target"), sides, strict=True):
+            paths[side] = [folder / f"{split}.{i}.{side[0]}" for i in range(len(contents))]
+            for path, content in zip(paths[side], contents, strict=True):
+                path.write_bytes(content)
+        files[split] = SplitFiles(**paths)
+    return Inputs(files, "parallel", tokenized, None)
+
+
+def on_ray(out: Path, inputs: Inputs, filters: FilterConfig, run) -> TextOnRay:
+    return TextOnRay(out, work_folder(out, inputs, filters, WANTED), inputs, filters, WANTED, run)
+
+
+def stage(out: Path, work, inputs: Inputs, rows: int) -> dict:
+    """Run a text stage; the content of all its files, and what was returned. An error is its message."""
+    try:
+        counts, digests = work.counts(), work.digests()
+        notices = TextNotices(WANTED, inputs.line)
+        (out / "text").mkdir(exist_ok=True)
+        with line_list(out / "text" / DROPPED, "split", "line", "reason") as dropped:
+            records = {record.name: record for record in work.write("mark", rows, notices, dropped)}
+    except UserError as error:
+        work.remove()
+        return {"error": str(error)}
+    remove_work(out)
+    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    return {"counts": counts, "digests": digests, "records": records, "notices": notices.facts(), "files": files}
+
+
+def both(folder: Path, inputs: Inputs, filters: FilterConfig, rows: int = 2, seed: int = 0) -> dict:
+    """The result of the stage, which must be the same either way."""
+    here, there = folder / "here", folder / "there"
+    for out in (here, there):
+        (out / "text").mkdir(parents=True)
+    expected = stage(here, TextHere(here / "text", inputs, filters), inputs, rows)
+    assert stage(there, on_ray(there, inputs, filters, runner(seed)), inputs, rows) == expected
+    assert "error" not in expected or not [path for path in there.rglob("*") if path.is_file() or ".work" in path.name]
+    return expected
+
+
+def test_ranges_of_lines_against_a_pass_over_all(tmp_path):
+    contents = [b"a\nb\r\n\n c \nlast", b"", b"\xef\xbb\xbfx\ny\n", b"\xef\xbb\xbf", b"\n", "ä\u2028ö\n".encode() * 9]
+    paths = [tmp_path / str(i) for i in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_bytes(content)
+    lines = list(read_lines(paths))
+    for chunk in (1, 3, 64):
+        files = []
+        for path in paths:
+            stamp = stamp_of(path)
+            files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
+        side = CutSide(tuple(files))
+        assert side.lines == len(lines)
+        for start in range(len(lines) + 1):
+            for stop in range(start, len(lines) + 1):
+                assert list(read_range(side.pieces(start, stop))) == lines[start:stop]
+    paths[0].write_bytes(b"other")
+    with pytest.raises(UserError, match="0 changed while it was read"):
+        list(read_range(side.pieces(0, 1)))
+
+
+LINES = st.lists(
+    st.sampled_from(["a b", "A, b!", "c", "", " ", "d &apos;s e . f", "It is so. Then it is not.", "<unk> \ufffd", "ü\u2028"]),
+    min_size=1, max_size=14,
+)  # fmt: skip
+FILTERS = st.builds(
+    FilterConfig,
+    drop_duplicates=st.booleans(), drop_overlap=st.sampled_from(["none", "source", "example"]), drop_leaks=st.booleans(),
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(train=LINES, valid=LINES | st.integers(2, 4), test=LINES, filters=FILTERS, rows=st.integers(1, 6), data=st.data())
+def test_the_same_files_either_way(train, valid, test, filters, rows, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    ends, seed = data.draw(st.sampled_from([b"\n", b"\r\n"])), data.draw(st.integers(0, 9))
+    parts, last = data.draw(st.integers(1, 3)), data.draw(st.booleans())
+
+    def contents(lines: list[str]) -> list[bytes]:
+        files = [lines[i::parts] for i in range(parts)]
+        return [ends.join(line.encode() for line in one) + ends * (last and bool(one)) for one in files]
+
+    def sides(lines: list[str]) -> tuple:
+        return contents(lines), contents([line[:1] or "z" for line in lines])
+
+    splits = {name: lines if isinstance(lines, int) else sides(lines) for name, lines in
+              data.draw(st.permutations([("train", train), ("valid", valid), ("test", test)]))}  # fmt: skip
+    inputs = inputs_of(folder / "files", splits, data.draw(st.sampled_from(["none", "moses"])))
+    both(folder, inputs, filters, rows, seed)
+
+
+def test_a_stage_that_has_everything(tmp_path):
+    """Duplicates over blocks and shards, overlap, near copies, held out lines, several files, a packed one."""
+    lines = [f"line {i % 9} of the text is here again" for i in range(40)] + ["Line 2, of the text is HERE AGAIN!", "", "once"]
+    content = [("\n".join(part) + "\n").encode() for part in (lines[:11], lines[11:12], lines[12:])]
+    inputs = inputs_of(tmp_path / "files", {"valid": 7, "train": (content, content), "test": ([content[1]], [b"x\n"])})
+    packed = tmp_path / "files" / "train.2.s.gz"
+    packed.write_bytes(gzip.compress(content[2]))
+    train = inputs.splits["train"]
+    train = train.model_copy(update={"source": [*train.source[:2], packed]})
+    inputs = replace(inputs, splits={**inputs.splits, "train": train})
+    found = both(tmp_path, inputs, FilterConfig(drop_duplicates=True, drop_overlap="source"), rows=5)
+    reasons = [line.split(b"\t")[2] for line in found["files"]["text/dropped.tsv"].splitlines()[1:]]
+    assert {b"duplicate", b"overlap", b"empty_source"} == set(reasons) and len(reasons) > 25
+    assert found["counts"] == {"valid": 6, "train": 37, "test": 1} and found["notices"]["train"]["source"]["leaks"]["count"]
+    assert found["notices"]["train"]["source"]["language"]["looked_at"] > 1
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": ([b"a\n" * 9 + b"\xff\n"], [b"a\n" * 10])}, "train.0.s, line 10: not valid UTF-8 (byte 0xff at column 1)"),
+        ({"train": ([b"a\n" * 10], [b"a\n" * 4 + b"bb\xff\n" + b"a\n" * 5])}, "train.0.t, line 5: not valid UTF-8"),
+        # Of two bad lines the first is named, of one number that of the source.
+        ({"train": ([b"a\n" * 8 + b"\xff\n"], [b"a\n" * 2 + b"\xff\n" + b"a\n" * 6])}, "train.0.t, line 3: not valid"),
+        ({"train": ([b"a\n" * 5 + b"\xff\n"], [b"a\n" * 5 + b"\xff\n"])}, "train.0.s, line 6: not valid UTF-8"),
+        ({"train": ([b"a\n", b"a\n" * 5 + b"\xfe"], [b"a\n" * 7])}, "train.1.s, line 6: not valid UTF-8"),
+        ({"train": ([b"a\n" * 9], [b"a\n" * 4, b"b"])}, "has 9 lines, but"),
+        # What is wrong in the rest of the longer side comes first, and what is wrong before comes before.
+        ({"train": ([b"a\n" * 9 + b"\xff"], [b"a\n" * 4])}, "train.0.s, line 10: not valid"),
+        ({"train": ([b"a\n" * 9], [b"a\n\xff\n"])}, "train.0.t, line 2: not valid"),
+        ({"train": ([b"a\n" * 3], [b"a\n" * 3]), "test": ([b"b\n\xff"], [b"c\n" * 2])}, "test.0.s, line 2: not valid"),
+        ({"test": ([b"b\n"], [b"c\n" * 2]), "train": ([b"\xff"], [b"a\n"])}, "test.0.s has 1 lines, but"),
+        ({"train": ([b""], [b"\xef\xbb\xbf"])}, "no example of format parallel in"),
+        ({"train": ([b"a\n" * 3], [b"a\n" * 3]), "valid": 4}, "splits.valid: hold_out leaves nothing"),
+    ],
+)  # fmt: skip
+def test_the_same_message_either_way(splits, message, tmp_path):
+    assert message in both(tmp_path, inputs_of(tmp_path / "files", splits), FilterConfig(drop_duplicates=True))["error"]
+
+
+def test_damaged_packed_files_have_the_same_message(tmp_path):
+    inputs = inputs_of(tmp_path / "files", {"train": ([b"a\n" * 5000], [b"a\n" * 5000])})
+    for i, content in enumerate([gzip.compress(b"a\n" * 5000)[:-12], b"no gzip", gzip.compress(random.randbytes(9000))[:-9]]):
+        packed = tmp_path / "files" / f"{i}.gz"
+        packed.write_bytes(content)
+        broken = replace(inputs, splits={"train": SplitFiles(source=[packed], target=inputs.splits["train"].target)})
+        error = both(tmp_path / str(i), broken, FilterConfig())["error"]
+        assert f"cannot read {packed}" in error or "not valid UTF-8" in error
+
+
+def test_a_line_that_is_too_long_is_refused_wherever_it_stands(tmp_path, monkeypatch):
+    monkeypatch.setattr(numbered_lines, "_BLOCK_BYTES", 4)
+    monkeypatch.setattr(numbered_lines, "_MOST_LINE_BYTES", 20)
+    for before in range(6):
+        for length, refused in ((19, False), (20, True)):  # the line end counts
+            content = b"a\n" * before + b"b" * length + b"\nc\n"
+            inputs = inputs_of(tmp_path / "files", {"train": ([content], [content])})
+            found = both(tmp_path / f"{before} {length}", inputs, FilterConfig())
+            assert ("has a line of more than" in found.get("error", "")) == refused
+
+
+def test_killed_after_any_job_the_same_command_goes_on(tmp_path):
+    lines = [f"line {i % 7} of this" for i in range(12)]
+    content = "\n".join(lines).encode()
+    inputs = inputs_of(tmp_path / "files", {"train": ([content], [content]), "test": ([b"line 2, of this\n"], [b"x"])})
+    filters = FilterConfig(drop_duplicates=True)
+    expected = both(tmp_path, inputs, filters, rows=3)
+
+    def counted(run, names: list[str]):
+        def count(worker, arguments, jobs):
+            for result in run(worker, arguments, jobs):
+                if worker.__name__ != "ReadLines":  # the sample of lines is no work that is kept
+                    names.extend([worker.__name__] * len(jobs[result[0]].get("shards", [1])))
+                yield result
+
+        return count
+
+    undisturbed: list[str] = []
+    (tmp_path / "whole" / "text").mkdir(parents=True)
+    stage(tmp_path / "whole", on_ray(tmp_path / "whole", inputs, filters, counted(runner(), undisturbed)), inputs, 3)
+    assert {"CheckBlock", "GatherKeys", "WriteText"} == set(undisturbed)
+    for lives in range(len(undisturbed) + 1):
+        out, names = tmp_path / f"killed-{lives}", []
+        (out / "text").mkdir(parents=True)
+        with suppress(Killed):
+            stage(out, on_ray(out, inputs, filters, counted(runner(lives, lives), names)), inputs, 3)
+        before = {path: path.stat().st_mtime_ns for path in (out / "text").glob("*.arrow")}
+        assert stage(out, on_ray(out, inputs, filters, counted(runner(lives), names)), inputs, 3) == expected
+        assert sorted(names) == sorted(undisturbed), "a part that was done was done again"
+        assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items()), "a finished shard was written again"
+
+
+def test_files_that_change_are_refused(tmp_path):
+    inputs = inputs_of(tmp_path / "files", {"train": ([b"a\n" * 9], [b"a\n" * 9])})
+    out = tmp_path / "out"
+    (out / "text").mkdir(parents=True)
+    work = on_ray(out, inputs, FilterConfig(), runner())
+    work.digests()
+    inputs.splits["train"].source[0].write_bytes(b"b\n" * 10)
+    with pytest.raises(UserError, match="changed while"), line_list(out / "text" / DROPPED) as dropped:
+        list(work.write("mark", 2, TextNotices(WANTED, inputs.line), dropped))
+
+
+def test_samples_of_lines_are_those_of_a_stream():
+    for count in range(40):
+        sample = language.LineSample()
+        for number in range(count):
+            sample.add([str(number)], lambda place, number=number: number)
+        assert [number for number, _ in sample.kept] == list(range(0, count, language.stride_of(count)))
+
+
+def test_what_cannot_be_cut_is_read_in_this_process(tmp_path):
+    inputs = inputs_of(tmp_path, {"train": ([b"a\n"], [b"a\n"])})
+    assert bytes_that_can_be_cut(inputs) == 4
+    assert bytes_that_can_be_cut(replace(inputs, format="sgm")) == 0
+    (tmp_path / "folder").mkdir()
+    assert bytes_that_can_be_cut(replace(inputs, splits={"train": SplitFiles(source=[tmp_path / "folder"])})) == 0

@@ -1,0 +1,137 @@
+"""The text stage of whole jobs: on a real Ray to the bytes of one process, killed, and begun again without reading."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from treeproc.common.settings import UserError
+from treeproc.job import text_on_ray, text_work
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.stages import running, text
+
+
+@pytest.fixture
+def inputs(tmp_path):
+    """The settings of a job over 300 pairs, of which some are equal, some near copies and some empty."""
+    folder = tmp_path / "files"
+    folder.mkdir()
+    pairs = [(f"Line {i % 211} is here, and it is long." if i % 50 else "", f"Zeile {i % 211}") for i in range(300)]
+    pairs[7] = ("LINE 9 is here, and it is long", "Zeile")
+    for side in (0, 1):
+        lines = [pair[side] for pair in pairs]
+        (folder / f"train.{side}").write_text("\n".join(lines))
+        (folder / f"test.{side}").write_text("\n".join(lines[9:12]) + "\n")
+    splits = {split: {"source": [folder / f"{split}.0"], "target": [folder / f"{split}.1"]} for split in ("train", "test")}
+    splits["valid"] = {"hold_out": 31}
+    filters = {"drop_duplicates": True, "drop_overlap": "example"}
+    return {
+        "splits": splits, "parser": {"name": "words"}, "filters": filters, "subwords": {"vocab_size": 290}, "rows_per_shard": 40,
+    }  # fmt: skip
+
+
+def contents(out) -> dict[str, bytes]:
+    paths = [path for path in out.rglob("*") if path.is_file() and path.name not in (".lock", "provenance.json")]
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+@pytest.fixture
+def small_is_large(monkeypatch):
+    """Ray reads small files too, in small blocks."""
+    monkeypatch.setattr(text_work, "LEAST_BYTES", 1)
+    monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 64)
+    monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
+    monkeypatch.setattr(running, "GROUP_ROWS", 80)
+
+
+def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):
+    preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
+    config = PreprocessConfig.model_validate(inputs)
+    preprocess(config, tmp_path / "there")
+    expected = contents(tmp_path / "here")
+    assert contents(tmp_path / "there") == expected and not list((tmp_path / "there").glob(".work-*"))
+    assert b"duplicate" in expected["text/dropped.tsv"] and b"overlap" in expected["text/dropped.tsv"]
+    # Bad input leaves nothing, whether it is found before any task runs or by one.
+    target = inputs["splits"]["train"]["target"][0]
+    target.write_bytes(target.read_bytes()[:-10] + b"\xff" + target.read_bytes()[-9:])
+    for message in ("not valid UTF-8", "cannot read"):
+        with pytest.raises(UserError, match=message):
+            preprocess(config, tmp_path / "deep" / "bad")
+        assert not (tmp_path / "deep").exists()
+        target.unlink(missing_ok=True)
+
+
+def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
+    config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
+    preprocess(config, out)
+    before, scan = contents(out), text.scan
+    monkeypatch.setattr(text_work, "scan", lambda *arguments: reads.append(1) or scan(*arguments))
+    preprocess(config, out)
+    assert contents(out) == before and not reads
+    source = inputs["splits"]["train"]["source"][0]
+    os.utime(source)  # the same content at another time is read, and from then on recognised
+    preprocess(config, out)
+    preprocess(config, out)
+    assert len(reads) == 1 and {name for name, content in contents(out).items() if before[name] != content} == {
+        "text/inputs.json"
+    }
+    # What is damaged is mended from inputs that are read again.
+    for name, content in (("train-00001-of-00008.arrow", b"cut"), ("dropped.tsv", b""), ("inputs.json", b"{}")):
+        (out / "text" / name).write_bytes(content)
+        preprocess(config, out)
+        assert {k: v for k, v in contents(out).items() if k != "text/inputs.json"} == {
+            k: v for k, v in before.items() if k != "text/inputs.json"
+        }
+    assert len(reads) == 4
+    changed = source.read_text().replace("Line 3 ", "Line 4 ")
+    source.write_text(changed)
+    with pytest.raises(UserError, match="the text of train, valid is not the one|the text of train is not the one"):
+        preprocess(config, out)
+
+
+def test_the_old_stage_of_a_data_set_without_a_note_is_kept(inputs, tmp_path):
+    config, out = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out"
+    preprocess(config, out)
+    before = contents(out)
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*.arrow") if path.name != "lengths.arrow"}
+    (out / "text" / "inputs.json").unlink()
+    preprocess(config, out)
+    assert contents(out) == before and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+LARGE = """
+import json, sys
+from pathlib import Path
+from treeproc.job import text_on_ray, text_work
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.stages import running
+if __name__ == "__main__":
+    text_work.LEAST_BYTES, text_on_ray.LEAST_BLOCK, text_on_ray.MOST_BLOCK, running.GROUP_ROWS = 1, 64, 64, 80
+    preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("moment", [".work-*/block-*.json", ".work-*/*.gathered", "text/train-*.json"])
+def test_a_killed_text_stage_goes_on_to_the_same_bytes(inputs, tmp_path, moment, small_is_large):
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), whole)
+    (tmp_path / "settings").write_text(json.dumps(inputs, default=str))
+    command = [sys.executable, "-c", LARGE, str(tmp_path / "settings"), str(out)]
+    with open(tmp_path / "log", "w") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        deadline = time.monotonic() + 120
+        while not list(out.glob(moment)):
+            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.005)
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    assert not (out / "text" / "index.json").exists()
+    done = {path: path.stat().st_mtime_ns for path in out.glob("text/*.json")}
+    preprocess(PreprocessConfig.model_validate(inputs), out)
+    assert contents(out) == contents(whole)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items()), "a finished shard was done again"

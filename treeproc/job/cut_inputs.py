@@ -1,0 +1,107 @@
+"""Inputs whose lines can be read in parts: plain or .gz files of parallel lines on disk."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.progress import phase
+from treeproc.common.settings import UserError
+from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of
+from treeproc.stages.line_counts import CountLines, Unpack
+from treeproc.stages.running import Run, run_here
+from treeproc.stages.text import Inputs
+
+# Bytes of one job that counts lines.
+COUNTED_BYTES = 256 << 20
+# Up to here counting takes less time than the start of actors.
+_COUNTED_HERE = 1 << 30
+
+
+class CannotRead(UserError):
+    """A file cannot be read, or is a damaged .gz file."""
+
+
+@dataclass(frozen=True)
+class CutInputs:
+    """Both sides of every split of which files are named."""
+
+    sides: Mapping[str, tuple[CutSide, CutSide]]
+
+    def of(self, inputs: Inputs, split: str) -> tuple[CutSide, CutSide]:
+        """The sides that a split is read from."""
+        return self.sides[split if inputs.splits[split].source else "train"]
+
+    def examples(self, inputs: Inputs) -> dict[str, int]:
+        """The number of examples of every split: of the longer side where one is shorter."""
+        return {s: inputs.examples_before(s, max(side.lines for side in self.of(inputs, s))) for s in inputs.splits}
+
+
+def paths_of(inputs: Inputs) -> list[Path]:
+    """The files of all splits and sides, each once."""
+    return list(dict.fromkeys(path for files in inputs.splits.values() for side in (files.source, files.target) for path in side))
+
+
+def bytes_that_can_be_cut(inputs: Inputs) -> int:
+    """Bytes of the inputs if their lines can be read in parts, else 0."""
+    paths = paths_of(inputs)
+    if inputs.format != "parallel" or not all(isinstance(path, Path) and path.is_file() for path in paths):
+        return 0
+    return sum(path.stat().st_size for path in paths)
+
+
+def cut_inputs(inputs: Inputs, work: Path, run: Run) -> CutInputs:
+    """Count the lines of all inputs. What was counted or unpacked before is in the folder `work`, and is not done again.
+
+    Raises CannotRead for a file that cannot be read.
+    """
+    names = paths_of(inputs)
+    for name in names:
+        try:
+            name.open("rb").close()
+        except OSError as error:
+            raise CannotRead(f"cannot read {name}: {error.strerror or error}") from None
+    plain = _unpacked(names, work, run)
+    stamps = {name: stamp_of(path) for name, path in plain.items()}
+    counts = _counted(plain, stamps, work, run)
+    files = {name: cut_file(path, str(name), stamps[name], counts[str(name)], CHUNK_BYTES) for name, path in plain.items()}
+    return CutInputs(
+        {
+            split: (CutSide(tuple(files[p] for p in sides.source)), CutSide(tuple(files[p] for p in sides.target)))
+            for split, sides in inputs.splits.items()
+            if sides.source
+        }
+    )
+
+
+def _unpacked(names: Sequence[Path], work: Path, run: Run) -> dict[Path, Path]:
+    """Where the lines of each file are."""
+    plain = {name: work / f"unpacked-{i:04d}" if name.suffix == ".gz" else name for i, name in enumerate(names)}
+    packed = [name for name, path in plain.items() if path != name and not path.exists()]
+    jobs = [{"path": str(name.absolute()), "to": str(plain[name])} for name in packed]
+    with phase("unpacking"):
+        for number, complete in run(Unpack, {}, jobs):
+            if not complete:
+                raise CannotRead(f"cannot read {packed[number]}; is it a whole .gz file?")
+    return {name: path.absolute() for name, path in plain.items()}
+
+
+def _counted(plain: Mapping[Path, Path], stamps: Mapping[Path, Stamp], work: Path, run: Run) -> dict[str, list[int]]:
+    """Line ends in every chunk of each file, by the name of the file."""
+    note = work / "lines.json"
+    if note.exists():
+        return read_json(note)
+    chunk, step = CHUNK_BYTES, max(CHUNK_BYTES, COUNTED_BYTES // CHUNK_BYTES * CHUNK_BYTES)
+    jobs, owners = [], []
+    for name, path in plain.items():
+        for start in range(0, stamps[name].size, step):
+            jobs.append({"path": str(path), "start": start, "stop": min(start + step, stamps[name].size)})
+            owners.append(str(name))
+    with phase("counting lines"):
+        is_small = sum(stamp.size for stamp in stamps.values()) <= _COUNTED_HERE
+        found = dict((run_here if is_small else run)(CountLines, {"chunk": chunk}, jobs))
+    counts: dict[str, list[int]] = {str(name): [] for name in plain}
+    for number, owner in enumerate(owners):
+        counts[owner] += found[number]
+    atomic_write(note, json_bytes(counts))
+    return counts

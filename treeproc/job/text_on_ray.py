@@ -1,0 +1,265 @@
+"""The text stage on Ray: blocks are checked, keys gathered and shards written by tasks that know nothing of each other.
+
+Plain or .gz files of lines on disk can be read so; everything else is read by `TextHere`, to the same bytes. What tasks leave
+lies in a work folder beside the stages, named by a hash of inputs and settings. A job that was killed goes on from it.
+"""
+
+import hashlib
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.progress import Progress, phase
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
+from treeproc.readers.line_ranges import FilesChanged, read_range
+from treeproc.readers.numbered_lines import join_names, unequal
+from treeproc.shards.schema import in_order, shard_name
+from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
+from treeproc.stages.duplicates import number_of_partitions
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.input_note import stamps_of
+from treeproc.stages.line_lists import LineList
+from treeproc.stages.notices import TextNotices, Wanted
+from treeproc.stages.running import Run, grouped
+from treeproc.stages.shard_notes import read_notes
+from treeproc.stages.text import Inputs, no_example, scan
+from treeproc.stages.text_blocks import (
+    NEAR,
+    OVERLAP,
+    CheckBlock,
+    GatherKeys,
+    TextRange,
+    WriteText,
+    gathered_file,
+    keys_file,
+)  # fmt: skip
+from treeproc.stages.text_sample import ReadLines, places_of
+
+_WORK = ".work-"
+# A change of what tasks leave in the work folder.
+_VERSION = 1
+# Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
+LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
+
+
+class BadInput(UserError):
+    """The inputs cannot be read as they must be: nothing of the text stage was written."""
+
+
+def work_folder(out: Path, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> Path:
+    """The work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
+    kinds = {side: one.kinds for side, one in wanted.items()}
+    return out / f"{_WORK}{fingerprint_of(_VERSION, stamps_of(inputs), filters.identity(), kinds)}"
+
+
+class TextOnRay:
+    """The text stage of the data set `out`, by tasks that `run` runs; they leave in `work` what is not a shard."""
+
+    def __init__(self, out: Path, work: Path, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted], run: Run):
+        self._out, self._work, self._inputs, self._filters, self._wanted, self._run = out, work, inputs, filters, wanted, run
+        self._stamps = stamps_of(inputs)
+        self._work.mkdir(parents=True, exist_ok=True)
+        self._cut: CutInputs | None = None
+
+    def counts(self) -> dict[str, int]:
+        """Examples of every split. Raises BadInput as `digests` does."""
+        return self._lines().examples(self._inputs)
+
+    def digests(self) -> dict[str, str]:
+        """Hash of the content of every split, after its lines were checked. Raises BadInput for the first bad line."""
+        note = self._work / "checked.json"
+        if note.exists():
+            return read_json(note)
+        for other in self._out.glob(f"{_WORK}*"):
+            if other != self._work:
+                _remove(other)
+        blocks, problem = self._blocks()
+        states = {split: hashlib.sha256() for split in self._inputs.splits}
+        with Progress("text check", sum(self.counts().values()), unit="examples") as progress:
+            for part, result in self._check(blocks):
+                if "error" in result:
+                    raise self._refusal(result["error"])
+                _update(states[part.split], keys_file(self._work, part.number))
+                progress.update(result["examples"])
+        if problem is not None:
+            raise self._refusal(str(problem))
+        with phase("looking for duplicates"):
+            self._gather(blocks)
+        self._check_stamps()
+        found = {split: state.hexdigest() for split, state in states.items()}
+        atomic_write(note, json_bytes(found))
+        return found
+
+    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
+        """The records of all shards as they land; those that are finished are not written again."""
+        parts = self._work / f"shards-{rows_per_shard}"
+        parts.mkdir(exist_ok=True)
+        jobs = {
+            job["name"]: (split, job) for split in in_order(self._inputs.splits) for job in self._shards(split, rows_per_shard)
+        }
+        with phase("looking for finished shards"):
+            done = finished_shards(self._out / "text", list(jobs), [fingerprint] * len(jobs))
+        records = {record.name: record for record in done if record and read_notes(parts, record.name)}
+        yield from records.values()
+        arguments = {
+            "folder": self._out / "text", "parts": parts, "work": self._work, "inputs": self._inputs, "filters": self._filters,
+            "partitions": self._partitions(), "wanted": self._wanted, "fingerprint": fingerprint,
+        }  # fmt: skip
+        todo = grouped([(rows_per_shard, job) for name, (_, job) in jobs.items() if name not in records])
+        for _, written in self._run(WriteText, arguments, [{"shards": group} for group in todo]):
+            for record in (ShardRecord(**facts) for facts in written):
+                records[record.name] = record
+                yield record
+        for name, (split, _) in jobs.items():
+            if (notes := read_notes(parts, name)) is None:
+                raise UserError(f"{parts / name} is damaged; run the same command again")
+            notices.merge(split, notes.notices)
+            dropped.extend(notes.dropped)
+        self._sample(notices, [records[name] for name in jobs])
+        self._check_stamps()
+
+    def remove(self) -> None:
+        """Remove what tasks left in the work folder."""
+        _remove(self._work)
+
+    def _lines(self) -> CutInputs:
+        if self._cut is None:
+            try:
+                self._cut = cut_inputs(self._inputs, self._work, self._run)
+            except CannotRead as error:
+                raise self._refusal(self._said_by_a_scan(str(error))) from None
+        return self._cut
+
+    def _said_by_a_scan(self, otherwise: str) -> str:
+        """The message of a pass over the inputs in one process, which reads a damaged file up to the damage."""
+        try:
+            scan(self._inputs, self._filters)
+        except UserError as error:
+            return str(error)
+        return otherwise
+
+    def _refusal(self, message: str) -> BadInput:
+        self.remove()
+        return BadInput(message)
+
+    def _blocks(self) -> tuple[list[TextRange], UserError | None]:
+        """All blocks up to the first split whose lines are no examples, and what is wrong with that."""
+        blocks: list[TextRange] = []
+        cut, inputs = self._lines(), self._inputs
+        most = max(side.lines for split in inputs.splits for side in cut.of(inputs, split))
+        size = min(MOST_BLOCK, max(LEAST_BLOCK, -(-most // _BLOCKS)))
+        for split in inputs.splits:
+            left, right = cut.of(inputs, split)
+            lines = min(left.lines, right.lines)
+            for start in range(0, lines, size):
+                blocks.append(self._range(split, len(blocks), start, min(start + size, lines)))
+            if left.lines != right.lines:
+                return blocks, self._unequal(split)
+            if not inputs.examples_before(split, lines):
+                return blocks, no_example(inputs, split)
+        return blocks, None
+
+    def _range(self, split: str, number: int, start: int, stop: int) -> TextRange:
+        left, right = self._lines().of(self._inputs, split)
+        first_id = self._inputs.examples_before(split, start)
+        return TextRange(split, number, start, first_id, left.pieces(start, stop), right.pieces(start, stop))
+
+    def _unequal(self, split: str) -> UserError:
+        sides, files = self._lines().of(self._inputs, split), self._inputs.files(split)
+        shorter, longer = sorted(sides, key=lambda side: side.lines)
+        try:
+            deque(read_range(longer.pieces(shorter.lines, longer.lines)), maxlen=0)
+        except UserError as error:
+            return error
+        return unequal(join_names(files.source), sides[0].lines, join_names(files.target), sides[1].lines)
+
+    def _check(self, blocks: Sequence[TextRange]) -> Iterator[tuple[TextRange, dict]]:
+        """Every block and its result, in order."""
+        marks = {part.number: keys_file(self._work, part.number, "json") for part in blocks}
+        todo = [part for part in blocks if not marks[part.number].exists()]
+        known = {part.number for part in blocks} - {part.number for part in todo}
+        arguments = {
+            "work": self._work, "inputs": self._inputs, "filters": self._filters, "partitions": self._partitions(),
+        }  # fmt: skip
+        fresh = _in_order(self._run(CheckBlock, arguments, [part.job() for part in todo]))
+        for part in blocks:
+            yield part, read_json(marks[part.number]) if part.number in known else next(fresh)
+
+    def _partitions(self) -> int:
+        return number_of_partitions(self.counts().get("train", 0))
+
+    def _gather(self, blocks: Sequence[TextRange]) -> None:
+        """Bring together what examples of train are compared with."""
+        if "train" not in self._inputs.splits:
+            return
+        train = [(part.number, part.first_id) for part in blocks if part.split == "train"]
+        others = [part.number for part in blocks if part.split != "train"]
+        kinds = [(kind, 0) for kind in (OVERLAP, NEAR)] if others else []
+        if self._filters.drop_duplicates:
+            kinds += [("duplicates", number) for number in range(self._partitions())]
+        jobs = [
+            {"kind": kind, "partition": number} for kind, number in kinds if not gathered_file(self._work, kind, number).exists()
+        ]
+        arguments = {"work": self._work, "blocks": train, "others": others, "partitions": self._partitions()}
+        deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
+
+    def _shards(self, split: str, rows: int) -> Iterator[dict]:
+        """The job of every shard of a split."""
+        count = self.counts()[split]
+        number = -(-count // rows)
+        for index in range(number):
+            first, last = index * rows, min((index + 1) * rows, count) - 1
+            part = self._range(split, index, self._inputs.line(split, first) - 1, self._inputs.line(split, last))
+            yield {"name": shard_name(split, index, number), "index": index, **part.job()}
+
+    def _sample(self, notices: TextNotices, records: Sequence[ShardRecord]) -> None:
+        """Give the notices the lines whose language is looked at."""
+        sides = [side for side, one in self._wanted.items() if one.language is not None]
+        for split in in_order(self._inputs.splits) if sides else ():
+            chosen = places_of([record for record in records if record.split == split])
+            jobs = [{"text": record, "places": places} for record, places in chosen]
+            for found in _in_order(self._run(ReadLines, {"folder": self._out / "text", "sides": sides}, jobs)):
+                for side in sides:
+                    notices.add_sample(split, side, found["example_id"], found[side])
+
+    def _check_stamps(self) -> None:
+        if stamps_of(self._inputs) != self._stamps:
+            raise FilesChanged("the input files changed while they were read; run the same command again")
+
+
+def remove_work(out: AnyPath) -> None:
+    """Remove all work folders of a data set; there are none in an object store."""
+    for work in out.glob(f"{_WORK}*") if isinstance(out, Path) else ():
+        _remove(work)
+
+
+def _remove(work: Path) -> None:
+    """Remove a folder, to which a task of a job that was killed may still write for a moment."""
+    for _ in range(50):
+        shutil.rmtree(work, ignore_errors=True)
+        if not work.exists():
+            return
+        time.sleep(0.1)
+    raise UserError(f"cannot remove {work}; remove it, and run the same command again")
+
+
+def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
+    """The results of numbered jobs in the order of their numbers."""
+    waiting, number = {}, 0
+    for found, result in results:
+        waiting[found] = result
+        while number in waiting:
+            yield waiting.pop(number)
+            number += 1
+
+
+def _update(state: Any, path: Path) -> None:
+    with path.open("rb") as file:
+        while content := file.read(1 << 20):
+            state.update(content)

@@ -1,0 +1,77 @@
+"""The two ways to do the text stage, to the same bytes: in this process, or on Ray."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from treeproc.common.provenance import Recorder
+from treeproc.common.storage import AnyPath
+from treeproc.job.config import PreprocessConfig
+from treeproc.job.cut_inputs import bytes_that_can_be_cut
+from treeproc.job.shard_jobs import ray_runner
+from treeproc.job.text_on_ray import TextOnRay, work_folder
+from treeproc.shards.schema import in_order
+from treeproc.shards.store import ShardRecord
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.line_lists import LineList
+from treeproc.stages.notices import TextNotices
+from treeproc.stages.text import Inputs, Scan, TextWriter, scan
+
+# Below, Ray takes longer to start than this process to read.
+LEAST_BYTES = 64 << 20
+
+
+class TextWork(Protocol):
+    """A way to read all inputs and to write the text shards."""
+
+    def counts(self) -> dict[str, int]:
+        """Examples of every split. Raises UserError on bad input, if only when `digests` is called."""
+
+    def digests(self) -> dict[str, str]:
+        """Hash of the content of every split. Raises UserError on bad input."""
+
+    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
+        """The records of all shards as they land; notices and dropped lines are complete after the last one."""
+
+    def remove(self) -> None:
+        """Remove what this work left for a job that goes on."""
+
+
+class TextHere:
+    """The text stage in this process: two passes over the inputs. Any format, and inputs wherever they are."""
+
+    def __init__(self, folder: AnyPath, inputs: Inputs, filters: FilterConfig):
+        self._folder, self._inputs, self._filters = folder, inputs, filters
+        self._scans: dict[str, Scan] = {}
+
+    def _scan(self) -> dict[str, Scan]:
+        self._scans = self._scans or scan(self._inputs, self._filters)
+        return self._scans
+
+    def counts(self) -> dict[str, int]:
+        return {split: one.count for split, one in self._scan().items()}
+
+    def digests(self) -> dict[str, str]:
+        return {split: one.digest for split, one in self._scan().items()}
+
+    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
+        writer = TextWriter(
+            self._folder, self._inputs, self._filters, self._scan(), rows_per_shard, fingerprint, notices, dropped
+        )
+        for split in in_order(self._inputs.splits):
+            yield from writer.write(split)
+
+    def remove(self) -> None:
+        """Nothing: it goes on from the shards alone."""
+
+
+def can_run_on_ray(config: PreprocessConfig, out: AnyPath) -> bool:
+    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and --out is a folder."""
+    return config.workers != 0 and isinstance(out, Path) and bytes_that_can_be_cut(config.inputs()) >= LEAST_BYTES
+
+
+def text_on_ray(config: PreprocessConfig, out: Path, record: Recorder) -> TextOnRay:
+    """The text stage of a job on Ray, whose actors `record` counts."""
+    inputs, wanted = config.inputs(), config.notices().wanted
+    work = work_folder(out, inputs, config.filters, wanted)
+    return TextOnRay(out, work, inputs, config.filters, wanted, ray_runner(work, record))

@@ -1,0 +1,83 @@
+"""The note beside the text shards by which inputs are recognised that were read before: `text/inputs.json`.
+
+Files whose paths, sizes and times of change are those of the note are not read again. The note holds a hash of these three, and
+what reading gave: the number of examples and the digest of every split.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.stages.text import Inputs
+
+NOTE = "inputs.json"
+
+
+class _Form(TypedDict):
+    stamps: str
+    counts: dict[str, int]
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What reading the inputs gives: examples and digest of every split."""
+
+    counts: dict[str, int]
+    digests: dict[str, str]
+
+
+def stamps_of(inputs: Inputs) -> str | None:
+    """A hash of how the inputs are read, and of path, size and time of change of every file; None where one has none of these.
+
+    Of an archive or table of which a part is read, it is that of the whole file. Objects of a store are read again.
+    """
+    facts: list[object] = [inputs.format, inputs.tokenized]
+    try:
+        for split, files in sorted(inputs.splits.items()):
+            facts.append([split, files.hold_out])
+            for side in (files.source, files.target):
+                facts.append([_stamps(path) for path in side])
+    except OSError:
+        return None
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _stamps(path: AnyPath) -> list[tuple[str, int, int]]:
+    if not isinstance(path, Path):
+        raise FileNotFoundError(path)
+    path = path.absolute()
+    return [(str(file), (facts := file.stat()).st_size, facts.st_mtime_ns) for file in _files(path)] + [(str(path), 0, 0)]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        yield next((one for one in (path, *path.parents) if one.is_file()), path)
+
+
+def recall(folder: AnyPath, stamps: str | None) -> Known | None:
+    """What was noted in a text folder about inputs of these stamps; None where nothing was."""
+    if stamps is None or not (folder / NOTE).exists():
+        return None
+    try:
+        note = read_json(folder / NOTE, form=_Form, needed=_Form.__annotations__)
+    except UserError:  # a note that is damaged is none
+        return None
+    return Known(note["counts"], note["digests"]) if note["stamps"] == stamps else None
+
+
+def remember(folder: AnyPath, stamps: str | None, known: Known) -> None:
+    """Note what reading gave. Without stamps, a note about other inputs goes."""
+    if stamps is None:
+        (folder / NOTE).unlink(missing_ok=True)
+    else:
+        atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}))

@@ -1,0 +1,50 @@
+"""What must be known of files before their lines can be cut: where lines end. `.gz` files are unpacked for it."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from treeproc.common.files import atomic_output
+from treeproc.readers.line_ranges import count_line_ends
+
+_READ_BYTES = 1 << 20
+
+
+class CountLines:
+    """Counts the line ends in every chunk of a range of bytes of a file."""
+
+    def __init__(self, chunk: int):
+        self._chunk = chunk
+
+    def __call__(self, path: str, start: int, stop: int) -> list[int]:
+        return count_line_ends(Path(path), start, stop, self._chunk)
+
+
+class Unpack:
+    """Unpacks a `.gz` file from front to back. Returns whether it could be read to its end; else nothing is left of it.
+
+    Raises UserError when the disk refuses.
+    """
+
+    def __call__(self, path: str, to: str) -> bool:
+        try:
+            with atomic_output(Path(to)) as file:
+                for content in _unpacked(path):
+                    file.write(content)
+        except _Unreadable:
+            return False
+        return True
+
+
+class _Unreadable(Exception):
+    """The packed file cannot be read: another thing than a disk that cannot be written to."""
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+    try:
+        with gzip.open(path, "rb") as packed:
+            while content := packed.read(_READ_BYTES):
+                yield content
+    except (OSError, EOFError, zlib.error) as error:
+        raise _Unreadable from error

@@ -1,0 +1,45 @@
+"""What the text stage says of the lines of one shard, until the shards of a data set are complete."""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from treeproc.common.files import TEMPORARY_PREFIX, create
+from treeproc.common.settings import UserError
+
+
+@dataclass(frozen=True)
+class ShardNotes:
+    """Notices, as `TextNotices.parts` gives them, and dropped lines in the form of the list of all."""
+
+    notices: dict
+    dropped: bytes
+
+    def write(self, folder: Path, shard: str) -> None:
+        """Write a file that is complete or not there. Raises UserError when the disk refuses.
+
+        It is not synced: a file that a crash of the machine damaged is none, and its shard is read again.
+        """
+        head = json.dumps({"notices": self.notices, "sha256": hashlib.sha256(self.dropped).hexdigest()}).encode()
+        temporary = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{shard}"
+        try:
+            with create(temporary) as file:
+                file.write(head + b"\n" + self.dropped)
+            os.replace(temporary, folder / shard)
+        except OSError as error:
+            raise UserError(
+                f"cannot write {folder / shard}: {error.strerror}; free space, then run the same command again"
+            ) from None
+
+
+def read_notes(folder: Path, shard: str) -> ShardNotes | None:
+    """The notes of a shard; None where there are none, or damaged ones."""
+    try:
+        head, _, dropped = (folder / shard).read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        complete = facts["sha256"] == hashlib.sha256(dropped).hexdigest()
+        return ShardNotes(facts["notices"], dropped) if complete else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,206 @@
+"""The text stage in parts that know nothing of each other: blocks of lines are checked, keys gathered, shards written.
+
+Parts leave their results in a work folder. Each is a function of the inputs and settings alone, so that a part that was
+killed is done again, and one that is done is not.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from treeproc.common.files import atomic_output, atomic_write, json_bytes
+from treeproc.common.settings import UserError
+from treeproc.readers.line_ranges import FilesChanged, Piece, read_range
+from treeproc.readers.moses import undo_moses
+from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
+from treeproc.shards.store import ShardRecord, finished_shard, write_shard
+from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.keys import KEY_TYPE, example_key, key_of, places_in, sorted_keys
+from treeproc.stages.leaks import normalised
+from treeproc.stages.line_lists import tab_separated
+from treeproc.stages.notices import TextNotices, Wanted
+from treeproc.stages.shard_notes import ShardNotes
+from treeproc.stages.text import Inputs, dropped_lines, numbered
+from treeproc.stages.text_filter import ShardFilter
+
+# Sets of keys of all splits but train, as files of the work folder.
+OVERLAP, NEAR = "overlap", "near"
+
+
+@dataclass(frozen=True)
+class TextRange:
+    """The examples in a range of the lines of a split; its number is unique among the ranges of one step."""
+
+    split: str
+    number: int
+    start: int  # the first line, from 0, over the files of the split
+    first_id: int
+    source: Sequence[Piece]
+    target: Sequence[Piece]
+
+    def job(self) -> dict:
+        """The range as JSON, for `range_of`."""
+        return {"range": [*asdict(self).values()]}
+
+
+def range_of(values: Sequence) -> TextRange:
+    """The range of a `job`."""
+    *rest, source, target = values
+    return TextRange(*rest, *([Piece(**piece) for piece in side] for side in (source, target)))
+
+
+def read_examples(inputs: Inputs, part: TextRange) -> Iterator[dict]:
+    """The examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
+    # As in `pair_up`, the source comes first: of two bad lines the first one is named.
+    pairs = zip(read_range(part.source), read_range(part.target), strict=True)
+    rows: Iterator[dict] = ({"source": source, "target": target} for source, target in pairs)
+    if inputs.tokenized == "moses":
+        rows = map(undo_moses, rows)
+    stride = inputs.stride
+    if stride is not None and part.split in ("train", "valid"):
+        held = part.split == "valid"
+        rows = (row for number, row in enumerate(rows, start=part.start + 1) if (number % stride == 0) == held)
+    return numbered(rows, part.first_id)
+
+
+class CheckBlock:
+    """Checks the lines of a block, and leaves the keys of its examples.
+
+    Returns the number of examples, or the message about the first bad line. Of train, the keys are left by partition too where
+    duplicates are looked for; of other splits, the keys that examples of train may not have.
+    """
+
+    def __init__(self, work: Path, inputs: Inputs, filters: FilterConfig, partitions: int):
+        self._work, self._inputs, self._filters, self._partitions = work, inputs, filters, partitions
+
+    def __call__(self, range: Sequence) -> dict:
+        part = range_of(range)
+        keys, known, sources = bytearray(), bytearray(), []
+        collect = self._filters.drop_overlap if part.split != "train" else "none"
+        try:
+            for row in read_examples(self._inputs, part):
+                key = example_key(row)
+                keys += key
+                if collect != "none":
+                    known += key if collect == "example" else key_of(row["source"])
+                if part.split != "train":
+                    sources.append(row["source"])
+        except FilesChanged:
+            raise
+        except UserError as error:
+            return {"error": str(error)}
+        atomic_write(keys_file(self._work, part.number), keys)
+        if part.split != "train":
+            near = b"".join(key_of(text) for text in normalised(sources) if text) if sources else b""
+            atomic_write(keys_file(self._work, part.number, OVERLAP), known)
+            atomic_write(keys_file(self._work, part.number, NEAR), near)
+        elif self._filters.drop_duplicates:
+            with atomic_output(keys_file(self._work, part.number, "parts")) as file:
+                write_parts(file, keys, self._partitions)
+        result = {"examples": len(keys) // 16}
+        atomic_write(keys_file(self._work, part.number, "json"), json_bytes(result))
+        return result
+
+
+def keys_file(work: Path, number: int, kind: str = "keys") -> Path:
+    """A file of a block in the work folder; its `json` is written last."""
+    return work / f"block-{number:06d}.{kind}"
+
+
+class GatherKeys:
+    """Brings together the keys of blocks: duplicates of one partition, or a sorted set of keys of all splits but train.
+
+    `blocks` are the ranges of train, `others` the numbers of the other blocks.
+    """
+
+    def __init__(self, work: Path, blocks: Sequence[tuple[int, int]], others: Sequence[int], partitions: int):
+        self._work, self._blocks, self._others, self._partitions = work, blocks, others, partitions
+
+    def __call__(self, kind: str, partition: int = 0) -> dict:
+        if kind == "duplicates":
+            parts = []
+            for number, _ in self._blocks:
+                with keys_file(self._work, number, "parts").open("rb") as file:
+                    parts.append(read_part(file, partition, self._partitions))
+            found = duplicates_of(parts, [first for _, first in self._blocks])
+        else:
+            found = sorted_keys(b"".join(keys_file(self._work, number, kind).read_bytes() for number in self._others))
+        atomic_write(gathered_file(self._work, kind, partition), found.tobytes())
+        return {}
+
+
+def gathered_file(work: Path, kind: str, partition: int = 0) -> Path:
+    """A file of gathered keys in the work folder."""
+    return work / f"{kind}-{partition:06d}.gathered"
+
+
+def _mapped(path: Path, dtype: str) -> np.ndarray:
+    """The array in a file, which may be empty."""
+    return np.asarray(np.memmap(path, dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
+
+
+class SeenOnDisk:
+    """Answers of `Seen` from the gathered keys, which are memory-mapped."""
+
+    def __init__(self, work: Path, splits: Collection[str], filters: FilterConfig, partitions: int):
+        self._by_example = filters.drop_overlap == "example"
+        has_train = "train" in splits
+        kinds = (OVERLAP, NEAR) if has_train and len(splits) > 1 else ()
+        self._sets = {kind: _mapped(gathered_file(work, kind), KEY_TYPE) for kind in kinds}
+        count = partitions if has_train and filters.drop_duplicates else 0
+        self._duplicates = [_mapped(gathered_file(work, "duplicates", number), "int64") for number in range(count)]
+
+    def overlaps(self, rows: Sequence[dict]) -> list[int]:
+        known = self._sets.get(OVERLAP, ())
+        keys = [example_key(row) if self._by_example else key_of(row["source"]) for row in rows] if len(known) else []
+        return places_in(keys, known) if keys else []
+
+    def duplicates(self, rows: Sequence[dict]) -> list[int]:
+        if not rows:
+            return []
+        ids = np.fromiter((row["example_id"] for row in rows), np.int64, len(rows))
+        parts = [found[slice(*np.searchsorted(found, [ids[0], ids[-1] + 1]))] for found in self._duplicates]
+        return np.flatnonzero(np.isin(ids, np.concatenate(parts))).tolist()
+
+    def near_copies(self, rows: Sequence[dict]) -> list[int]:
+        known = self._sets.get(NEAR, ())
+        if not len(known) or not rows:
+            return []
+        # A line without letters and digits is like every other such, and is no copy.
+        lines = [(place, line) for place, line in enumerate(normalised([row["source"] for row in rows])) if line]
+        return [lines[at][0] for at in places_in([key_of(line) for _, line in lines], known)]
+
+
+class WriteText:
+    """Ranges of lines to text shards; the notes of a shard are left in the folder `parts` before it."""
+
+    def __init__(
+        self, folder: Path, parts: Path, work: Path, inputs: Inputs, filters: FilterConfig, partitions: int,
+        wanted: Mapping[str, Wanted], fingerprint: str,
+    ):  # fmt: skip
+        self._folder, self._parts, self._inputs, self._fingerprint = folder, parts, inputs, fingerprint
+        seen = SeenOnDisk(work, inputs.splits, filters, partitions)
+        self._choose = ShardFilter(filters, inputs.labels, seen)
+        # Languages are looked at in a sample of all lines, which no shard knows.
+        self._wanted = {side: Wanted(kinds) for side, (kinds, _) in wanted.items()}
+        self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
+
+    def __call__(self, shards: Sequence[dict]) -> list[dict]:
+        """The records of the shards, each given by name, index and range."""
+        return [asdict(self._write(**shard)) for shard in shards]
+
+    def _write(self, name: str, index: int, range: Sequence) -> ShardRecord:
+        part = range_of(range)
+        chosen = self._choose(read_examples(self._inputs, part), part.split)
+        notices = TextNotices(self._wanted, self._inputs.line)
+        notices.tell(part.split, chosen)
+        ShardNotes(notices.parts(part.split), tab_separated(dropped_lines(self._inputs, part.split, chosen))).write(
+            self._parts, name
+        )
+        return finished_shard(self._folder, name, self._fingerprint) or write_shard(
+            self._folder, name, chosen.rows, self._schema,
+            split=part.split, index=index, fingerprint=self._fingerprint, counts=chosen.counts,
+        )  # fmt: skip

@@ -1,0 +1,31 @@
+"""The lines of text shards that are looked at for their language, found without a pass over all lines."""
+
+from collections.abc import Sequence
+
+from treeproc.common.storage import AnyPath
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import ShardRecord
+from treeproc.stages.language import stride_of
+
+
+def places_of(records: Sequence[ShardRecord]) -> list[tuple[ShardRecord, list[int]]]:
+    """The shards of a split that have lines of the sample, with the places of these lines; `records` are those of the split."""
+    stride = stride_of(sum(record.rows for record in records))
+    found, first = [], 0
+    for record in records:
+        if places := list(range(-first % stride, record.rows, stride)):
+            found.append((record, places))
+        first += record.rows
+    return found
+
+
+class ReadLines:
+    """Reads lines at places of a text shard: their `example_id`, and the lines of each side."""
+
+    def __init__(self, folder: AnyPath, sides: Sequence[str]):
+        self._folder, self._sides = folder, sides
+
+    def __call__(self, text: ShardRecord, places: Sequence[int]) -> dict:
+        shard = Shard(self._folder, text)
+        rows = [shard.row(place) for place in places]
+        return {name: [row[name] for row in rows] for name in ("example_id", *self._sides)}
