@@ -31,7 +31,7 @@ BANNED = [
 ]
 _BANNED = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in BANNED]
 
-_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`])")
+_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`]|'\w|\w+: )")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 
 

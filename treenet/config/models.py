@@ -19,16 +19,20 @@ class TreeAttentionConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("tree_transformer",)
 
     accumulation_rule: Literal["paper", "released"] = Field(
-        "paper", description="'released' divides a branch by its nodes without the leaf and counts depth from the root"
+        "paper",
+        description="'released', as the authors' code: divide a branch by its nodes without the leaf, and count depth from "
+        "the root",
     )
     accumulate_on: Literal["value", "key", "scores"] = Field(
-        "value", description="the vectors that hierarchical accumulation is applied to (appendix 7.3)"
+        "value", description="vectors that hierarchical accumulation works on (appendix 7.3)"
     )
     leaf_weights: Literal["shared", "per_head"] = Field(
-        "shared", description="w of eq 7: one scalar a leaf, or one a leaf and head"
+        "shared", description="weights w of equation 7: one number for each leaf, or one for each leaf and head"
     )
-    hierarchical_embeddings: bool = Field(True, description="eqs 9-10; false is Table 3's -HierEmb")
-    subtree_mask: bool = Field(True, description="eq 11; false is Table 3's -SubMask")
+    hierarchical_embeddings: bool = Field(
+        True, description="hierarchical embeddings (equations 9 and 10); false: -HierEmb of Table 3"
+    )
+    subtree_mask: bool = Field(True, description="subtree masking (equation 11); false: -SubMask of Table 3")
     vertical_rows: PositiveInt = Field(100, description="rows of the vertical embedding table")
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
 
@@ -45,11 +49,11 @@ class HybridConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("on_lstm_hybrid",)
 
     num_recurrent_layers: PositiveInt | None = Field(
-        None, description="number of recurrent layers among num_encoder_layers, the lowest ones; null is half of them, rounded up"
+        None, description="number of recurrent layers, the lowest of num_encoder_layers; null: half of them, rounded up"
     )
     cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
-    short_cut: bool = Field(True, description="the memory is the sum of both encoders, and not the upper one alone")
+    short_cut: bool = Field(True, description="true: the memory is the sum of both encoders; false: the output of the upper one")
 
 
 class PhraseConfig(ArchitectureSection):
@@ -63,7 +67,7 @@ class PhraseConfig(ArchitectureSection):
     )
     num_layers: PositiveInt | None = Field(
         None,
-        description="number of layers with such heads, the lowest of num_encoder_layers; null is half of them, rounded up",
+        description="number of layers with such heads, the lowest of num_encoder_layers; null: half of them, rounded up",
     )
     composition: Literal["max_pool", "convolution", "lstm", "attention"] = Field(
         "max_pool", description="encoder of the leaves of a phrase"
@@ -91,7 +95,7 @@ class ConvolutionConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("lightconv", "dynamicconv")
 
     encoder_kernels: KernelSizes = Field(
-        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; layers above the last have the last's"
+        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; further layers take the last size"
     )
     decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
     gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
@@ -105,11 +109,11 @@ class ConvS2SConfig(ArchitectureSection):
 
     encoder_kernel: PositiveInt = Field(3, description="kernel size of the encoder layers")
     decoder_kernel: PositiveInt = Field(3, description="kernel size of the decoder layers")
-    position_rows: PositiveInt = Field(1024, description="rows of each table of positions; positions beyond share the last row")
+    position_rows: PositiveInt = Field(1024, description="rows of each table of positions; later positions share the last row")
     rule: Literal["paper", "released"] = Field(
         "paper",
-        description="'released' attends inside the residual block, projects what it reads, and scales every sum of two by "
-        "sqrt(0.5)",
+        description="'released', as the authors' code: attention inside the residual block, projected inputs, and sums of two "
+        "scaled by sqrt(0.5)",
     )
 
 
@@ -123,19 +127,19 @@ class RelationConfig(Settings):
 class SequenceRelationConfig(RelationConfig):
     """Relative positions in the sentence, within -clip..clip (Shaw et al., 2018)."""
 
-    clip: int = Field(16, ge=0, description="largest distance with a relative position of its own; 0 leaves them out")
+    clip: int = Field(16, ge=0, description="largest distance that has its own relative position; 0: no relative positions")
     values: bool = Field(True, description="also on the values, not on the keys alone")
 
 
 class StructuralRelationConfig(RelationConfig):
     """Relative positions in the dependency tree, from depths, within -clip..clip (Wang et al., 2019)."""
 
-    clip: int = Field(0, ge=0, description="largest distance with a structural position of its own; 0 leaves them out")
+    clip: int = Field(0, ge=0, description="largest distance that has its own structural position; 0: no structural positions")
     values: bool = Field(True, description="also on the values, not on the keys alone")
     same: Literal["path", "edge"] = Field(
         "path",
-        description="words of which one governs the other, over any number of arcs ('path') or one ('edge'), have the "
-        "difference of their depths; all others the signed sum",
+        description="pairs of words whose position is the difference of their depths: one governs the other over any number "
+        "of arcs ('path'), or over one arc ('edge'). All other pairs get the signed sum of depths",
     )
 
 
@@ -145,14 +149,14 @@ class TreeDistanceConfig(RelationConfig):
     clip: int = Field(
         0,
         ge=0,
-        description="largest tree distance with an embedding of its own; 0 leaves tree distances out",
+        description="largest tree distance that has its own embedding; 0: no tree distances",
     )
 
 
 class TreeTraversalConfig(RelationConfig):
     """Paths U*D*, LD*, RD* between two words of a dependency tree."""
 
-    clip: int = Field(0, ge=0, description="longest path between two words with an embedding of its own; 0 leaves paths out")
+    clip: int = Field(0, ge=0, description="longest path between two words that has its own embedding; 0: no paths")
 
 
 class RelationsConfig(ArchitectureSection):
@@ -162,18 +166,18 @@ class RelationsConfig(ArchitectureSection):
 
     positions: Literal["none", "sequence", "depth", "both"] = Field(
         "none",
-        description="positions added to source embeddings: none, sinusoids of the place in the sentence or of the depth in the "
-        "dependency tree, or tanh of maps of both sinusoids",
+        description="positions added to source embeddings. 'sequence': sinusoids of the place in the sentence. 'depth': "
+        "sinusoids of the depth in the dependency tree. 'both': tanh of linear maps of both",
     )
     sequence: SequenceRelationConfig = SequenceRelationConfig()
     structural: StructuralRelationConfig = StructuralRelationConfig()
     tree_distance: TreeDistanceConfig = TreeDistanceConfig()
     tree_traversal: TreeTraversalConfig = TreeTraversalConfig()
     decoder: bool = Field(
-        True, description="the decoder's self-attention has relative positions too, of sequence.clip, and no sinusoids"
+        True, description="relative positions (sequence.clip) in the decoder's self-attention too, instead of sinusoids"
     )
     label_head: Literal["none", "pos_tag", "deprel"] = Field(
-        "none", description="source of the queries and keys of the first head of the first layer, in place of the states"
+        "none", description="what the first head of the first layer computes its queries and keys from, instead of the states"
     )
 
     @property
@@ -202,20 +206,20 @@ class RecurrentConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("bilstm", "tree2seq", "child_sum_tree2seq")
 
     directions: Literal["both", "forward"] = Field(
-        "both", description="directions of bilstm: both, each of half d_model, or forward alone, of d_model"
+        "both", description="directions of bilstm: 'both', each of width d_model / 2, or 'forward', of width d_model"
     )
     leaf_lstm: bool = Field(
         True,
-        description="a bidirectional LSTM of num_encoder_layers layers computes the leaves of the trees, or what words are "
-        "made of; false: each from its own piece alone",
+        description="true: a bidirectional LSTM of num_encoder_layers layers computes the leaves (of child-sum trees: the "
+        "pieces of words). false: each leaf comes from its own piece alone",
     )
     start: Literal["own", "mean", "max", "attention"] = Field(
         "own",
-        description="the state that the decoder starts from: 'own' is the root of trees and the last states of both "
-        "directions of bilstm; the others pool the states of all positions",
+        description="state that the decoder starts from. 'own': the root of trees, or the last states of both directions of "
+        "bilstm. The others pool the states of all positions",
     )
     attend: bool = Field(
-        True, description="the decoder attends to all positions; false: what it starts from is all that it knows of the source"
+        True, description="true: the decoder attends to all positions; false: it knows the source by its start state alone"
     )
 
 
@@ -225,11 +229,12 @@ class ConstituentConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("constituent_transformer",)
 
     neighbour_scale: float | None = Field(
-        None, gt=0, description="divisor of the scores of neighbours; null is d_model, the paper's d; the released code's is 256"
+        None, gt=0, description="divisor of the scores of neighbours; null: d_model, as in the paper. The released code has 256"
     )
     diagonal: Literal["one", "official"] = Field(
         "one",
-        description="prior of a leaf's attention to itself: the formula's empty product, or the released code's, close to 0",
+        description="prior of a leaf's attention to itself. 'one': the empty product of the formula; 'official': close to 0, "
+        "as in the released code",
     )
 
 

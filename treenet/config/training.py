@@ -33,15 +33,21 @@ class OptimizerConfig(Settings):
     learning_rate: float = Field(7e-4, gt=0, description="peak learning rate, reached after warm-up")
     warmup_steps: PositiveInt = Field(4000, description="updates of linear warm-up from 1e-7")
     decay_steps: PositiveInt | None = Field(
-        None, description="update at which the rate has fallen to 0, linearly from its peak; null falls as 1 / sqrt(update)"
+        None, description="update at which the rate reaches 0, linearly from its peak; null: the rate falls as 1 / sqrt(update)"
     )
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
-    weight_decay: float = Field(1e-4, ge=0, description="decoupled weight decay, of all but biases and layer norms")
+    weight_decay: float = Field(
+        1e-4, ge=0, description="decoupled weight decay of matrices and tables; biases and layer norms do not decay"
+    )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
-    clip_norm: float = Field(0.0, ge=0, description="a gradient with a larger norm is made shorter, to this norm; 0 is off")
+    clip_norm: float = Field(
+        0.0, ge=0, description="largest norm of the gradient: a larger gradient is scaled down to it; 0 is off"
+    )
     r_drop: float = Field(
-        0.0, ge=0, description="alpha of R-Drop: two passes with different dropout, and the weight of their divergence; 0 is off"
+        0.0,
+        ge=0,
+        description="R-Drop (Liang et al., 2021): weight of the divergence between two passes with different dropout; 0 is off",
     )
 
     @model_validator(mode="after")
@@ -60,25 +66,29 @@ class BatchConfig(Settings):
     """The global batch. It depends on the data and these values, never on workers or model."""
 
     max_tokens: PositiveInt = Field(
-        4096, description="padded leaves or target pieces of one update over all workers, the larger of both"
+        4096, description="size of an update over all workers: padded leaves or padded target pieces, the larger of both"
     )
     budget_counts: Literal["leaves", "leaves_and_nodes"] = Field(
-        "leaves", description="'leaves_and_nodes' is the released code's; batches differ by tree"
+        "leaves",
+        description="what max_tokens counts on the source side; 'leaves_and_nodes' is the released code's rule, by which "
+        "batches differ between trees",
     )
-    max_leaves: PositiveInt = Field(256, description="training examples with more leaves are left out")
-    max_target_pieces: PositiveInt = Field(256, description="training examples with more target pieces are left out")
+    max_leaves: PositiveInt = Field(256, description="largest number of leaves of a training example; longer ones are left out")
+    max_target_pieces: PositiveInt = Field(
+        256, description="largest number of target pieces of a training example; longer ones are left out"
+    )
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
     )
     subset: Literal["fixed", "by_seed"] = Field(
         "fixed",
-        description="examples of a share: the same for all seeds, or others with each seed, but for all models alike; "
-        "shares nest within a seed",
+        description="'fixed': all seeds train on the same share; 'by_seed': each seed draws its own share. All models get the "
+        "same one, and smaller shares lie within larger ones",
     )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
-        description="a worker's part of max_tokens is computed in micro-batches of at most so many, and their gradients are "
-        "added up; null takes the part at once. An update has max_tokens either way",
+        description="largest micro-batch of a worker, in the units of max_tokens. A worker adds the gradients of its "
+        "micro-batches; an update has max_tokens either way. null: one micro-batch",
     )
 
     @model_serializer(mode="wrap")
@@ -93,7 +103,8 @@ class DecodingConfig(Settings):
     beam_size: PositiveInt = Field(5, description="hypotheses kept a sentence")
     length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
     length_penalty_form: Literal["length", "gnmt"] = Field(
-        "length", description="score / length^a (the paper's), or score / ((5 + length) / 6)^a; length counts EOS"
+        "length",
+        description="'length': score / length^a, as in the paper; 'gnmt': score / ((5 + length) / 6)^a. The length counts EOS",
     )
     max_length_factor: float = Field(
         1.5, gt=0, le=1000, description="a hypothesis has at most factor * leaves + max_length_offset pieces"
@@ -108,26 +119,28 @@ class ClassifierConfig(Settings):
 
     supervision: Literal["all_phrases", "root"] = Field(
         "all_phrases",
-        description="the classes that are learned: of all phrases that have one (tree models predict them at the leaves and "
-        "nodes of the tree, transformer and bilstm from the phrase as an example of its own), or of whole examples alone",
+        description="'all_phrases': learn the classes of all phrases. Tree models predict them at leaves and nodes; "
+        "transformer and bilstm read each phrase as an example. 'root': learn the classes of whole examples",
     )
     pooling: Literal["own", "mean", "first"] = Field(
         "own",
-        description="source of an example's class: 'own' is the root, or dummy root, of tree models, the mean of the "
-        "leaves of a transformer and the last states of both directions of a bilstm; or the mean of all, or the first leaf",
+        description="states that an example's class is predicted from. 'own': the root of tree models, the mean of the leaves "
+        "of a transformer, the last states of both directions of a bilstm. 'mean': the mean of all. 'first': the "
+        "first leaf",
     )
     split_words: SplitWords = Field(
         "pieces",
-        description="class of a word of several pieces in tree models: at its pieces, at the node over them, or both",
+        description="where tree models learn the class of a word of several pieces: at its pieces, at the node above them, or "
+        "at both",
     )
     word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability with which a piece is read as an unknown one in training (Iyyer et al., 2015)"
+        0.0, ge=0, lt=1, description="probability that training replaces a piece by the unknown piece (Iyyer et al., 2015)"
     )
     neutral_class: int | None = Field(
         None,
         ge=0,
-        description="classes below and above this one are also scored as two, by their summed probabilities, over the examples "
-        "of other classes: 2 reads SST-5 as SST-2",
+        description="also score two classes: all below and all above this one, by their summed probabilities. Examples of "
+        "this class are left out. 2 reads SST-5 as SST-2",
     )
     pair_hidden: PositiveInt = Field(50, description="relatedness: width of the layer that compares two sentences")
 
@@ -135,9 +148,16 @@ class ClassifierConfig(Settings):
 class MaskedLMConfig(Settings):
     """Settings of masked language modelling. The defaults are those of BERT (Devlin et al., 2019)."""
 
-    rate: float = Field(0.15, gt=0, le=1, description="share of a text's pieces to be predicted, rounded; at least one")
-    mask: float = Field(0.8, ge=0, le=1, description="share of them that the model sees as the mask")
-    random: float = Field(0.1, ge=0, le=1, description="share of them that it sees as any piece; the rest it sees as they are")
+    rate: float = Field(
+        0.15, gt=0, le=1, description="share of the pieces of a text that the model predicts, rounded; at least one piece"
+    )
+    mask: float = Field(0.8, ge=0, le=1, description="share of the predicted pieces that are replaced by the mask")
+    random: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="share of the predicted pieces that are replaced by a random piece; the rest stay as they are",
+    )
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
@@ -154,9 +174,8 @@ class TrainConfig(Settings):
     )
     task: Literal["translation", "classification", "relatedness", "masked_lm"] = Field(
         "translation",
-        description="the task; 'classification' reads data sets with classes, see classifier; 'relatedness' pairs of "
-        "sentences with scores, whose encoder is a classifier's; 'masked_lm' predicts pieces of the source side alone, see "
-        "masked_lm",
+        description="the task. 'classification' reads examples with classes (see classifier). 'relatedness' reads pairs of "
+        "sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm)",
     )
     model: ModelConfig = ModelConfig()
     classifier: ClassifierConfig = ClassifierConfig()
@@ -171,61 +190,64 @@ class TrainConfig(Settings):
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
     average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
         "last",
-        description="the trained model: the mean of the last checkpoints, the mean of those with the best validation, "
-        "by nll, accuracy or correlation (which are then the ones that are kept, beside the latest), or the moving average of "
-        "ema_decay",
+        description="the trained model. 'last': the mean of the last checkpoints. 'best': the mean of the checkpoints with "
+        "the best validation, which are then kept beside the latest one. 'ema': the moving average of ema_decay",
     )
     average_checkpoints: Annotated[PositiveInt, Effect.PROGRESS] = Field(5, description="checkpoints averaged at the end")
     ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="decay of a moving average of the weights, which is then what is validated; 0 keeps none"
+        0.0, ge=0, lt=1, description="decay of a moving average of the weights; validation then uses the average. 0: no average"
     )
     patience: Annotated[int, Effect.PROGRESS] = Field(
         0,
         ge=0,
-        description="validations in a row that are not better after which training is finished; 0 goes to max_steps",
+        description="number of validations in a row without a better result that end the training; 0: train to max_steps",
     )
     max_skipped_updates: Annotated[PositiveInt, Effect.NONE] = Field(
-        20, description="updates in a row that are not finite, and so skipped, after which training gives up"
+        20,
+        description="number of updates in a row with a loss or gradient that is not finite, after which training stops with "
+        "an error",
     )
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
     workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
     min_workers: Annotated[int, Effect.NONE] = Field(
-        0, ge=0, description="with nodes missing, train with as few workers as this until they come; 0 waits for all workers"
+        0, ge=0, description="smallest number of workers to train with while nodes are missing; 0: wait for all workers"
     )
     loader_workers: Annotated[int | None, Effect.NONE] = Field(
         None,
         ge=0,
         le=64,
-        description="processes that prepare a worker's batches; 0 is a thread; null is 0 on CPUs, and up to 4 on GPUs, by the "
-        "number of cores",
+        description="number of processes that prepare a worker's batches; 0: a thread. null: 0 on CPUs, and up to 4 on GPUs, "
+        "by the number of cores",
     )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="one GPU a worker")
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = Field(
         "auto",
-        description="'bf16' and 'fp16' compute products in half precision, under autocast, bf16 on CPUs too that have it; 'tf32' "
-        "rounds what float32 products read, on GPUs; 'auto' is float32 on CPUs, bf16 on GPUs, and fp16 on GPUs without it; a "
-        "run keeps what it began with",
+        description="precision of matrix products. 'bf16' and 'fp16' use autocast; some CPUs have bf16 too. 'tf32' rounds the "
+        "inputs of float32 products on GPUs. 'auto': float32 on CPUs, bf16 on GPUs, fp16 on GPUs without bf16. A "
+        "run keeps the precision that it began with",
     )
     gradient_sums: Literal["float32", "bf16"] = Field(
-        "float32", description="numbers that workers add their gradients in; 'bf16' sends half the bytes and rounds"
+        "float32", description="number format in which workers add their gradients; 'bf16' sends half the bytes, rounded"
     )
     shard_weights: Annotated[bool, Effect.NONE] = Field(
         False,
-        description="every worker holds a part of weights, gradient and optimiser (FSDP2), for models that do not fit into one "
-        "GPU; the model is not compiled then",
+        description="each worker holds a part of weights, gradients and optimiser (FSDP2): for models that do not fit into "
+        "one GPU. Such a model is not compiled",
     )
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,
-        description="Transformer layers keep their input alone, and are computed again for backward: less memory, about a "
-        "third more work, the same results",
+        description="keep only the inputs of Transformer layers, and compute the layers again in the backward pass: less memory, "
+        "about a third more work, the same results",
     )
     deterministic: Annotated[bool, Effect.NONE] = Field(
-        False, description="kernels that give the same bits every time, on GPUs too, where others are faster; those without raise"
+        False,
+        description="use only kernels that give the same bits every time. Slower on GPUs; an operation without such a kernel "
+        "raises an error",
     )
     compile: Annotated[bool | None, Effect.NONE] = Field(
         None,
-        description="compile the model with torch.compile; the first steps take minutes; null is true on GPUs, unless "
-        "checkpoint_activations or shard_weights is, and false on CPUs",
+        description="compile the model with torch.compile; the first steps take minutes. null: true on GPUs, unless "
+        "checkpoint_activations or shard_weights is set; false on CPUs",
     )
 
     @model_validator(mode="after")

@@ -83,45 +83,49 @@ class ParserConfig(Settings):
 
     name: ParserName = Field(
         "stanza",
-        description="'stanza' takes Stanza's own models where they are installed, else the shipped ones that 'shipped' takes; "
-        "'corenlp' asks a CoreNLP server; 'spacy' (arcs alone), 'benepar' and 'supar' are those packages, where installed; "
-        "'given' takes the trees of the input; 'words' parses nothing, for control trees",
+        description="'stanza': Stanza's own models if they are installed, else the shipped models. 'shipped': the shipped "
+        "models. 'corenlp': a CoreNLP server. 'spacy' (arcs alone), 'benepar', 'supar': these packages. 'given': "
+        "the trees of the input. 'words': no parser, for control trees",
     )
     models: Annotated[Annotated[Path, AfterValidator(Path.absolute)] | None, Effect.NONE] = Field(
         None,
-        description="folder of models that workflows/train_parser.py made (its OUT/models), for name: stanza or shipped; the "
-        "folder or file of a model of benepar's; a folder with SuPar's files, by the names constituency.pt and depparse.pt",
+        description="models of the parser. stanza, shipped: a folder OUT/models of workflows/train_parser.py. benepar: the "
+        "folder or file of a model. supar: a folder with constituency.pt and depparse.pt",
     )
     package: Annotated[str, AfterValidator(check_package)] | None = Field(
         None,
-        description="spaCy pipeline: the name of an installed package (en_core_web_sm), or a folder (with a / in it); for name: "
-        "spacy, and for the words and tags of benepar and supar (null: spaCy's rules of the language make words, without tags)",
+        description="spaCy pipeline: an installed package (en_core_web_sm), or a folder (with a / in its name). For spacy, "
+        "and for the words and tags of benepar and supar; null: spaCy's rules of the language make words, without "
+        "tags",
     )
     language: str = Field("en", description="language of this side")
-    max_words: PositiveInt = Field(150, description="longer sentences get a flat tree, with parse_status flat_too_long")
-    split_sentences: bool = Field(False, description="a line is a document or several sentences: each is parsed by itself")
-    dependencies: bool = Field(False, description="also one arc per word, in the column `arcs`")
+    max_words: PositiveInt = Field(
+        150, description="largest number of words that is parsed; longer sentences get a flat tree and parse_status flat_too_long"
+    )
+    split_sentences: bool = Field(False, description="a line holds several sentences, and each is parsed separately")
+    dependencies: bool = Field(False, description="also parse dependencies: one arc for each word, in the column `arcs`")
     constituency: bool = Field(
         True,
-        description="false: no constituency parser is loaded, so that a language needs a dependency parser alone; trees are then "
-        "made of the arcs (tree.tree_source=dependencies), and tags are universal ones",
+        description="false: no constituency parser is loaded, and a dependency parser is enough. Trees are made of its arcs "
+        "(tree.tree_source=dependencies), and tags are universal ones",
     )
-    batch_words: PositiveInt = Field(4096, description="words the models see at once; halved when memory runs out")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU where there is one")
+    batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU if there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
         "keep",
-        description="labels of given trees: as they are; X; PHRASE; or those of the same spans in a Stanza parse, else X",
+        description="labels of given trees. keep: as they are. none: X. phrase: PHRASE. parsed: those of the same spans in a "
+        "Stanza parse, else X",
     )
     treebank_words: bool | None = Field(
         None,
-        description="with tokenized: moses: the parser reads English tokens as treebanks write them (don 't as do n't); "
-        "false: as they are; null: true for English, false where the data set was begun so",
+        description="for tokenized: moses. true: the parser reads English tokens as treebanks write them (don 't as do n't). "
+        "false: as they are. null: true for English, except in a data set that began with false",
     )
     endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")] = Field(
         "http://localhost:9000",
         repr=False,
-        description="address of a running CoreNLP server, http:// or https://; user and password in it are used and never "
-        "written, and ~/.netrc may hold them instead",
+        description="address of a running CoreNLP server, http:// or https://. A user and password in it are used and never "
+        "written; ~/.netrc may hold them instead",
     )
 
     @model_validator(mode="after")
