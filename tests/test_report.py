@@ -20,7 +20,8 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.analysis.attention_stats import node_heights, run_attention
-from treenet.data.splits import read_references
+from treenet.data.splits import read_references, read_split
+from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.evaluation.metrics import compare_systems, sentence_chrf
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
@@ -93,12 +94,12 @@ class Reader(HTMLParser):
             self.rows.append([])
         if tag in ("td", "th"):
             self.rows[-1].append("")
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
         self.handle_starttag(tag, attributes)
-        if tag not in ("meta", "link", "br"):
+        if tag not in ("meta", "link", "br", "input"):
             self.open.pop()
 
     def handle_endtag(self, tag):
@@ -120,7 +121,7 @@ def test_the_page_is_whole_and_loads_nothing(out, page):
     for link in page.links:
         assert link == "data:," or (link[1:] in page.ids if link.startswith("#") else (out / unquote(link)).is_file()), link
     text = (out / "index.html").read_text()
-    assert text.count("<script") == 2 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
+    assert text.count("<script") == 4 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
     assert '<th scope="col"></th>' not in text and '<th scope="col" class="n"></th>' not in text  # every column has a name
     assert text.count('class="box"') == text.count('class="box" tabindex="0" role="group" aria-label="')
     assert "default-src 'none'" in text and "@import" not in text and len(text) < 400_000
@@ -158,6 +159,22 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
     (answer,) = numbers["answers"]  # on the first screen
     assert answer["baseline"] == "plain" and [row["test"] for row in answer["rows"]] == [None] * 3
     assert page.texts.index(answer["sentence"]) < min(i for i, one in enumerate(page.texts) if "fingerprint" in one)
+
+
+def test_all_sentences_are_those_of_the_runs(folder, out):
+    text = (out / "index.html").read_text()
+    data = json.loads(text.partition('id="lines-data">')[2].partition("</script>")[0])
+    references = read_references(folder / "data", "test")
+    assert data["systems"] == list(RUNS) and data["systems"][data["baseline"]] == "plain" and data["measured"] == "tree"
+    assert data["line"] == list(range(1, 9)) and data["total"] == 8 and data["reference"] == references
+    for name, lines, chrf in zip(data["systems"], data["translations"], data["chrf"], strict=True):
+        assert lines == (folder / name / "translations.test.txt").read_text().split("\n")[:-1]
+        assert chrf == sentence_chrf(lines, references).round(2).tolist()
+    rows = list(read_split(folder / "data", "text", "test"))
+    assert data["source"] == [row["source"] for row in rows]
+    sizes = measure_sources(read_split(folder / "data", "encoded", "test"))
+    assert data["words"] == sizes["words"].tolist() and data["depth"] == sizes["depth"].tolist()
+    assert any(EVIL in line for line in data["source"])
 
 
 def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
@@ -271,7 +288,7 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     assert "data set is missing" in missing["gone"] and found["sentences"] == []
     assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
     text = (tmp_path / "out" / "index.html").read_text()
-    assert "Learning curves" in text and "Sentences" not in text and "; to add it: <code>python" in text
+    assert "Learning curves" in text and 'id="sentences"' not in text and "; to add it: <code>python" in text
 
 
 def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attention(folder, tmp_path):

@@ -22,7 +22,7 @@ def number(value: float | int | None, form: str = ",", classes: str = "n") -> Ta
     return TableCell("–" if value is None else escape(format(value, form).replace("-", "−")), classes)
 
 
-def tag(name: str, content: str, **attributes: object) -> str:
+def tag(name: str, content: str, /, **attributes: object) -> str:
     """An element; `content` is markup, attributes are escaped, a trailing underscore is left out (`class_`)."""
     written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
     return f"<{name}{written}>{content}</{name}>"

@@ -7,6 +7,7 @@ from pathlib import Path
 from treenet.report.answer_section import show_answer
 from treenet.report.attention_section import show_attention
 from treenet.report.contents import Page, Report
+from treenet.report.line_section import show_lines
 from treenet.report.making import show_making
 from treenet.report.markup import paragraph, tag
 from treenet.report.pictures import show_sentences
@@ -27,7 +28,8 @@ def render_page(report: Report) -> str:
     page.add("scores", "Scores", *show_scores(page))
     page.add("ablations", "Ablations", show_ablations(page))
     page.add("size", "Size of the training data", *show_studies(page))
-    page.add("sentences", "Sentences", *show_sentences(page))
+    page.add("lines", "All sentences", *show_lines(page))
+    page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
     page.add("curves", "Learning curves", show_curves(page))
@@ -42,13 +44,21 @@ def render_page(report: Report) -> str:
     body += tag(
         "footer", "Made by <code>workflows/report.py</code>; the numbers are in <code>report.json</code> beside this page."
     )
-    views = json.dumps(page.views, ensure_ascii=False).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     if page.views:
-        body += f'<script type="application/json" id="views">{views}</script><script>{_read("page.js")}</script>'
+        body += _data("views", page.views) + f"<script>{_read('page.js')}</script>"
+    if page.lines is not None:
+        body += _data("lines-data", page.lines) + f"<script>{_read('lines.js')}</script>"
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
     head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _data(name: str, value: object) -> str:
+    """JSON in which nothing is markup, for a script of the page."""
+    content = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    content = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return f'<script type="application/json" id="{name}">{content}</script>'
 
 
 def _read(name: str) -> str:

@@ -1,0 +1,112 @@
+"""All sentences of a split: source, reference, the translations of every run, and their chrF."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treenet.data.splits import read_split
+from treenet.evaluation.buckets import measure_sources
+from treenet.evaluation.metrics import sentence_chrf
+from treenet.report.compare import ScoreTable, reads_trees, references_of
+from treenet.report.report_runs import ReportRun, own_index
+from treeproc.shards.store import read_index
+
+# Bytes of the sentences in a page: 3,000 of 25 words with four translations. A browser filters them in an instant.
+_MOST_BYTES = 4_000_000
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Columns over sentences. Every run that is scored on the split has a column of translations and one of chrF."""
+
+    total: int  # of the split; there may be more than the columns have
+    measured: str  # the run whose data set has the trees of `depth`
+    baseline: int | None  # its place in `systems`
+    systems: list[str]
+    line: list[int]  # number in the input of the split, from 1
+    words: list[int]  # of the source
+    depth: list[int]  # of its tree
+    source: list[str]
+    reference: list[str]
+    translations: list[list[str]]  # by system, then sentence
+    chrf: list[list[float]]  # of the sentence alone, rounded to two places
+
+    def to_json(self) -> dict:
+        """The content for the script of the page."""
+        return vars(self)
+
+    def changes(self) -> np.ndarray:
+        """Largest difference in chrF to the baseline, of any system [sentences]; zeros without a baseline."""
+        scores = np.array(self.chrf)
+        if self.baseline is None:
+            return np.zeros(len(self.line))
+        return np.abs(scores - scores[self.baseline]).max(axis=0)
+
+    def keep(self, rows: Sequence[int]) -> "Lines":
+        """The sentences `rows` alone."""
+
+        def chosen(column: list) -> list:
+            return [column[row] for row in rows]
+
+        names = ("line", "words", "depth", "source", "reference")
+        columns = {name: chosen(getattr(self, name)) for name in names}
+        by_system = {name: [chosen(column) for column in getattr(self, name)] for name in ("translations", "chrf")}
+        return Lines(self.total, self.measured, self.baseline, self.systems, **columns, **by_system)
+
+
+def collect_lines(
+    tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str, say: Callable[[str], None], most: int = _MOST_BYTES
+) -> Lines | None:
+    """The sentences of `split` with the translations of all runs that were scored on the baseline's text.
+
+    None where no data set has the text, or no run has translations. Where they would take more than `most` bytes, those stay
+    on which a system differs most from the baseline; without a baseline, the first ones.
+    """
+    found = [table for table in tables if table.split == split]
+    table = next((table for table in found if table.baseline), found[0] if found else None)
+    there = references_of(table, runs) if table else None
+    if table is None or there is None:
+        return None
+    anchor, references = there
+    named = {row.run: row for row in table.rows if row.result == split and not row.standing.changed}
+    kept = {run.name: run.translations[split] for run in runs if run.name in named and split in run.translations}
+    translations = {name: lines for name, lines in kept.items() if len(lines) == len(references)}
+    if not translations:
+        return None
+    say(f"chrF of every sentence of {split}")
+    measured = next((run for run in runs if run.name in named and reads_trees(run) and _has(run, table)), anchor)
+    sizes = measure_sources(read_split(measured.data, "encoded", split))
+    side = read_index(anchor.data / "encoded").get("tree_settings", {}).get("side", "source")
+    texts = list(read_split(anchor.data, "text", split))
+    systems = list(translations)
+    base = table.baseline.run if table.baseline else None
+    lines = Lines(
+        total=len(references),
+        measured=measured.name,
+        baseline=systems.index(base) if base in systems and len(systems) > 1 else None,
+        systems=systems,
+        line=[int(row["example_id"]) + 1 for row in texts],
+        words=sizes["words"].tolist(),
+        depth=sizes["depth"].tolist(),
+        source=[row[side] for row in texts],
+        reference=references,
+        translations=list(translations.values()),
+        chrf=[sentence_chrf(one, references).round(2).tolist() for one in translations.values()],
+    )
+    return _fit(lines, most)
+
+
+def _has(run: ReportRun, table: ScoreTable) -> bool:
+    """Whether the run's data set is there and has the sentences of the table."""
+    index = own_index(run)
+    return bool(index) and index.get("text_fingerprint") == table.text and table.split in index["totals"]
+
+
+def _fit(lines: Lines, most: int) -> Lines:
+    order = np.argsort(-lines.changes(), kind="stable").tolist()
+    texts = [lines.source, lines.reference, *lines.translations]
+    sizes = [sum(len(json.dumps(text[row], ensure_ascii=False).encode()) + 10 for text in texts) for row in order]
+    count = int(np.searchsorted(np.cumsum(sizes), most, side="right"))
+    return lines if count >= len(order) else lines.keep(sorted(order[:count]))
