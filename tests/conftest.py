@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "batch_stream", "compiling", "device_step", "loader_processes",
+    "api_run", "batch_stream", "compiling", "device_step", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
     "fuzz", "gradient_sums", "grid", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses",

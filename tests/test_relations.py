@@ -378,9 +378,7 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     assert [names[i] for i in rows[0]["arcs"]["deprel"]] == [n if n in names else "<unk>" for n in parsed[0].arcs["deprel"]]
     translated = translator(raw, 0)
     assert translated.num_lines == 3 and not translated.problems and translated.text.split("\n")[1] == ""
-    with pytest.raises(
-        UserError, match="the model reads arcs of words, but bracketed trees have none; leave trees=.*trees.txt out"
-    ):
+    with pytest.raises(UserError, match="the model reads arcs of words, but bracketed trees have none; leave trees out"):
         LineTranslator(TranslateSettings(trees=tmp_path / "trees.txt"), [run], RawLineEncoder)
 
 

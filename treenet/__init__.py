@@ -1,5 +1,60 @@
-"""Shards to batches to models to scores."""
+"""Tree-structured attention: shards to batches to models to scores, and a library of the same parts (docs/api.md).
+
+What the library offers is loaded when it is asked for: `import treenet` alone loads neither PyTorch nor NumPy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from treeproc import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from treenet.api.attention import TreeAttention
+    from treenet.api.encoder import TreeEncoder, TreeStates
+    from treenet.api.run import Run, load_run
+    from treenet.api.shards import Shards, read_shards
+    from treenet.config import ModelConfig, TreeAttentionConfig
+    from treenet.data.batch import collate
+    from treenet.structure import TreeStructure
+    from treeproc.common.errors import UserError
+
+_PLACES = {
+    "ModelConfig": "treenet.config",
+    "Run": "treenet.api.run",
+    "Shards": "treenet.api.shards",
+    "TreeAttention": "treenet.api.attention",
+    "TreeAttentionConfig": "treenet.config",
+    "TreeEncoder": "treenet.api.encoder",
+    "TreeStates": "treenet.api.encoder",
+    "TreeStructure": "treenet.structure",
+    "UserError": "treeproc.common.errors",
+    "collate": "treenet.data.batch",
+    "load_run": "treenet.api.run",
+    "read_shards": "treenet.api.shards",
+}
+
+__all__ = [
+    "ModelConfig",
+    "Run",
+    "Shards",
+    "TreeAttention",
+    "TreeAttentionConfig",
+    "TreeEncoder",
+    "TreeStates",
+    "TreeStructure",
+    "UserError",
+    "__version__",
+    "collate",
+    "load_run",
+    "read_shards",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'treenet' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,7 +9,6 @@ piece is a target position, the end of the sentence included, as in the loss.
 Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions (plain models: S = L).
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order, longer_side
 from treenet.data.splits import read_split
 from treenet.layers.attention import CrossAttention, KeysValues
+from treenet.layers.scaled_dot_product import attention_weights
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
@@ -120,11 +120,7 @@ class AttentionStats:
 
 def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None) -> Tensor:
     """softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
-    queries, keys = module.split_heads(module.queries(x)), keys_values[0]
-    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
-    if attend_mask is not None:
-        scores = scores.masked_fill(~attend_mask, -torch.inf)
-    return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
+    return attention_weights(module.split_heads(module.queries(x)), keys_values[0], attend_mask)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     tree-attention configs           their names, and what each is for
     tree-attention configs sst5      the text of one
 
---config NAME of other commands takes one by its name. To change one, save its text in a file of your own.
+--config NAME of other commands takes one by its name. To change one, save its text in another file.
 """
 
 import argparse

@@ -109,6 +109,13 @@ class SelfAttention(_Attention):
         self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
+    def project(self, x: Tensor, structure: TreeStructure | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x, all [B, S, D]; those of nodes accumulated."""
+        queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
+        if self.accumulation is not None:
+            keys, values = self.accumulation(x, keys, values, structure)
+        return queries, keys, values
+
     def forward(
         self,
         x: Tensor,
@@ -122,11 +129,9 @@ class SelfAttention(_Attention):
         trees (equation 11). Without trees, None attends to all positions. A `prior` [B, S, S] multiplies the weights of every
         head, and needs an `attend_mask`.
         """
-        queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
-        if self.accumulation is not None:
-            keys, values = self.accumulation(x, keys, values, structure)
-            if attend_mask is None:
-                return self.output(attend_subtrees(queries, keys, values, structure, self.num_heads, self.dropout_p))
+        queries, keys, values = self.project(x, structure)
+        if self.accumulation is not None and attend_mask is None:
+            return self.output(attend_subtrees(queries, keys, values, structure, self.num_heads, self.dropout_p))
         return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask, prior=prior)
 
 

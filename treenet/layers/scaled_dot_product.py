@@ -3,6 +3,7 @@
 Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes.
 """
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -53,6 +54,17 @@ def attend(
         else:
             attended = _attend_with_prior(queries, keys, values, attend_mask, dropout_p, prior)
     return attended.to(given)
+
+
+def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None) -> Tensor:
+    """softmax(Q K^T / sqrt(K)) by an explicit softmax, float32 at least: [B, H, T, K], [B, H, S, K] -> [B, H, T, S].
+
+    The kernels that layers attend by return no weights.
+    """
+    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
+    if attend_mask is not None:
+        scores = scores.masked_fill(~attend_mask, -torch.inf)
+    return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
 
 
 def _attend_with_prior(

@@ -6,7 +6,7 @@ i, both ends counted but not the leaf), |H_j^i| the rank of leaf j in the span o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,7 +24,10 @@ from treenet.structure.base import Structure
 from treenet.structure.block_mask import Blocks
 from treenet.structure.branches import BranchMaps
 from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
+from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
+from treeproc.common.errors import UserError
+from treeproc.trees.dependency_trees import PhraseShape
 
 
 @dataclass
@@ -40,6 +43,7 @@ class TreeStructure(Structure):
     node_pad_mask: Tensor  # [B, N] bool, True = padding
     branches: BranchMaps | Depths | BranchMatrices  # for hierarchical accumulation; of depths `prepare` makes matrices
     attention: AttentionMaps | Blocks | None  # for subtree attention; None where `prepare` makes them of the spans
+    labels: tuple[tuple[str, ...], ...] | None = None  # of the nodes of each tree, where `from_...` read names
 
     @classmethod
     def build(
@@ -86,6 +90,56 @@ class TreeStructure(Structure):
             branches=Depths.build(table) if compact else BranchMaps.build(table),
             attention=None,
         )
+
+    @classmethod
+    def from_brackets(cls, trees: Sequence[str], *, collapse_unary: bool = True) -> "TreeStructure":
+        """One tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
+
+        The trees get the normal form that data sets have: function tags go, and of a unary chain the lowest label stays, unless
+        `collapse_unary` is false. Tags of words are no nodes. Raises UserError with the tree and the character at fault.
+        """
+        return cls._of(read_bracketed(trees, collapse_unary=collapse_unary))
+
+    @classmethod
+    def from_spans(cls, trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None = None) -> "TreeStructure":
+        """One tree an example as its nodes: `[[(0, 3, "S"), (0, 2, "NP"), (2, 3, "VP")]]`, leaves [start, end).
+
+        Labels may be left out. Nodes come in any order; of two with the same span the first is the upper one. `num_leaves` [B]
+        is needed where a tree goes on after its last span. Raises UserError for spans that cross or leave their tree.
+        """
+        return cls._of(read_spans(trees, num_leaves))
+
+    @classmethod
+    def from_arcs(
+        cls,
+        governors: Sequence[Sequence[int]],
+        *,
+        shape: PhraseShape = "flat",
+        relations: Sequence[Sequence[str]] | None = None,
+        tags: Sequence[Sequence[str]] | None = None,
+    ) -> "TreeStructure":
+        """One dependency tree an example: `[[1, 2, -1]]`, the governor of each word, -1 for the root, counted from 0.
+
+        A head and what depends on it make a phrase; docs/dependency-trees.md describes the shapes. Arcs that cross are lifted.
+        Universal `relations` and `tags`, one a word, name the nodes; "layered" needs both. Raises UserError for arcs that are
+        no tree of one root.
+        """
+        return cls._of(read_arcs(governors, shape, relations, tags))
+
+    @classmethod
+    def _of(cls, trees: Sequence[NumberedTree]) -> "TreeStructure":
+        if not trees:
+            raise UserError("a batch must have at least one tree, but has none")
+        structure = cls.build([tree.num_leaves for tree in trees], [tree.spans for tree in trees])
+        return replace(structure, labels=tuple(tree.labels for tree in trees))
+
+    def node_means(self, leaves: Tensor) -> Tensor:
+        """The mean of the leaves of each node: [B, L, D] -> [B, N, D], 0 for padding. Node states to begin with."""
+        position = torch.arange(self.num_leaves, device=leaves.device)
+        start, end = (x.to(leaves.device)[..., None] for x in (self.start, self.end))
+        inside = (start <= position) & (position < end)
+        real = leaves.masked_fill(self.leaf_pad_mask.to(leaves.device)[..., None], 0)
+        return (inside / (end - start).clamp(min=1)).to(leaves.dtype) @ real
 
     @property
     def num_leaves(self) -> int:

@@ -14,6 +14,7 @@ from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.loading import LoadedRun
 from treenet.runs.mirror import read_run
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
@@ -119,6 +120,17 @@ def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Pat
     return folders
 
 
+def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees: bool, max_pieces: int) -> LineSource:
+    """What makes rows of raw lines for the model of a run. Raises UserError where the model reads what the lines have not got."""
+    source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
+    if run.model.reads.reads_arcs and not source.gives_arcs:
+        raise UserError(
+            "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set that "
+            "a parser made"
+        )
+    return source
+
+
 class LineTranslator:
     """Models, parser and vocabulary of one or more runs, loaded once a process.
 
@@ -134,12 +146,8 @@ class LineTranslator:
         self._decoding = decoding_of(settings.decoding, self._run)
         if settings.nbest > self._decoding.beam_size:
             raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
-        self._encoder = encoder(self._run.data, given_trees=settings.trees is not None, max_pieces=settings.max_leaves)
-        if self._run.model.reads.reads_arcs and not self._encoder.gives_arcs:
-            raise UserError(
-                f"the model reads arcs of words, but bracketed trees have none; leave trees={settings.trees} out, or choose a "
-                "run on a data set that a parser made"
-            )
+        given_trees = settings.trees is not None
+        self._encoder = build_line_source(encoder, self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
     def describe(self) -> str:
         """The model, the decoding settings and the score, in one line."""

@@ -32,7 +32,7 @@ def how_to_install(module: str) -> str:
 
 
 def require(module: str, purpose: str, instead: str = "") -> None:
-    """Raises UserError where a module of `EXTRAS` is missing: what needs it, how to install it, and what to do `instead`."""
+    """Raises UserError where a module is missing: what needs it, how to install it, and what to do `instead`."""
     if not is_installed(module):
         raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
 
@@ -48,4 +48,4 @@ def _lack(purpose: str, module: str) -> str:
 
 
 def _command(module: str) -> str:
-    return f"pip install '{PROGRAM}[{EXTRAS[module]}]'"
+    return f"pip install '{PROGRAM}[{EXTRAS[module]}]'" if module in EXTRAS else f"pip install {module}"

@@ -44,6 +44,7 @@ class Shard:
         if list(map(len, batches)) != rows:
             raise UserError(f"{path}: its number of rows is not the one in index.json; run workflows/preprocess.py again")
         self.record = record
+        self._batches = batches
         self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
 
     def __len__(self) -> int:
@@ -56,6 +57,10 @@ class Shard:
 
     def rows(self) -> Iterator[dict]:
         return (self.row(i) for i in range(len(self)))
+
+    def table(self) -> pa.Table:
+        """All rows, with nested columns; memory-mapped."""
+        return pa.Table.from_batches(self._batches, self.schema)
 
 
 def open_shards(folder: AnyPath, split: str) -> list[Shard]:

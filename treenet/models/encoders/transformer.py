@@ -35,10 +35,7 @@ class TransformerEncoder(Encoder):
         super().__init__(config, embedding)
         self.positions = SinusoidalPositions(config.d_model)
         build_attention = build_attention or (lambda _: build_self_attention(config))
-        self.layers = nn.ModuleList(
-            EncoderLayer(build_attention(number), FeedForward(config.d_model, config.d_ff), config.d_model, config.dropout)
-            for number in range(num_layers or config.num_encoder_layers)
-        )
+        self.layers = build_layers(config, build_attention, num_layers)
 
     def forward(self, batch: TreeBatch) -> Memory:
         """The leaves of a batch as memory: S = L."""
@@ -54,6 +51,16 @@ class TransformerEncoder(Encoder):
 
     def probed_layers(self) -> Sequence[nn.Module]:
         return list(self.layers)
+
+
+def build_layers(
+    config: ModelConfig, build_attention: Callable[[int], nn.Module], num_layers: int | None = None
+) -> nn.ModuleList:
+    """Transformer layers with the attention of layer `number`, counted from 0."""
+    return nn.ModuleList(
+        EncoderLayer(build_attention(number), FeedForward(config.d_model, config.d_ff), config.d_model, config.dropout)
+        for number in range(num_layers or config.num_encoder_layers)
+    )
 
 
 def build_self_attention(config: ModelConfig) -> SelfAttention:

@@ -6,13 +6,12 @@ from torch import Tensor
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
-from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.autocast import product_dtype
+from treenet.layers.attention import SelfAttention
+from treenet.layers.tree_layers import prepare_trees, run_layers
 from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import build_tree_decoder
 from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder
-from treenet.structure.on_device import prepare
 
 
 class TreeEncoder(TransformerEncoder):
@@ -25,8 +24,7 @@ class TreeEncoder(TransformerEncoder):
     reads = TREES
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        sizes = config.d_model, config.num_heads, config.attention_dropout
-        super().__init__(config, vocab, embedding, lambda _: SelfAttention(*sizes, config.tree))
+        super().__init__(config, vocab, embedding, lambda _: build_tree_attention(config))
         self.tree, self.attention_dropout = config.tree, config.attention_dropout
 
     def add_tables(self, vocab: VocabSizes) -> None:
@@ -35,20 +33,20 @@ class TreeEncoder(TransformerEncoder):
     def forward(self, batch: TreeBatch) -> Memory:
         """Memory of leaves, then nodes."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
-        weight = self.embedding.weight
-        # FlexAttention has no dropout of attention weights; on CPUs it has no backward pass.
-        blocks = weight.device.type == "cuda" and not (self.training and self.attention_dropout)
-        structure = prepare(batch.structure, self.tree, weight.dtype, product_dtype(weight), blocks)
-        attend_mask = None if self.tree.subtree_mask else padding_to_attend_mask(pad_mask)
+        drops_weights = bool(self.training and self.attention_dropout)
+        structure = prepare_trees(batch.structure, self.tree, self.embedding.weight, drops_weights=drops_weights)
         nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
         x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)
-        for layer in self.layers:
-            x = layer(x, attend_mask, structure, num_leaves=structure.num_leaves)
-        return Memory(x, pad_mask, structure)
+        return Memory(run_layers(self.layers, x, structure, self.tree, pad_mask), pad_mask, structure)
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         """The state of the first root [B, D]."""
         return memory.states[:, memory.structure.num_leaves]
+
+
+def build_tree_attention(config: ModelConfig) -> SelfAttention:
+    """Multi-head self-attention over leaves and nodes."""
+    return SelfAttention(config.d_model, config.num_heads, config.attention_dropout, config.tree)
 
 
 register("tree_transformer", Architecture(TreeEncoder, build_tree_decoder, uses=("classification",)))

@@ -1,0 +1,167 @@
+"""`load_run`: a trained translation model that translates, scores and shows where it looked.
+
+Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from treenet.analysis.attention_stats import attend_examples, read_labels, translated
+from treenet.api.sentence_attention import SentenceWeights, name_positions
+from treenet.config import DecodingConfig
+from treenet.models.decoders.transformer import TransformerDecoder
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.loading import LoadedRun
+from treenet.runs.loading import load_run as load_folder
+from treenet.runs.mirror import read_run
+from treenet.translation.forced import ScoredTarget
+from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
+from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
+from treeproc.common.errors import UserError
+from treeproc.common.settings import build_settings
+from treeproc.common.storage import AnyPath, as_path
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One translation of a line."""
+
+    text: str
+    score: float  # log_prob over the length penalty of the run; NaN of an empty line
+    log_prob: float  # sum over pieces and the end of the sentence, in nats
+    pieces: tuple[str, ...] = ()
+    piece_log_probs: tuple[float, ...] = ()  # where a translation was given: of its pieces, and of the end
+
+
+class Run:
+    """A translation model in evaluation mode, with the vocabulary and the parser of its data set.
+
+    Lines are plain text, one sentence each. They are parsed as the data set was, or come with `trees` in Penn Treebank brackets,
+    one a line. A line that cannot be read is warned about and has no translation; the others go on.
+    """
+
+    def __init__(self, loaded: LoadedRun, max_leaves: int = 1000):
+        self.loaded, self.model, self.config = loaded, loaded.model, loaded.config
+        self._max_leaves = max_leaves
+        self._sources: dict[bool, LineSource] = {}
+
+    def translate(self, lines: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any) -> list[str]:
+        """The best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1."""
+        return [found[0].text if found else "" for found in self.candidates(lines, trees, 1, **decoding)]
+
+    def candidates(
+        self, lines: Sequence[str], trees: Sequence[str] | None = None, num_best: int = 5, **decoding: Any
+    ) -> list[list[Translation]]:
+        """The `num_best` translations of every line, best first; none of a line that could not be read.
+
+        Raises UserError for wrong settings, and for more translations than the beam holds.
+        """
+        settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
+        if not 1 <= num_best <= settings.beam_size:
+            raise UserError(f"num_best must be from 1 to beam_size = {settings.beam_size}, but is {num_best}")
+        encoded = self._encode(lines, trees)
+
+        def search(rows: list[dict]) -> Iterable[list[Hypothesis]]:
+            return translate_examples(self.model, rows, settings, num_best=num_best, device=self._device)
+
+        found = self._compute(search, encoded)
+        return [[self._translation(one) for one in best or ()] for best in found]
+
+    def score(
+        self, lines: Sequence[str], targets: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any
+    ) -> list[Translation | None]:
+        """The given translation of every line under the model; None of a line that could not be read.
+
+        `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
+        """
+        settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
+        encoded = self._encode(lines, trees, targets)
+
+        def score(rows: list[dict]) -> Iterable[ScoredTarget]:
+            return score_examples(self.model, rows, settings, device=self._device)
+
+        scored = self._compute(score, encoded)
+        return [found and self._translation(found, line.target) for line, found in zip(encoded, scored, strict=True)]
+
+    def attention(self, line: str, target: str | None = None, tree: str | None = None) -> SentenceWeights:
+        """Where each piece of the translation looked: of `target`, or without one of the model's own translation.
+
+        Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is no Transformer's.
+        """
+        if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
+            raise UserError(f"{self.config.model.name} has no Transformer's decoder, so there are no attention weights of it")
+        [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], warn=False)
+        if encoded.row is None:
+            raise UserError(f"the line cannot be read: {encoded.problem}")
+        row = encoded.row if target is not None else translated(self.loaded, [encoded.row])[0]
+        found = next(attend_examples(self.model, [row]), None)
+        if found is None:
+            raise UserError("the line is empty, and an empty line has no attention")
+        processor, labels = self.loaded.processor, read_labels(self.loaded.data)
+        pieces = [processor.id_to_piece(int(piece)) for piece in found.example["tgt_pieces"]]
+        return SentenceWeights(found.weights, [*pieces, "</s>"], name_positions(found, processor, labels))
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _encode(
+        self, lines: Sequence[str], trees: Sequence[str] | None, targets: Sequence[str] | None = None, *, warn: bool = True
+    ) -> list[EncodedLine]:
+        """The lines as the model reads them, and a warning about each that it cannot."""
+        columns = {"text": lines, "trees": trees, "target": targets}
+        given = {name: values for name, values in columns.items() if values is not None}
+        for name, values in given.items():
+            if isinstance(values, str):
+                raise UserError(f"{name} must be a list of strings, one a line, but is one string")
+            if len(values) != len(lines):
+                raise UserError(f"{name} must be one a line, {len(lines)}, but are {len(values)}")
+        raw = [RawLine(**{name: values[i].encode() for name, values in given.items()}) for i in range(len(lines))]
+        encoded = self._source(trees is not None).encode(raw)
+        for number, line in enumerate(encoded if warn else (), start=1):
+            if line.problem or line.note:
+                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=4)
+        return encoded
+
+    def _source(self, given_trees: bool) -> LineSource:
+        """The parser and the vocabulary, loaded once."""
+        if given_trees not in self._sources:
+            source = build_line_source(RawLineEncoder, self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
+            self._sources[given_trees] = source
+        return self._sources[given_trees]
+
+    def _compute(self, compute: Callable[[list[dict]], Iterable[Found]], encoded: Sequence[EncodedLine]) -> list[Found | None]:
+        """`compute` of the rows that there are, back at the places of their lines."""
+        found = iter(compute([line.row for line in encoded if line.row is not None]))
+        return [next(found) if line.row is not None else None for line in encoded]
+
+    def _translation(self, found: Hypothesis, text: str | None = None) -> Translation:
+        processor = self.loaded.processor
+        return Translation(
+            detokenize(processor, found) if text is None else text,
+            found.score,
+            found.log_prob,
+            tuple(map(processor.id_to_piece, found.ids)),
+            found.token_log_probs if isinstance(found, ScoredTarget) else (),
+        )
+
+
+def load_run(
+    path: AnyPath | str, *, checkpoint: str = AVERAGED, device: torch.device | str = "cpu", max_leaves: int = 1000
+) -> Run:
+    """The translation model of a run folder, which may lie in an object store.
+
+    `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not translated.
+    Raises UserError when there is no such run or checkpoint, or when it belongs to no translation model.
+    """
+    with read_run(as_path(str(path)), *checkpoint_names(checkpoint)) as folder:
+        return Run(load_folder(folder, checkpoint=checkpoint, device=device), max_leaves)

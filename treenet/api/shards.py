@@ -1,0 +1,135 @@
+"""`read_shards`: a split of a data set for PyTorch, Ray, Hugging Face `datasets` and DuckDB."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
+
+from treeproc.common.errors import UserError
+from treeproc.common.extras import require
+from treeproc.common.storage import AnyPath, as_path
+from treeproc.shards.shard import Shard, open_shards, tables
+
+if TYPE_CHECKING:
+    import datasets
+    import duckdb
+    import ray.data
+
+STAGES = ("encoded", "parsed", "text")
+
+
+class ShardDataset(IterableDataset):
+    """The rows of a split, in order, as dictionaries of NumPy arrays; views of memory-mapped files.
+
+    The workers of a `DataLoader` and the ranks of a training share the rows. Each has a run of them, as long as the others or
+    one row shorter. No row comes twice. Batches: `DataLoader(dataset, batch_size=32, collate_fn=treenet.collate)`.
+    """
+
+    def __init__(self, folder: AnyPath, split: str, shards: list[Shard], rank: int | None = None, world_size: int | None = None):
+        if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < world_size):
+            raise UserError(f"rank must be from 0 to world_size - 1, and both must be given, but are {rank} of {world_size}")
+        self._folder, self._split, self._place = folder, split, (rank, world_size)
+        self._shards: list[Shard] | None = shards
+        self._rows = sum(map(len, shards))
+
+    def __len__(self) -> int:
+        """Rows of this rank, of all its workers together."""
+        first, last = self._share(*self._rank())
+        return last - first
+
+    def __getstate__(self) -> dict:
+        """Another process maps the files anew."""
+        return {**vars(self), "_shards": None}
+
+    def __iter__(self) -> Iterator[dict]:
+        rank, world_size = self._rank()
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        start, end = self._share(rank * workers + number, world_size * workers)
+        if self._shards is None:
+            self._shards = open_shards(self._folder, self._split)
+        before = 0
+        for shard in self._shards:
+            for row in range(max(start - before, 0), min(end - before, len(shard))):
+                yield shard.row(row)
+            before += len(shard)
+
+    def _rank(self) -> tuple[int, int]:
+        rank, world_size = self._place
+        if rank is not None and world_size is not None:
+            return rank, world_size
+        return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else (0, 1)
+
+    def _share(self, number: int, count: int) -> tuple[int, int]:
+        return self._rows * number // count, self._rows * (number + 1) // count
+
+
+class Shards:
+    """One split of a stage of a data set: `encoded`, `parsed` or `text`. docs/data-format.md has the columns."""
+
+    def __init__(self, folder: AnyPath, split: str):
+        self.folder, self.split = folder, split
+        self._shards = open_shards(folder, split)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._shards))
+
+    def to_torch(self, rank: int | None = None, world_size: int | None = None) -> ShardDataset:
+        """An `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
+        return ShardDataset(self.folder, self.split, self._shards, rank, world_size)
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one Arrow table with nested columns, memory-mapped."""
+        return pa.concat_tables(shard.table() for shard in self._shards)
+
+    def to_ray(self) -> "ray.data.Dataset":
+        """A Ray Dataset with nested columns; tasks read the shards, so the folder must be one that all nodes see.
+
+        Raises UserError where Ray is not installed.
+        """
+        require("ray", "to_ray()")
+        import ray.data
+
+        folder, records = self.folder, {shard.record.name: shard.record for shard in self._shards}
+
+        def read(batch: dict[str, Any]) -> pa.Table:
+            [name] = batch["shard"]
+            return Shard(folder, records[str(name)]).table()
+
+        names = ray.data.from_items([{"shard": name} for name in records])
+        return names.map_batches(read, batch_size=1)
+
+    def to_datasets(self) -> "datasets.Dataset":
+        """A Hugging Face `datasets.Dataset`. Raises UserError where that package is not installed."""
+        require("datasets", "to_datasets()")
+        import datasets
+        from datasets.table import InMemoryTable
+
+        return datasets.Dataset(InMemoryTable(self.to_arrow()))
+
+    def to_duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
+        """A DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
+
+        Raises UserError where DuckDB is not installed, and for another stage.
+        """
+        require("duckdb", "to_duckdb()")
+        import duckdb
+
+        if self.folder.name != "encoded":
+            raise UserError(f"to_duckdb() reads leaves, nodes and spans, which {self.folder} has not; read its stage encoded")
+        connection = connection or duckdb.connect()
+        for name, table in tables(self.folder, self.split).items():
+            connection.register(name, table)
+        return connection
+
+
+def read_shards(data: AnyPath | str, split: str = "train", stage: str = "encoded") -> Shards:
+    """A split of the data set in folder `data`, local or in an object store.
+
+    Raises UserError when data set, stage or split are not there, or a shard does not fit the index.
+    """
+    if stage not in STAGES:
+        raise UserError(f"stage must be one of {', '.join(STAGES)}, but is {stage!r}")
+    return Shards(as_path(str(data)).absolute() / stage, split)
