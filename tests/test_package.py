@@ -66,7 +66,8 @@ def run(wheel, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     [site] = place.glob("lib/python*/site-packages")
     pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "-q", "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(wheel)], check=True, timeout=60)
+    # This checkout may count as installed, by PYTHONPATH or its egg-info.
+    subprocess.run([*pip, "--ignore-installed", str(wheel)], check=True, timeout=60)
     (site / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     (site / "sitecustomize.py").write_text(_WITHOUT)
     folder = tmp_path_factory.mktemp("work")
