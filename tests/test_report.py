@@ -156,6 +156,9 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
     assert any("Scores on test" in message and ABOUT_WEIGHTS in message for message in page.texts)
+    (frequency,) = numbers["word_frequency"]
+    assert not frequency["missing"] and frequency["training_lines"] == 20 and frequency["rows"] == [0, 1, 2]
+    assert any(row[:1] == ["times in training"] for row in page.rows)
     (answer,) = numbers["answers"]  # on the first screen
     assert answer["baseline"] == "plain" and [row["test"] for row in answer["rows"]] == [None] * 3
     assert page.texts.index(answer["sentence"]) < min(i for i, one in enumerate(page.texts) if "fingerprint" in one)

@@ -18,6 +18,7 @@ from treenet.report.answer_section import ANSWER, draw_answer
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
 from treenet.report.figures import draw_groups, draw_tree, run_colors, save_chart, save_figure, style
+from treenet.report.frequencies import score_frequencies
 from treenet.report.lines import collect_lines
 from treenet.report.making import read_making
 from treenet.report.page import render_page
@@ -71,6 +72,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     report.tables = score_tables(runs, baseline, settings.bootstrap_samples, say)
     of_runs = answer_runs(report.tables, runs, baseline, settings.split, settings.bootstrap_samples, say)
     report.answers = [answer for answer in (of_runs, *map(answer_study, studies)) if answer]
+    report.frequencies = [score_frequencies(table, runs, say) for table in report.tables]
     report.lines = collect_lines(report.tables, runs, settings.split, say)
     _fit(report)
 
@@ -203,6 +205,7 @@ def report_numbers(report: Report) -> dict:
         "warnings": report.warnings,
         "answers": [answer.to_json() for answer in report.answers],
         "scores": tables,
+        "word_frequency": [found.to_json() for found in report.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},
         "stale_cells": {study.name: study.stale for study in report.studies if study.stale},

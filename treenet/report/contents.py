@@ -7,6 +7,7 @@ from urllib.parse import quote
 from treenet.analysis.attention_stats import AttentionStats
 from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
+from treenet.report.frequencies import Frequencies
 from treenet.report.lines import Lines
 from treenet.report.markup import TableCell, table, tag
 from treenet.report.report_runs import ReportRun, ReportStudy
@@ -31,6 +32,7 @@ class Report:
     attention: dict[str, AttentionStats]
     views: dict[int, list[View]]  # by example, in the order in which they are shown
     answers: list[Answer] = field(default_factory=list)  # of the runs, then of each study
+    frequencies: list[Frequencies] = field(default_factory=list)  # one a table
     lines: Lines | None = None  # all sentences of the split
     made: dict[str, list[Session]] = field(default_factory=dict)  # by run or data set, oldest first
     left_out: int = 0  # examples for which there was no room

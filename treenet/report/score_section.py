@@ -8,6 +8,7 @@ from treenet.evaluation.origin import Standing, data_fingerprint, describe_decod
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.contents import Page
+from treenet.report.frequencies import Frequencies
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, table, tag, text
 from treenet.report.naming import metric_name, result_name, show_p_value, standing_name
 from treenet.report.report_runs import ReportRun
@@ -16,7 +17,7 @@ from treeproc.common.provenance import describe_software
 
 def show_scores(page: Page) -> list[str]:
     out = []
-    for scores in page.report.tables:
+    for scores, frequencies in zip(page.report.tables, page.report.frequencies, strict=True):
         tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
         head = [text("result")]
         for metric in scores.metrics:
@@ -51,6 +52,7 @@ def show_scores(page: Page) -> list[str]:
         lines += [f"test: {code(test.signature)}"] if test else []
         out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
         out += [_buckets(page, scores, kind, buckets) for kind, buckets in bucket_tables(scores).items()]
+        out += _frequencies(page, scores, frequencies)
     return out
 
 
@@ -81,6 +83,24 @@ def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -
     what = metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
     message = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
     return page.table(f"{what} on {scores.split} {message}.", head, rows)
+
+
+def _frequencies(page: Page, scores: ScoreTable, found: Frequencies) -> list[str]:
+    if found.missing:
+        return [paragraph(f"No scores by frequency of words on {scores.split}: {found.missing}.", class_="note")]
+    names = [result_name(scores.rows[place], scores.split) for place in found.rows]
+    head = [text("times in training"), TableCell("words", "n"), *(TableCell(escape(name), "n") for name in names)]
+    rows = []
+    for bucket in found.buckets:
+        best = max((value for value in bucket.f1 if value is not None), default=None)
+        cells = (number(value, ".2f", "n best" if value == best and len(names) > 1 else "n") for value in bucket.f1)
+        rows.append([text(bucket.name), number(bucket.words), *cells])
+    caption = (
+        f"F1 of words on {scores.split} by how often they stand in the {found.training_lines:,} lines of the training text. "
+        f"Words are tokens of {found.tokenizer}; their number is that of the references. A word counts as right as often as the "
+        "reference has it. The highest value of a row is bold."
+    )
+    return [page.table(caption, head, rows), *(paragraph(note, class_="note") for note in found.notes)]
 
 
 def show_ablations(page: Page) -> str:

@@ -1,0 +1,84 @@
+"""F1 of words by how often they stand in the training text, for every result of a table of scores."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.metrics import build_tokenizer
+from treenet.evaluation.word_frequency import FrequencyBucket, count_words, score_by_frequency
+from treenet.report.compare import ScoreTable, references_of
+from treenet.report.report_runs import ReportRun
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.shard import Shard
+from treeproc.shards.store import read_index, stage_folder
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Scores by frequency on one table, or why there are none in `missing`. `rows` are places in the table."""
+
+    missing: str = ""
+    rows: tuple[int, ...] = ()
+    buckets: tuple[FrequencyBucket, ...] = ()
+    training_lines: int = 0
+    tokenizer: str = ""
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callable[[str], None]) -> Frequencies:
+    """Counts are of all lines of the train split, on the side that models write."""
+    there = references_of(table, runs)
+    if there is None:
+        return Frequencies(f"no run's data set has the references of {table.split}")
+    anchor, references = there
+    data = anchor.data
+    if not isinstance(data, Path):
+        return Frequencies("its data set is in an object store, and the training text is not fetched for this alone")
+    index = read_index(stage_folder(data, "text"))
+    if not index.records("train"):
+        return Frequencies("its data set has no training text")
+    named, found = {run.name: run for run in runs}, []
+    for place, row in enumerate(table.rows):
+        lines = named[row.run].translations.get(row.result, ())
+        if len(lines) == len(references) and not row.standing.changed:
+            found.append((place, lines))
+    if not found:
+        return Frequencies("no translations are there, or they are not those that were scored")
+    encoded = read_index(data / "encoded")
+    lowercase = encoded.get("subword_settings", {}).get("lowercase", False)
+    side = "source" if encoded.get("tree_settings", {}).get("side") == "target" else "target"
+    tokenizer = tokenizer_of(data, EvaluateSettings())
+    split = build_tokenizer(tokenizer)
+
+    def words(line: str) -> list[str]:
+        return split(line.lower() if lowercase else line).split()
+
+    systems, expected = [[words(line) for line in lines] for _, lines in found], [words(line) for line in references]
+    wanted = {word for lines in (*systems, expected) for line in lines for word in line}
+    say(f"counting the words of {table.split} in the training text")
+    try:
+        counts = count_words(map(words, _training_lines(data, side)), wanted)
+    except UserError as error:  # the training text is of no other use to a report
+        return Frequencies(str(error))
+    buckets = tuple(score_by_frequency(systems, expected, counts))
+    total = sum(record.rows for record in index.records("train"))
+    return Frequencies("", tuple(place for place, _ in found), buckets, total, tokenizer, tuple(_shares(table, named)))
+
+
+def _training_lines(data: AnyPath, side: str) -> Iterator[str]:
+    """Lines of the training text. One shard is open at a time: there may be more than a process may map."""
+    folder = stage_folder(data, "text")
+    for record in read_index(folder).records("train"):
+        yield from (row[side] for row in Shard(folder, record).rows())
+
+
+def _shares(table: ScoreTable, runs: dict[str, ReportRun]) -> Iterator[str]:
+    for name in dict.fromkeys(row.run for row in table.rows):
+        share = (runs[name].config.get("batch") or {}).get("fraction", 1.0)
+        if share < 1:
+            yield f"{name} was trained on a share of {share:g} of these lines."
