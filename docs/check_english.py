@@ -49,10 +49,10 @@ def findings(text: str) -> Iterator[str]:
     for sentence in sentences(text):
         words = re.findall(r"\w[\w'’.,-]*", sentence)
         if len(words) > MOST_WORDS:
-            yield f"{len(words)} words: {sentence[:90]}"
+            yield f"{len(words)} words: {sentence[:400]}"
         for pattern, instead in _BANNED:
             if found := pattern.search(sentence):
-                yield f"“{found[0]}” (write: {instead}): {sentence[:90]}"
+                yield f"“{found[0]}” (write: {instead}): {sentence[:400]}"
 
 
 def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
