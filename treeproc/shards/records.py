@@ -71,7 +71,7 @@ def write_parts(folder: AnyPath, records: Sequence[ShardRecord]) -> list[dict]:
 
 
 def _write_part(folder: AnyPath, name: str, records: Sequence[ShardRecord]) -> dict:
-    lines = ",\n".join(json.dumps(asdict(record), ensure_ascii=False) for record in records)
+    lines = ",\n".join(json.dumps(vars(record), ensure_ascii=False) for record in records)
     content = f"[{lines}]\n".encode()
     atomic_write(folder / name, content)
     rows = sum(record.rows for record in records)
