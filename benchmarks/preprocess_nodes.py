@@ -58,6 +58,7 @@ class Nodes:
 
     def __init__(self, scratch: Path, count: int):
         self._scratch, self._started = scratch, 0
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts nodes slowly
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self._nodes = [self._start() for _ in range(count)]
         self.address = self._cluster.address

@@ -217,7 +217,7 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
     }
 
 
-def test_processes_find_the_same_in_the_same_order(job, tmp_path, monkeypatch):
+def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkeypatch):
     """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
     data = tmp_path / "data"
     shutil.copytree(job[1], data)
@@ -237,6 +237,10 @@ def test_processes_find_the_same_in_the_same_order(job, tmp_path, monkeypatch):
     assert sum("example_id does not rise" in one for one in here) == 3 and len(here) == 12
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     assert [str(problem) for problem in verify(data).problems] == here
+    run = subprocess.run(
+        [sys.executable, "-m", "treeproc.verify", str(data), "--ray"], capture_output=True, text=True, timeout=280
+    )
+    assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here, run.stderr
 
 
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):

@@ -1,7 +1,7 @@
 """`python -m treeproc.verify DATA`: is a data set complete? Every file and every row is read; every problem is named.
 
 Damage (a hash that is not the one of the index, a missing file) is repaired by running the job again. Rows that break a
-rule although their hash is right were written so. All cores of the machine take part.
+rule although their hash is right were written so. All cores of the machine take part, or a Ray cluster with `--ray`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from treeproc.common.settings import ArgumentParser, UserError, run_cli
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.shard_verifier import STAGES, file_problem, schema_facts
 from treeproc.inspection.stage_findings import Problem, StageFindings
-from treeproc.inspection.verifier_pool import run_here, run_in_processes
+from treeproc.inspection.verifier_pool import run_here, run_in_processes, run_on_ray
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, stage_folder
 from treeproc.subwords import LabelVocab, Subwords
@@ -43,8 +43,8 @@ def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
         return {stage: data / stage for stage in STAGES}
 
 
-def verify(data: AnyPath) -> Verification:
-    """Check all stages of a data set, on all cores. Raises UserError where `data` holds none."""
+def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
+    """Check all stages of a data set, on all cores or on a Ray cluster. Raises UserError where `data` holds none."""
     folders = stage_folders(data)
     if not any(folder.exists() for folder in folders.values()):
         raise UserError(f"{data} holds no data set; give the --out of workflows/preprocess.py")
@@ -58,7 +58,7 @@ def verify(data: AnyPath) -> Verification:
         except UserError as error:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
     stages = {stage: StageFindings(folders[stage], index.records()) for stage, index in indices.items()}
-    _verify_shards(indices, stages)
+    _verify_shards(data if on_ray else None, indices, stages)
     for name, stage in stages.items():
         report.problems += stage.problems(indices[name].get("files", {}))
         report.shards += len(stage.records)
@@ -68,7 +68,8 @@ def verify(data: AnyPath) -> Verification:
     return report
 
 
-def _verify_shards(indices: Mapping[str, Index], stages: Mapping[str, StageFindings]) -> None:
+def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages: Mapping[str, StageFindings]) -> None:
+    """`on_ray` is a folder that all nodes of the cluster must see."""
     arguments = {
         "folders": {name: stage.folder for name, stage in stages.items()},
         "columns": {name: index.get("columns") for name, index in indices.items()},
@@ -77,8 +78,12 @@ def _verify_shards(indices: Mapping[str, Index], stages: Mapping[str, StageFindi
     }
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
     jobs, total, processes = _Jobs(names, stages), sum(stage.rows for stage in stages.values()), len(os.sched_getaffinity(0))
-    many = total > _FEW_ROWS and processes > 1
-    results = run_in_processes(arguments, jobs, processes) if many else run_here(arguments, jobs)
+    if on_ray is not None:
+        results = run_on_ray(arguments, jobs, on_ray)
+    elif total > _FEW_ROWS and processes > 1:
+        results = run_in_processes(arguments, jobs, processes)
+    else:
+        results = run_here(arguments, jobs)
     problems = 0
     with Progress("verify", total, unit="rows") as progress:
         for number, result in results:
@@ -143,8 +148,11 @@ def advice(report: Verification, data: AnyPath) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m treeproc.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
-    data = parser.parse_args(argv).data
-    report = verify(data)
+    parser.add_argument(
+        "--ray", action="store_true", help="on Ray; every node of a cluster must see DATA"
+    )
+    args = parser.parse_args(argv)
+    data, report = args.data, verify(args.data, on_ray=args.ray)
     for problem in report.problems:
         print(printable(str(problem)))
     print(advice(report, data))

@@ -1,4 +1,4 @@
-"""Shard verifiers in this process, or in processes of this machine."""
+"""Shard verifiers in this process, in processes of this machine, or in the actors of a Ray cluster."""
 
 import multiprocessing
 import os
@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from treeproc.common.errors import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.common.transfers import in_parallel
 from treeproc.inspection.shard_verifier import ShardVerifier
 
@@ -30,6 +31,13 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
         yield from enumerate(in_parallel(_run, jobs, _JOBS_AHEAD * processes, pool))
     except BrokenProcessPool:
         raise UserError("a process that verified shards was killed; see whether memory is short, then run it again") from None
+
+
+def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
+    """As `run_here`, in any order. Raises UserError where a node does not see `folder`."""
+    from treeproc.job.ray_job import run_jobs  # whoever needs no Ray does not load it
+
+    return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
 
 
 def _begin(arguments: dict) -> None:
