@@ -4,8 +4,8 @@
     python benchmarks/object_store.py --quick      # 24 objects of 0.2 MB
 
 The server is moto's, an S3 in Python of one process, behind a proxy that makes every request wait (`slow_s3.py`) and counts those
-that are in flight. What the loopback gives without a wait says little about S3; with one it says how much of the waiting is
-hidden. `upload` is `do_all` over `write_bytes`, as a run in the store uploads its files; `copy` is `prefetch`; `hash` is what
+that are in flight. A wait of 30 ms is that of a request to S3; the figures with
+it show how much of the waiting is hidden. `upload` is `do_all` over `write_bytes`, as a run in the store uploads its files; `copy` is `prefetch`; `hash` is what
 preprocessing does with finished shards when it is run again. Copies are compared with what was uploaded.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/preprocess_nodes.py              # 4 nodes, 48 shards, two nodes killed; some minutes on two cores
     python benchmarks/preprocess_nodes.py --quick      # 2 nodes, 8 shards, one node killed
 
-Inputs and data set are objects. The nodes are processes of this machine (`ray.cluster_utils`), each with a cache of its own for
+Inputs and data set are objects. The nodes are processes of this machine (`ray.cluster_utils`), each with its own cache for
 copies of objects; no folder is shared. When a third and two thirds of the parsed shards are there, a node is killed (its raylet
 and all its workers); another one comes only for the first. The data set must have the bytes of one that one process without Ray
 made on disk. One JSON line per figure; the exit status is 1 if a byte differs or the job fails.

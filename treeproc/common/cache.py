@@ -2,7 +2,7 @@
 
 A copy is named by the hash of its content, so it is never out of date, and the same shard under two names is one copy.
 The folder (`TREE_ATTENTION_CACHE`, else ~/.cache/tree-attention) may be deleted whenever no process begins to read from it. When
-there are more bytes than `TREE_ATTENTION_CACHE_GB`, copies go that nobody has asked for for longest (`cache_eviction`).
+there are more bytes than `TREE_ATTENTION_CACHE_GB`, the copies go that were used longest ago (`cache_eviction`).
 """
 
 import errno
@@ -66,8 +66,8 @@ def with_copy(path: AnyPath, sha256: str, read: Callable[[Path], Result]) -> Res
 def prefetch(objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:
     """Begin to copy objects, given as (path, sha256), that will be wanted; returns at once.
 
-    At most 16 are under way. What fails is left to whoever reads the object: it tries again, and says what is wrong.
-    A future that is cancelled before its turn copies nothing.
+    At most 16 are under way. An error is left to the reader of the object, which tries again and raises it. A future that is
+    cancelled before its turn copies nothing.
     """
     return [_pool().submit(_fetch, path, sha256) for path, sha256 in objects if isinstance(path, RemotePath)]
 

@@ -1,4 +1,4 @@
-"""The size limit of the cache: copies go that nobody has asked for for longest.
+"""The size limit of the cache: the copies go that were used longest ago.
 
 A copy that a process of this machine has mapped is never removed, since that would free no byte. Were one removed (in a container
 whose processes are not seen here), its reader would lose nothing: on Linux a mapped or open file lives until it is closed.
@@ -107,7 +107,7 @@ def _folders() -> Iterator[Path]:
 
 
 def _remove_temporary(path: Path) -> None:
-    with suppress(BlockingIOError), held(path.parent / ".lock", wait=False):  # whoever holds it may be writing the file
+    with suppress(BlockingIOError), held(path.parent / ".lock", wait=False):  # the process that holds it may be writing the file
         path.unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 A note holds for a file of the same name, size, time of change and, on a disk, the same inode. It trusts the disk: a bit that rots
 without a new time is found by `python -m treeproc.verify` alone, which reads everything. Notes lie in the cache folder of the
-user and not beside the files: a data set keeps its bytes, may be read-only, and nobody else's notes travel with a copy of it.
+user. A data set keeps its bytes, may be read-only, and a copy of it brings no notes of somebody else.
 """
 
 import hashlib

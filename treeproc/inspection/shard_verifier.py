@@ -53,9 +53,9 @@ class ShardVerifier:
     def __call__(self, start: int, **records: ShardRecord) -> dict[str, dict]:
         """By stage, what was found about the shard of this record, as JSON; `start` is its first row in `lengths.arrow`.
 
-        `file` and `opening` say why it was not read on; `rows` are problems as (row or None, example_id or None, what), `ids` the
-        first and the last example_id, `order` the rows at which they do not rise; `lengths` names columns that differ, or is None
-        where the shard cannot be opened.
+        `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or None,
+        example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id. `lengths`
+        names columns that differ, and is None where the shard cannot be opened.
         """
         found: dict[str, dict] = {}
         sound: dict[str, Shard | None] = {}
@@ -113,7 +113,7 @@ class ShardVerifier:
         yield from ((row, int(ids[row]), what) for row, what in found)
 
     def _unlike_lengths(self, shard: Shard, start: int) -> list[str]:
-        """Columns of `lengths.arrow` that are not those of the shard; none where the file cannot be read, which is said once."""
+        """Columns of `lengths.arrow` that are not those of the shard; none where that file cannot be read."""
         split = shard.record.split
         if self._lengths[0] != split:
             try:

@@ -1,4 +1,4 @@
-"""Problems of a data set, gathered by stage in one order, whatever the order in which its shards are verified."""
+"""Problems of a data set, gathered by stage. Their order does not depend on the order in which shards are verified."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
