@@ -33,7 +33,7 @@ SLOW = {
     "memory_modes", "models", "models_benchmark", "moses",
     "notices", "package_parsers", "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "precision", "preprocess", "preprocess_benchmark",
-    "probes", "report_lines",
+    "probes", "report_lines", "report_live",
     "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
     "scaling", "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "storage", "systems",
     "text_on_ray",

@@ -2,16 +2,20 @@
 
     python workflows/report.py --out report RUN_A RUN_B
     python workflows/report.py --out report RUN STUDY lines=[3,17]
+    python workflows/report.py --out report RUN --watch
 
 RUN is a folder of workflows/train_wmt.py, STUDY one of workflows/scaling.py, as many as you like. report/index.html needs no
 network; report/figures has every figure as PNG and SVG, report/report.json every number. What a run lacks is left out, and
-the page says which command adds it.
+the page says which command adds it. With --watch the page has the curves of runs that go on and reloads itself; the whole
+report is made when all have ended.
 """
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from treenet.cli.shipped import find_config
+from treenet.report.live import Live, watch
 from treenet.report.report_settings import ReportSettings
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
@@ -19,7 +23,9 @@ from treeproc.common.storage import as_path
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ReportSettings, find_config=find_config).parse_intermixed_args(argv)
+    parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config)
+    parser.add_argument("--watch", action="store_true", help="while runs train, make the page again when they have something new")
+    args = parser.parse_intermixed_args(argv)
     if args.sample:
         raise UserError("report.py has no sample of its own; run workflows/demo.py and give the folders of its runs")
     if args.out is None:
@@ -32,7 +38,19 @@ def main(argv: Sequence[str]) -> None:
     from treenet.report.build import write_report  # loads matplotlib
 
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
-    page, numbers, *figures = write_report(settings, args.out, lambda line: print(line, file=sys.stderr, flush=True))
-    print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
-    if figures:
-        print(f"figures  {figures[0].parent}: {len(figures)} files")
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def make(live: Live | None) -> Path:
+        page, numbers, *figures = write_report(settings, args.out, say if live is None else lambda line: None, live)
+        if live is None:
+            print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
+            if figures:
+                print(f"figures  {figures[0].parent}: {len(figures)} files")
+        return page
+
+    if args.watch:
+        watch(settings, make, lambda line: print(line, flush=True))
+    else:
+        make(None)

@@ -1,7 +1,6 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
@@ -9,7 +8,6 @@ import torch
 from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
-from treenet.evaluation.origin import recorded_origin
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
@@ -20,11 +18,13 @@ from treenet.report.contents import Report
 from treenet.report.figures import draw_groups, draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.frequencies import score_frequencies
 from treenet.report.lines import collect_lines
+from treenet.report.live import Live
 from treenet.report.making import read_making
+from treenet.report.numbers import report_numbers
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
-from treenet.report.report_runs import Missing, ReportRun, own_index, read_report_inputs
+from treenet.report.report_runs import Missing, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
 from treenet.report.study_section import scaling_name
 from treenet.report.tree_layout import lay_out
@@ -32,7 +32,6 @@ from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
@@ -40,11 +39,12 @@ PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
 _MOST_WEIGHTS = 2_200_000
 
 
-def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]) -> list[Path]:
+def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
     """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
 
-    What a run lacks is left out, and the page says which command adds it. Returns the files. Raises UserError for a folder
-    that is neither run nor study, and for settings that fit no run.
+    What a run lacks is left out, and the page says which command adds it. With `live`, the page has the state of the runs and
+    their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is neither run nor study,
+    and for settings that fit no run.
     """
     if not settings.runs:
         raise UserError("runs: give the folders of runs or studies, for example: report.py --out report RUN_A RUN_B")
@@ -68,13 +68,13 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         views={},
         made=read_making(runs),
     )
-    _look_inside(report, settings, say)  # first: it is what finds wrong settings
-    report.tables = score_tables(runs, baseline, settings.bootstrap_samples, say)
-    of_runs = answer_runs(report.tables, runs, baseline, settings.split, settings.bootstrap_samples, say)
-    report.answers = [answer for answer in (of_runs, *map(answer_study, studies)) if answer]
-    report.frequencies = [score_frequencies(table, runs, say) for table in report.tables]
-    report.lines = collect_lines(report.tables, runs, settings.split, say)
-    _fit(report)
+    report.answers = [answer for answer in map(answer_study, studies) if answer]
+    if live is None:
+        _look_inside(report, settings, say)  # first: it is what finds wrong settings
+        _score(report, settings, say)
+    else:
+        for run in runs:
+            run.missing.clear()  # the whole report says what is missing
 
     try:
         (out / FIGURES).mkdir(parents=True, exist_ok=True)
@@ -86,8 +86,19 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
     atomic_write(out / NUMBERS, json_bytes({**report_numbers(report), "figures": [path.name for path in files]}))
-    atomic_write(out / PAGE, render_page(report).encode())
+    atomic_write(out / PAGE, render_page(report, live).encode())
     return [out / PAGE, out / NUMBERS, *files]
+
+
+def _score(report: Report, settings: ReportSettings, say: Callable[[str], None]) -> None:
+    """Scores with their tests, the answer, words by frequency, and all sentences."""
+    runs, samples = report.runs, settings.bootstrap_samples
+    report.tables = score_tables(runs, report.baseline, samples, say)
+    if answer := answer_runs(report.tables, runs, report.baseline, settings.split, samples, say):
+        report.answers.insert(0, answer)
+    report.frequencies = [score_frequencies(table, runs, say) for table in report.tables]
+    report.lines = collect_lines(report.tables, runs, settings.split, say)
+    _fit(report)
 
 
 def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], None]) -> None:
@@ -165,56 +176,3 @@ def _remove_old(out: Path, kept: set[str]) -> None:
         for name in read_json(out / NUMBERS, "remove it and run the same command again").get("figures", []):
             if name not in kept and Path(name).name == name:
                 (out / FIGURES / name).unlink(missing_ok=True)
-
-
-def report_numbers(report: Report) -> dict:
-    """The content of report.json: every number of the page but the single attention weights."""
-
-    def run_facts(run: ReportRun) -> dict:
-        gaps = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}
-        facts = {"updates": run.step, "finished": run.finished, "weights_sha256": run.weights_sha256}
-        return {"name": run.name, **facts, "trees": run.trees, **run.fingerprints, **run.facts, **gaps}
-
-    tables = [
-        {
-            "split": scores.split,
-            "text_fingerprint": scores.text,
-            "baseline": scores.baseline and {"run": scores.baseline.run, "result": scores.baseline.result},
-            "notes": scores.notes,
-            "signatures": scores.signatures(),
-            "rows": [
-                {
-                    "run": row.run,
-                    "result": row.result,
-                    **row.values,
-                    "origin": recorded_origin(row.record),
-                    "stale": row.standing.changed,
-                    "tests": {name: asdict(test) | {"difference": test.difference} for name, test in row.tests.items()},
-                }
-                for row in scores.rows
-            ],
-        }
-        for scores in report.tables
-    ]
-    return {
-        "title": report.title,
-        "software": software(),
-        "runs": [run_facts(run) for run in report.runs],
-        "provenance": {name: [one.model_dump(mode="json") for one in sessions] for name, sessions in report.made.items()},
-        "differing_settings": report.differing,
-        "warnings": report.warnings,
-        "answers": [answer.to_json() for answer in report.answers],
-        "scores": tables,
-        "word_frequency": [found.to_json() for found in report.frequencies],
-        "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
-        "studies": {study.name: study.report for study in report.studies},
-        "stale_cells": {study.name: study.stale for study in report.studies if study.stale},
-        "attention": {name: stats.to_json() for name, stats in report.attention.items()},
-        "attention_weights_sha256": {run.name: run.weights_sha256 for run in report.runs if run.name in report.attention},
-        "probes": {run.name: run.probes for run in report.runs if run.probes},
-        "sentences": [
-            {name: getattr(view, name) for name in ("line", "example_id", "run", "source", "reference", "translation", "chrf")}
-            for views in report.views.values()
-            for view in views
-        ],
-    }

@@ -8,6 +8,7 @@ from treenet.report.answer_section import show_answer
 from treenet.report.attention_section import show_attention
 from treenet.report.contents import Page, Report
 from treenet.report.line_section import show_lines
+from treenet.report.live import Live, show_live
 from treenet.report.making import show_making
 from treenet.report.markup import paragraph, tag
 from treenet.report.pictures import show_sentences
@@ -21,9 +22,12 @@ _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render_page(report: Report) -> str:
-    """The whole document."""
+def render_page(report: Report, live: Live | None = None) -> str:
+    """The whole document; with `live`, one that reloads itself."""
     page = Page(report)
+    if live is not None:
+        page.add("live", "Under way", *show_live(page, live))
+        page.add("live-curves", "Learning curves", show_curves(page))
     page.add("answer", "The answer", *show_answer(page))
     page.add("scores", "Scores", *show_scores(page))
     page.add("ablations", "Ablations", show_ablations(page))
@@ -32,7 +36,8 @@ def render_page(report: Report) -> str:
     page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
-    page.add("curves", "Learning curves", show_curves(page))
+    if live is None:
+        page.add("curves", "Learning curves", show_curves(page))
     page.add("runs", "What was run", *show_runs(page))
     page.add("making", "How each run was made", show_making(page))
 
@@ -50,6 +55,8 @@ def render_page(report: Report) -> str:
         body += _data("lines-data", page.lines) + f"<script>{_read('lines.js')}</script>"
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    if live is not None and live.refresh_s:
+        head += f'<meta http-equiv="refresh" content="{live.refresh_s}">'
     head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
