@@ -1,12 +1,14 @@
-"""Average checkpoints of a run into RUN/averaged/model.safetensors, which translate.py and evaluate.py then use.
+"""Average checkpoints of a run into RUN/averaged/model.safetensors. translate.py and evaluate.py use that file by default.
 
-python workflows/average_checkpoints.py --out RUN            as the run itself averages
-python workflows/average_checkpoints.py --out RUN last=5
-python workflows/average_checkpoints.py --out RUN best=5     of those with the lowest validation nll that are kept
-python workflows/average_checkpoints.py --out RUN ema=true   the moving average of the latest
+The choices of checkpoints:
 
-Fewer checkpoints than asked for are refused, and so is a damaged one among them, unless allow_fewer=true says that they may be
-missing. The command prints what the average is of and what was left out; RUN/averaged/meta.json records it.
+    python workflows/average_checkpoints.py --out RUN              by the settings of the run
+    python workflows/average_checkpoints.py --out RUN last=5
+    python workflows/average_checkpoints.py --out RUN best=5       the lowest validation nll among those that exist
+    python workflows/average_checkpoints.py --out RUN ema=true     the moving average of the latest checkpoint
+
+The command stops if there are fewer checkpoints than asked for, or if one of them is damaged. With allow_fewer=true it averages
+the others. It prints which checkpoints are in the average and which are not. RUN/averaged/meta.json records both.
 """
 
 from collections.abc import Sequence
@@ -24,12 +26,12 @@ from treeproc.common.settings import Settings, UserError, build_arg_parser, load
 
 
 class AverageConfig(Settings):
-    """Settings of average_checkpoints.py; without a choice, those of RUN/config.yaml."""
+    """Settings of average_checkpoints.py. Without a choice, the command averages by RUN/config.yaml."""
 
-    last: PositiveInt | None = Field(None, description="the mean of so many checkpoints, counted from the last")
-    best: PositiveInt | None = Field(None, description="the mean of so many checkpoints, those with the lowest validation nll")
-    ema: bool = Field(False, description="the moving average of the weights, of a run with ema_decay")
-    allow_fewer: bool = Field(False, description="average those that are there and complete, though more were asked for")
+    last: PositiveInt | None = Field(None, description="average the last N checkpoints")
+    best: PositiveInt | None = Field(None, description="average the N checkpoints with the lowest validation nll")
+    ema: bool = Field(False, description="take the moving average of the weights; needs a run with ema_decay")
+    allow_fewer: bool = Field(False, description="average the complete checkpoints, even if there are fewer than asked for")
 
     @model_validator(mode="after")
     def _check_one(self):

@@ -1,12 +1,13 @@
-"""Compare classifiers, or models of relatedness, over seeds: models, ablations and control trees, as in the paper's Tables 2, 3.
+"""Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3 of the paper.
 
     python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
     python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a run of its
-own in COMPARISON/cells; COMPARISON/ledger.json says what is done, running, failed. The same command continues: it runs
-what is missing, failed cells too; a larger grid adds cells. At the end: a table, with tests from three seeds on, and
-COMPARISON/comparison.json.
+FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a separate run in
+COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+
+The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table and
+writes COMPARISON/comparison.json. From three seeds on, the table has statistical tests.
 """
 
 from collections.abc import Sequence

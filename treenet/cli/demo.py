@@ -1,8 +1,8 @@
-"""The whole job on the shipped sample: parse, train two models, translate, score, and look at it.
+"""Run the whole job on the shipped sample: parse, train two models, translate, score, and show examples.
 
     python workflows/demo.py
 
-Takes some minutes on two cores. Interrupted, the same command continues.
+It takes some minutes on two cores. After an interruption, the same command continues.
 """
 
 import logging
@@ -55,7 +55,7 @@ class DemoSettings(Settings):
 
 
 def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
-    """Train one model on the demo's data set; the models differ in their name alone."""
+    """Train one model on the demo's data set. The models differ only in `model.name`."""
     overrides = [f"data={out / 'data'}", f"model.name={name}"]
     overrides += [
         f"{key}={value}"
@@ -66,7 +66,7 @@ def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
 
 
 def evaluate(out: Path) -> dict[str, dict]:
-    """Scores of the test split by row of the table."""
+    """Return the scores of the test split by row of the table."""
     print("\ntranslating the test split", flush=True)
     tree, plain = (out / name for name in MODELS)
     rows = {
@@ -84,7 +84,7 @@ def evaluate(out: Path) -> dict[str, dict]:
 
 
 def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
-    """The models side by side, and what their numbers mean."""
+    """Return a table of the models side by side, and the meaning of its numbers."""
     lines = [f"{'model':34}{'parameters':>12}{'BLEU':>8}{'chrF':>8}{'valid nll':>11}"]
     for title, row in scores.items():
         run = next((runs[name] for name in MODELS if TITLES[name] == title), None)
@@ -101,7 +101,7 @@ def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
 
 
 def examples(scores: dict[str, dict], out: Path, count: int) -> str:
-    """Test sentences with their trees, translations and references."""
+    """Return test sentences with their trees, translations and references."""
     data = out / "data"
     encoder = RowEncoder(data / "encoded" / "vocab", TreeConfig.model_validate(read_index(data / "encoded")["tree_settings"]))
     blocks = []

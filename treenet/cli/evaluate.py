@@ -1,24 +1,24 @@
-"""Translate a split with a trained model and score it: BLEU, tokenised and compound-split BLEU, and chrF by sacrebleu.
+"""Translate a split with a trained model and score it with sacrebleu: BLEU, tokenised and compound-split BLEU, and chrF.
 
     python workflows/evaluate.py --out RUN target_language=de
     python workflows/evaluate.py --out RUN split=valid checkpoint=20000 decoding.beam_size=10
     python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
     python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
 
-RUN is the folder of a training run. Writes RUN/translations.<split>.txt, one line per example in
-the order of the input, and adds the scores to RUN/scores.json, those by length and depth of the
-source too. Baselines and controls get names of their own, for example translations.test.untrained.txt.
+RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
+input. It adds the scores to RUN/scores.json, also by length and depth of the source. Baselines and controls have other names, for
+example translations.test.untrained.txt.
 
-Every result names its weights, data, decoding and software. --compare refuses one that is not of the
-run as it is: trained further, averaged anew, or with other decoding settings.
+Every result records its weights, data, decoding and software. --compare refuses a result that is stale: the run was trained
+further, averaged again, or decoded with other settings.
 
---compare takes runs that were evaluated before, files RUN/translations.NAME.txt, or files of other
-systems, one line per reference: a paired bootstrap of the second against the first, and the lines
-on which they differ most. Its p-value is about these two sets of weights on these sentences; what
-other seeds would give is for workflows/scaling.py to say. With --out DIR it is written to DIR/comparison.json.
+--compare takes two systems: runs that were evaluated before, files RUN/translations.NAME.txt, or files with one line per
+reference. It makes a paired bootstrap of the second against the first, and shows the lines on which they differ most. The p-value
+is about these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With --out DIR, the command
+writes DIR/comparison.json.
 
-hypotheses=FILE scores a file against the references of data=DATA, of the run in --out, or of
-references=FILE. With --out its lines and scores are kept there.
+hypotheses=FILE scores a file against references. They come from data=DATA, from the run in --out, or from references=FILE. With
+--out, the command keeps the lines and the scores there.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ from treeproc.readers import read_lines
 
 
 def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> System:
-    """The translations of the split in a run folder, a result of a run, or the lines of any other file."""
+    """Find the translations of the split: in a run folder, in a result of a run, or in the lines of another file."""
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split
         of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name

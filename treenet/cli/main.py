@@ -1,4 +1,4 @@
-"""`tree-attention COMMAND ...`: finds the command and runs it. Nothing but the command itself is imported."""
+"""`tree-attention COMMAND ...`: finds the command and runs it. It imports only the module of that command."""
 
 import difflib
 import sys
@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """The entry point of the installed command."""
+    """Run the installed command `tree-attention`."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(describe_commands())
@@ -38,7 +38,7 @@ def main() -> None:
     if arguments[0] == "--version":
         print(f"{PROGRAM} {__version__}")
         return
-    name = command_of(arguments[0].replace("-", "_"))  # messages of a checkout name scripts: train_wmt is train
+    name = command_of(arguments[0].replace("-", "_"))  # messages in a checkout name scripts: train_wmt is the command train
     if name not in COMMANDS:
         meant = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {meant[0]}" if meant else f"{PROGRAM} --help lists the commands"
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def describe_commands() -> str:
-    """The text of `tree-attention --help`."""
+    """Return the text of `tree-attention --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     usage = f"usage: {PROGRAM} COMMAND ...\n       {PROGRAM} COMMAND --help\n       {PROGRAM} --version"
@@ -57,7 +57,7 @@ def describe_commands() -> str:
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Run a command of `COMMANDS` in this process, as its script in `workflows/` would."""
-    from treeproc.common.settings import run_cli  # loads pydantic, for which `--help` does not wait
+    from treeproc.common.settings import run_cli  # here, because it imports pydantic, which `--help` does not need
 
     name_installed_commands()
     sys.argv = [f"{PROGRAM} {name}", *arguments]

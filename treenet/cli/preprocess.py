@@ -1,4 +1,4 @@
-"""Text to Arrow shards of trees: parse, learn the vocabulary, encode. Rerun to continue."""
+"""Text to Arrow shards of trees: parse, learn the vocabulary, encode. The same command continues after an interruption."""
 
 import logging
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SAMPLE_CONFIG = CONFIGS / "sample_data.yaml"
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True)
-    parser.add_argument("--dry-run", action="store_true", help="say what the job would do and how long, and leave --out alone")
+    parser.add_argument("--dry-run", action="store_true", help="print the steps and their time; change nothing in --out")
     args = parser.parse_intermixed_args(argv)
     borrows = any(override.startswith("vocab_from=") for override in args.overrides)
     if args.sample == (args.config is not None) and (args.sample or not borrows):

@@ -4,10 +4,12 @@
     python workflows/probe.py --out RUN layer=all tasks=[depth,top_constituents,pos_tag]
     python workflows/probe.py --out RUN checkpoint=20000 word_state=mean use_gpu=true
 
-RUN is the folder of a training run, of translation or of classification, whose data set has parsed shards. Probes are trained
-on sentences of train, their penalty is chosen on valid, and they are scored on test, once on the states of the trained model,
-once on those of the untrained one and once on the embeddings of pieces. Results are added to RUN/probes.json as they come;
-the same command continues where it was interrupted. With layer=all, RUN/probes.<checkpoint>.png shows accuracy by layer.
+RUN is the folder of a training run, of translation or of classification. Its data set must have parsed shards. The command trains
+probes on sentences of train, chooses their penalty on valid, and scores them on test. It does so for the states of the trained
+model, for those of the untrained model, and for the embeddings of pieces.
+
+The command adds each result to RUN/probes.json at once. After an interruption, the same command continues. With layer=all,
+RUN/probes.<checkpoint>.png shows accuracy by layer.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,13 @@
-"""One page about runs: what differs, scores and tests, learning curves, attention to phrases, and pictures of sentences.
+"""Make one page about runs: differences, scores and tests, learning curves, attention to phrases, and pictures of sentences.
 
     python workflows/report.py --out report RUN_A RUN_B
     python workflows/report.py --out report RUN STUDY lines=[3,17]
     python workflows/report.py --out report RUN --watch
 
-RUN is a folder of workflows/train_wmt.py, STUDY one of workflows/scaling.py, as many as you like. report/index.html needs no
-network; report/figures has every figure as PNG and SVG, report/report.json every number. What a run lacks is left out, and
-the page says which command adds it. With --watch the page has the curves of runs that go on and reloads itself; the whole
-report is made when all have ended.
+RUN is a folder of workflows/train_wmt.py, and STUDY is a folder of workflows/scaling.py. Give as many as you like.
+report/index.html needs no network. report/figures has every figure as PNG and SVG, and report/report.json has every number. If a
+run lacks something, the page leaves it out and names the command that adds it. With --watch, the page shows the curves of runs
+that still train, and reloads itself. When all runs have ended, the command makes the complete report.
 """
 
 import sys

@@ -1,13 +1,15 @@
-"""A data-size study: several models at several shares of the training data and several seeds, as in figure 5a of the paper.
+"""Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
 
     python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
     python workflows/scaling.py --sample --out STUDY data=DATA
 
-FILE.yaml is a configuration of workflows/train_wmt.py, with or without a `grid`. All cells use the same shards and the
-same vocabulary; smaller shares nest in larger ones. Each cell is a run of its own in STUDY/cells; STUDY/ledger.json says
-what is done, running, failed. The same command continues: it runs what is missing, failed cells too; a larger grid adds
-cells. With workers=0 several such commands may work on one study. At the end: a table, STUDY/scaling.json, and the plot
-STUDY/scaling.png and .svg. Intervals and tests over seeds need three of them.
+FILE.yaml is a configuration of workflows/train_wmt.py, with or without a `grid`. All cells use the same shards and the same
+vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the state
+of every cell: done, running or failed.
+
+The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands may
+work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and .svg.
+Intervals and tests over seeds need three seeds.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
     tree-attention configs           their names, and what each is for
     tree-attention configs sst5      the text of one
 
---config NAME of other commands takes one by its name. To change one, save its text in another file.
+Other commands take a configuration by its name: --config NAME. To change one, save its text in another file.
 """
 
 import argparse
@@ -18,9 +18,9 @@ CONFIGS = Path(__file__).parent / "configs"
 
 
 def find_config(text: str) -> Path:
-    """The file of `--config`: a path, or where no such file exists the name of a shipped configuration.
+    """Return the file of `--config`: a path, or the name of a shipped configuration if no such file exists.
 
-    Raises UserError for a missing file that a shipped one has the name of.
+    Raises UserError if the file is missing and a shipped configuration has its name.
     """
     path = Path(text)
     if path.stem not in shipped_names() or path.exists():
@@ -31,7 +31,7 @@ def find_config(text: str) -> Path:
 
 
 def shipped_names() -> list[str]:
-    """Names of the shipped configurations, sorted."""
+    """Return the names of the shipped configurations, sorted."""
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 

@@ -1,14 +1,16 @@
-"""Train a classifier on a data set with classes of workflows/preprocess.py, or a model that scores pairs of sentences, and
-score it on valid and test.
+"""Train a classifier, or a model that scores pairs of sentences, and score it on valid and test.
+
+The data set has classes or pairs, and comes from workflows/preprocess.py.
 
     python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA
     python workflows/train_classifier.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm
     python workflows/train_classifier.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
-The same command continues an interrupted run. The trained model, by default the checkpoint of the best validation
-accuracy (of pairs, Pearson's correlation), and the last checkpoint are both scored: RUN/scores.json,
-RUN/predictions.*.tsv. workers=0 trains in this process, without Ray. Many seeds, models and control trees:
-workflows/compare_seeds.py.
+The same command continues an interrupted run. It scores the trained model and the last checkpoint, and writes RUN/scores.json and
+RUN/predictions.*.tsv. By default, the trained model is the checkpoint with the best validation accuracy, or with the best Pearson
+correlation for pairs.
+
+workers=0 trains in this process, without Ray. For many seeds, models and control trees, use workflows/compare_seeds.py.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
-    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
+    )
     args = parser.parse_intermixed_args(argv)
     if args.sample:
         raise UserError("the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml")

@@ -1,11 +1,11 @@
-"""Train a masked language model on the source side of a data set of workflows/preprocess.py, with targets or without.
+"""Train a masked language model on the source side of a data set of workflows/preprocess.py. Targets are optional.
 
     python workflows/train_lm.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA
     python workflows/train_lm.py --sample --out RUN data=DATA
     python workflows/train_lm.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
-The same command continues an interrupted run. workers=0 trains in this process, without Ray. What model.name =
-constituent_transformer takes for constituents: workflows/unsupervised_parse.py.
+The same command continues an interrupted run. workers=0 trains in this process, without Ray. workflows/unsupervised_parse.py
+reads the constituents that model.name = constituent_transformer finds.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,9 @@ SAMPLE = CONFIGS / "masked_lm_sample.yaml"
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
-    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
+    )
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
         raise UserError("give --config FILE.yaml (workflows/configs has masked_lm.yaml), or --sample for a small run")

@@ -2,7 +2,8 @@
 
     python workflows/train_parser.py --config FILE.yaml --out DIR
 
-The same command continues an interrupted run. DIR/models is the result: parser.models of workflows/preprocess.py takes it.
+The same command continues an interrupted run. The result is the folder DIR/models. Give it to workflows/preprocess.py as
+parser.models.
 """
 
 import logging
@@ -23,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     from treeproc.parser_training.job import describe, train_parser
 
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
-    parser.add_argument("--dry-run", action="store_true", help="read and check the treebanks, and say what would be learnt")
+    parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
     args = parser.parse_intermixed_args(argv)
     if args.config is None or args.sample:
         raise UserError("give --config FILE.yaml; workflows/configs/parser_en.yaml is one, no treebank is shipped as a sample")

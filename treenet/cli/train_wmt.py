@@ -23,7 +23,9 @@ SAMPLE = CONFIGS / "sample.yaml"
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
-    parser.add_argument("--dry-run", action="store_true", help="say what the run needs, from ten updates; --out is left alone")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
+    )
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
         raise UserError("give --config FILE.yaml (workflows/configs has examples), or --sample for a small run; --help lists all")

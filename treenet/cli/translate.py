@@ -7,10 +7,9 @@
     python workflows/translate.py --out RUN input=FILE score=FILE
     python workflows/translate.py --out RUN --interactive
 
-RUN is the folder of a training run. The lines are parsed on the fly by the parser that the data set
-of the run was made with, or have their trees in a file of brackets. Lines that are typed on a
-terminal are translated one by one. A line that cannot be translated
-gives an empty line and a warning that says why; docs/translate.md has more.
+RUN is the folder of a training run. The command parses the lines with the parser of the run's data set, or reads their trees from
+a file of brackets. On a terminal, it translates each line after you type it. If it cannot translate a line, it writes an empty
+line and a warning with the reason. docs/translate.md has more.
 """
 
 import sys
@@ -59,16 +58,16 @@ def main(argv: Sequence[str]) -> None:
         except KeyboardInterrupt:
             print(file=sys.stderr)
             raise CommandEnded(INTERRUPTED) from None
-        print(file=sys.stderr)  # the shell's prompt does not go on the line of ours
+        print(file=sys.stderr)  # the shell's prompt starts on a new line
         return
     files = [path for path in (source, settings.trees, settings.score) if path is not None]
-    # Files are counted before hours of work; what comes through a pipe is counted while it is translated.
+    # A file is counted before hours of work. A pipe is counted during translation.
     total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
     lines = read_raw_lines(source, settings.trees, settings.score)
     translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=total)
 
 
 def _not_interactive(settings: TranslateSettings, *, shows_text: bool = True) -> list[str]:
-    """The settings that speak of files or of many lines, and with `shows_text` of the form of the output."""
+    """Return the settings that are only for files or many lines, and with `shows_text` those of the form of the output."""
     names = ["input", "trees", "score", "output", "workers", *(["json_lines"] if shows_text else [])]
     return [name for name in names if getattr(settings, name)]

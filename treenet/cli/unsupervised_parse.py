@@ -1,13 +1,13 @@
-"""Read the trees that a model with constituent attention found without any, and score their brackets against a treebank.
+"""Read the trees that a model with constituent attention found by itself, and score their brackets against a treebank.
 
     python workflows/unsupervised_parse.py --out RUN
     python workflows/unsupervised_parse.py --out RUN split=valid max_words=10
     python workflows/unsupervised_parse.py --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
 
-RUN is the folder of a training run of model.name = constituent_transformer, of workflows/train_lm.py or train_wmt.py. The
-trees that it is scored against are those of its data set, or of a treebank. Left-branching, right-branching, balanced and
-random trees are scored beside it. Writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the
-scores to RUN/scores.json.
+RUN is the folder of a training run of model.name = constituent_transformer, made by workflows/train_lm.py or train_wmt.py. The
+gold trees are those of its data set, or of a treebank. The command also scores left-branching, right-branching, balanced and
+random trees. It writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the scores to
+RUN/scores.json.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from treeproc.trees.spans import normalise, read_brackets
 
 
 def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
-    """Trees, and each as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
+    """Read trees, each also as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
     rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True)
@@ -36,7 +36,7 @@ def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, Gold
 
 
 def read_tree(text: str) -> GoldTree:
-    """A tree in Penn Treebank brackets, with words, tags and labels as they are written."""
+    """Read a tree in Penn Treebank brackets. Words, tags and labels stay as they are written."""
     words, tags, tree = read_brackets(text)
     tree = normalise(tree, collapse_unary=True)
     spans = zip(tree.starts, tree.ends, strict=True)

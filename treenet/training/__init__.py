@@ -1,1 +1,1 @@
-"""The engine of training: batches, updates, validations and checkpoints of any task, on one rank or several."""
+"""The training engine: batches, updates, validations and checkpoints of any task, on one rank or several."""

@@ -1,4 +1,4 @@
-"""The batches of a rank, made some updates ahead of the training, by a thread or by processes, and sent to its device."""
+"""The batches of a rank. A thread or processes make them some updates ahead of the training, and send them to the device."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from treenet.training.ranks import Ranks
 from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.shards.store import read_index
 
-# A process makes batches of trees faster than a GPU computes them; more are for updates of many small batches.
+# One process makes batches of trees faster than a GPU computes them. More help if an update has many small batches.
 MOST_WORKERS = 4
 
 
@@ -32,21 +32,21 @@ class TrainingData:
         self.micro_batches = MicroBatches(source, config.batch, rank, world_size, in_step=config.shard_weights)
 
     def rank_batch(self, step: int) -> RankBatch:
-        """The rank's batch of update `step`, counted from 0."""
+        """Return the rank's batch of update `step`, counted from 0."""
         return self.micro_batches.rank_batch(self.plan.batch(step))
 
     def rank_batches(self, steps: range) -> Iterator[RankBatch]:
-        """The rank's batches of these updates."""
+        """Return the rank's batches of these updates."""
         return map(self.rank_batch, steps)
 
     def prepared(self, step: int) -> RankBatch:
-        """`rank_batch`, on the host, with all that an update on the device reads of it."""
+        """Return `rank_batch` on the host, with everything that an update on the device reads."""
         rank_batch, seeds = self.rank_batch(step), StepSeeds.of(self._task.config, step).passes
         inputs = [StepInputs.build(self._task, batch, seeds, self._device) for batch in rank_batch.batches]
         return replace(rank_batch, batches=inputs)
 
     def packed(self, steps: range) -> Iterator[Packed[RankBatch]]:
-        """The `prepared` batches of these updates, each in one buffer, which is pinned for CUDA."""
+        """Return the `prepared` batches of these updates, each in one buffer. For CUDA, the buffer is pinned."""
         for step in steps:
             packed = pack(self.prepared(step))
             yield replace(packed, buffer=packed.buffer.pin_memory()) if self._device.type == "cuda" else packed
@@ -54,7 +54,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class OpenTraining:
-    """Opens the training examples in a process of the loader, and gives what makes a batch."""
+    """Opens the training examples in a process of the loader, and returns the function that makes a batch."""
 
     task: Task
     rank: int
@@ -74,7 +74,7 @@ class OpenTraining:
 class BatchStream:
     """A rank's batches of the updates `steps`, in order. `waited` is the time in seconds that the training waited for them.
 
-    A batch comes to an accelerator in one copy, while that computes.
+    Each batch goes to an accelerator in one copy, during the computation of an earlier batch.
     """
 
     def __init__(self, task: Task, ranks: Ranks, data: TrainingData, steps: range):
@@ -113,7 +113,10 @@ class BatchStream:
 
 
 def count_workers(asked: int | None, ranks: Ranks) -> int:
-    """Processes of the loader: those asked for, else none beside a CPU, whose cores compute, and some beside an accelerator."""
+    """Return the number of loader processes: the number in the settings, else 0 for a CPU and some for an accelerator.
+
+    The cores of a CPU compute the updates, so further processes would slow it down.
+    """
     if asked is not None:
         return asked
     if ranks.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""An exponential moving average of weights, and the weights of a model in exchange for it."""
+"""An exponential moving average of weights, and a way to compute with it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ from treenet.runs.sharded_tensors import local_part
 class MovingAverage:
     """average <- d * average + (1 - d) * weights after every update.
 
-    d is `decay`, but (1 + updates) / (10 + updates) while that is smaller: else the random weights of the start would
-    stay in it for 1 / (1 - decay) updates.
+    d is `decay`, or (1 + updates) / (10 + updates) while that is smaller. Without this start, the random initial weights would
+    stay in the average for 1 / (1 - decay) updates.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -26,21 +26,21 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, updates: int, skip: Tensor | None = None) -> None:
-        """Take in the weights of the model after `updates` updates, unless `skip` [] float32, on their device, is 1."""
+        """Add the weights of the model after `updates` updates. A `skip` [] float32 of 1, on their device, prevents it."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
         averages = [local_part(average) for average in self.weights.values()]
         parameters = [local_part(parameter) for parameter in self._parameters]
         if skip is None:
             torch._foreach_lerp_(averages, parameters, 1 - decay)
             return
-        # There is no interpolation of lists by one weight that is on the device.
+        # PyTorch cannot interpolate lists by one weight on the device.
         steps = torch._foreach_sub(parameters, averages)
         torch._foreach_mul_(steps, (1 - decay) * (1 - skip))
         torch._foreach_add_(averages, steps)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with the average."""
+        """Let the model compute with the average inside this context."""
         self._exchange()
         try:
             yield

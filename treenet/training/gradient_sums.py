@@ -1,8 +1,8 @@
-"""The sum of the gradient over the ranks, in buckets that leave while the backward pass still computes.
+"""The sum of the gradient over the ranks, in buckets that a rank sends while the backward pass still computes.
 
-Buckets are ranges of the flat gradient, from its end to its start, about the order in which backward completes parameters. All
-ranks send all buckets in this order, whatever happens: one without examples sends zeros, and one whose memory runs out
-after a bucket has left sends what it has, and says in the totals of the update that it must be computed again.
+Buckets are ranges of the flat gradient, from its end to its start. That is about the order in which the backward pass completes
+parameters. All ranks always send all buckets in this order. A rank without examples sends zeros. If memory runs out on a rank
+after it sent a bucket, it sends the others as they are. The totals of the update then tell all ranks to compute it again.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from torch import Tensor
 from treenet.training.gradients import FlatGradient
 from treenet.training.ranks import Ranks, Sum
 
-BUCKET_BYTES = 25 * 2**20  # as of DistributedDataParallel: large enough for the full rate of a network, few enough to overlap
+BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel: large enough for the full rate of a network, small enough to overlap
 
 
 class MustRepeat(Exception):
-    """Memory ran out after buckets had left: what this rank computes anew can no longer be added."""
+    """Memory ran out after this rank had sent buckets, so it cannot add a new result."""
 
 
 @dataclass
@@ -27,11 +27,11 @@ class _Bucket:
     first: int  # of its parameters; they go up to `last`, excluded
     last: int
     part: Tensor  # of the flat gradient
-    missing: int = 0  # parameters whose gradients are not complete
+    missing: int = 0  # parameters whose gradients are incomplete
 
 
 class OverlappedSums:
-    """Sums the gradient of every update over the ranks, beginning in the backward pass of the last micro-batch."""
+    """Sums the gradient of every update over the ranks. The sum begins in the backward pass of the last micro-batch."""
 
     def __init__(self, gradients: FlatGradient, ranks: Ranks, dtype: torch.dtype | None):
         self._gradients, self._ranks, self._dtype = gradients, ranks, dtype or gradients.flat.dtype
@@ -44,22 +44,22 @@ class OverlappedSums:
                 parameter.register_post_accumulate_grad_hook(partial(self._complete, number))
 
     def begin(self) -> None:
-        """A new update begins, whose gradient is zero."""
+        """Begin a new update with a gradient of zero."""
         self._sent, self._watching = [], False
 
     @property
     def begun(self) -> bool:
-        """Whether a bucket has left."""
+        """Return whether this rank has sent a bucket."""
         return bool(self._sent)
 
     def watch(self) -> None:
-        """The next backward pass is the last one: buckets leave as it completes them."""
+        """Make the next backward pass the last one: it sends each bucket as soon as it is complete."""
         self._watching = True
         for bucket in self._buckets:
             bucket.missing = bucket.last - bucket.first
 
     def finish(self) -> None:
-        """Send what has not left, and wait for all sums: on CUDA, the device waits and not the host."""
+        """Send the other buckets, and wait for all sums. On CUDA, the device waits and the host continues."""
         self._watching = False
         while len(self._sent) < len(self._buckets):
             self._send()
@@ -81,7 +81,7 @@ class OverlappedSums:
 
 
 def cut_buckets(sizes: Sequence[int], limit: int) -> list[tuple[int, int]]:
-    """Ranges of parameters of these sizes, the last ones first, of up to `limit` numbers each, or of one parameter."""
+    """Return ranges of parameters of these sizes, the last ones first. A range has up to `limit` numbers, or one parameter."""
     ranges: list[tuple[int, int]] = []
     last, held = len(sizes), 0
     for first in reversed(range(len(sizes))):

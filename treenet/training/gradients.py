@@ -1,4 +1,4 @@
-"""The gradient of all parameters in one tensor: one norm, and few sums over the ranks."""
+"""The gradient of all parameters in one tensor. It needs one norm, and few sums over the ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from treenet.training.ranks import Ranks
 
 
 class FlatGradient:
-    """One tensor that the gradients of all parameters are views into."""
+    """One tensor. The gradients of all parameters are views of it."""
 
     def __init__(self, model: nn.Module, tables_first: bool = False):
-        """With `tables_first`, embeddings begin the tensor, whose gradients a backward pass completes last."""
+        """With `tables_first`, the embeddings begin the tensor, because a backward pass completes their gradients last."""
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if tables_first:
             tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -29,26 +29,26 @@ class FlatGradient:
         self.flat.zero_()
 
     def sum(self, ranks: Ranks, dtype: torch.dtype | None) -> None:
-        """Add the gradients of all ranks, rounded to `dtype`, if any."""
+        """Add the gradients of all ranks, rounded to `dtype` if it is given."""
         ranks.start_sum(self.flat, dtype or self.flat.dtype).wait()
 
     def norm(self) -> Tensor:
-        """The norm [] of the gradient."""
+        """Return the norm [] of the gradient."""
         return torch.linalg.vector_norm(self.flat)
 
     def finish_pass(self) -> None:
-        """End a pass without backward: nothing is to be done."""
+        """End a pass without backward. Nothing needs to be done."""
 
     def part(self, first: int, last: int) -> Tensor:
-        """The gradients of the parameters from `first` up to `last`, excluded."""
+        """Return the gradients of the parameters from `first` up to `last`, excluded."""
         start = sum(self.sizes[:first])
         return self.flat[start : start + sum(self.sizes[first:last])]
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """A backward pass in this context leaves the gradients where it made them; at its end all are added in one go.
+        """Let a backward pass in this context make separate gradients, and add all of them at its end.
 
-        Otherwise, every parameter adds its own gradient: two hundred kernels of a base model, which is much on a GPU.
+        Otherwise, every parameter adds its gradient alone. That is two hundred kernels in a base model, which is slow on a GPU.
         """
         for parameter in self.parameters:
             parameter.grad = None
@@ -59,7 +59,7 @@ class FlatGradient:
             self._put_back()
 
     def collect(self, first: int, last: int) -> None:
-        """Add the gradients that a backward pass has made of these parameters, and forget them."""
+        """Add the gradients of these parameters that a backward pass has made, and drop them."""
         parameters, views = self.parameters[first:last], self._views[first:last]
         found = [(view, p.grad) for view, p in zip(views, parameters, strict=True) if p.grad is not None]
         if found:
@@ -73,8 +73,10 @@ class FlatGradient:
 
 
 def add_gradients_by_row(model: nn.Module) -> None:
-    """Embeddings add the rows that were read to the flat gradient, not a table of zeros beside them, where nothing else has a
-    gradient for the table. On CPUs: GPUs would sort the rows and wait for that."""
+    """Let embeddings add only the rows that were read to the flat gradient, without a table of zeros.
+
+    This holds where no other operation has a gradient for the table. It is for CPUs: GPUs would sort the rows and wait for that.
+    """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             module.sparse = True

@@ -1,4 +1,4 @@
-"""Memory of a worker: how much it has needed so far, and how it is kept."""
+"""Memory of a worker: the peak so far, and settings of the allocators."""
 
 import ctypes
 import os
@@ -7,22 +7,23 @@ import sys
 
 import torch
 
-_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the older name is the one that all versions read
+_ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # all versions read the older name
 _EXPANDABLE = "expandable_segments:True"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at most: of tensors on a GPU, else of the whole process."""
+    """Return the peak memory in bytes: of tensors on a GPU, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)  # Linux counts KiB
 
 
 def expand_segments() -> None:
-    """Have the CUDA allocator enlarge its pieces of memory in place of adding others: batches of ever new sizes leave gaps.
+    """Let the CUDA allocator enlarge its segments instead of adding others. Batches of changing sizes would leave gaps.
 
-    Nothing changes where the user has set the allocator. The setting is read when CUDA is first used, or set then.
+    If the user has set the allocator, nothing changes. CUDA reads the setting at its first use. If CUDA is in use, the allocator
+    gets it at once.
     """
     if any(name in os.environ for name in _ALLOCATOR):
         return
@@ -32,12 +33,12 @@ def expand_segments() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what tensors free for the next ones, on Linux with glibc.
+    """Let the C library keep freed memory for the next tensors, on Linux with glibc.
 
-    It would give what is free at the end of its memory back to the system, which clears it page by page when the next
-    update asks for it again: about a twentieth of a small model's update on a CPU. Pieces above 32 MiB are still given back.
+    By default, it returns the free end of its memory to the system. The system then clears that memory page by page at the next
+    update. This costs about a twentieth of a small model's update on a CPU. The library still returns pieces above 32 MiB.
     """
     tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if tune:
         tune(_TRIM_THRESHOLD, 2**30)
-        tune(_MMAP_THRESHOLD, 2**25)  # where it would end up by itself, which setting the other one prevents
+        tune(_MMAP_THRESHOLD, 2**25)  # glibc would reach this value by itself, but the other setting prevents that

@@ -18,10 +18,10 @@ from treeproc.common.settings import UserError
 
 @dataclass(frozen=True)
 class RankBatch:
-    """The part of a global batch that one rank computes. With more ranks than examples, some ranks have an empty one."""
+    """The part of a global batch that one rank computes. If there are more ranks than examples, some ranks have an empty one."""
 
     cuts: list[np.ndarray]  # rows of each micro-batch
-    # The micro-batches; on an accelerator with all that its update reads. What is more than `cuts` does not count.
+    # The micro-batches; on an accelerator with all that its update reads. Those after `cuts` do not count.
     batches: Sequence[TreeBatch | StepInputs]
     rows: np.ndarray  # of all micro-batches
     limit: int | None  # most padded tokens of a micro-batch, when they were cut
@@ -33,8 +33,9 @@ class RankBatch:
 class MicroBatches:
     """Cuts this rank's batches, rows `[rank::world_size]` of the global ones from `source`.
 
-    `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens; it shrinks where memory runs out. With
-    `in_step`, every rank has as many micro-batches as the others: sharded layers wait for all ranks. Nothing shrinks then.
+    `limit` is the most padded tokens of a micro-batch, in the units of batch.max_tokens. It shrinks if memory runs out. With
+    `in_step`, every rank has the same number of micro-batches, because sharded layers wait for all ranks. Then the limit stays
+    the same.
     """
 
     def __init__(self, source: ExampleSource, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False):
@@ -43,7 +44,7 @@ class MicroBatches:
         self._rank, self._world_size, self._in_step = rank, world_size, in_step and world_size > 1
 
     def rank_batch(self, rows: np.ndarray) -> RankBatch:
-        """This rank's batch of the global batch `rows`, which are in the order of the plan."""
+        """Return this rank's batch of the global batch `rows`, which are in the order of the plan."""
         own, tokens = rows[self._rank :: self._world_size], self.source.target_tokens(rows)
         if not self._in_step:
             return self._build(own, tokens)
@@ -58,11 +59,11 @@ class MicroBatches:
         before_last: Callable[[], None] = lambda: None,
         keep_pace: Callable[[TreeBatch | StepInputs], Tensor] | None = None,
     ) -> Tensor | float:
-        """Sum of `compute` over the micro-batches of a rank's batch; 0 when there are none.
+        """Return the sum of `compute` over the micro-batches of a rank's batch; 0 for an empty batch.
 
-        `before_last` is called before the last of them. When memory runs out, `start` is called again and the complete batch is
-        computed anew, in smaller micro-batches. Raises UserError when an example does not fit alone. Micro-batches that do not
-        count go to `keep_pace`, by default to `compute`, without an effect on the sum.
+        `before_last` is called before the last of them. If memory runs out, `start` is called again, and the complete batch is
+        computed again in smaller micro-batches. Micro-batches that do not count go to `keep_pace`, by default to `compute`, and
+        are not in the sum. Raises UserError if a single example does not fit.
         """
         while True:
             if rank_batch.limit != self.limit:
@@ -83,13 +84,13 @@ class MicroBatches:
                 for batch in rank_batch.batches[len(rank_batch.cuts) :]:
                     (keep_pace or compute)(batch)
                 return total
-            # The error is gone here, and with it the tensors of the frames that it went through.
+            # Here the error is gone, and so are the tensors of the frames that it went through.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             self._shrink(too_large)
 
     def _shrink(self, rows: np.ndarray) -> None:
-        """Lower the limit to half of a micro-batch that did not fit."""
+        """Lower the limit to half of the micro-batch that did not fit."""
         if len(rows) == 1:
             names = ("example_id", "leaves", "nodes", "tgt_pieces")
             example, leaves, nodes, targets = (int(self.source.lengths[name][rows[0]]) for name in names)
@@ -105,17 +106,17 @@ class MicroBatches:
         )
 
     def _costs(self, rows: np.ndarray) -> np.ndarray:
-        """Width [b] of a micro-batch that ends in each of the rows."""
+        """Return the width [b] of a micro-batch that ends in each of the rows."""
         lengths = {name: self.source.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
         return np.maximum.accumulate(example_costs(lengths, self._budget_counts))
 
     def _cut(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows of each micro-batch of these rows."""
+        """Return the rows of each micro-batch of these rows."""
         starts = cut_batches(self._costs(rows), self.limit)[1:-1] if self.limit is not None and len(rows) else []
         return [cut for cut in np.split(rows, starts) if len(cut)]
 
     def _build(self, rows: np.ndarray, global_tokens: int, stand_ins: Sequence[np.ndarray] = ()) -> RankBatch:
-        """The rank's batch of `rows`, and after it micro-batches of the rows `stand_ins`, which do not count."""
+        """Build the rank's batch of `rows`. Micro-batches of the rows `stand_ins` follow, and do not count."""
         cuts = self._cut(rows)
         batches = [self.source.batch(cut) for cut in cuts]
         masks = [mask for batch in batches for mask in batch.pad_masks()]

@@ -11,8 +11,10 @@ WARMUP_START = 1e-7
 
 
 def learning_rate(config: OptimizerConfig, update: int) -> float:
-    """Rate of update number `update`, counted from 1: linear from 1e-7 to the peak, then peak * sqrt(warmup / update), or
-    linear to 0 at `decay_steps`."""
+    """Return the rate of update number `update`, counted from 1.
+
+    It is linear from 1e-7 to the peak. Then it is peak * sqrt(warmup / update), or linear to 0 at `decay_steps`.
+    """
     if update <= config.warmup_steps:
         return WARMUP_START + (config.learning_rate - WARMUP_START) * update / config.warmup_steps
     if config.decay_steps is not None:
@@ -21,10 +23,12 @@ def learning_rate(config: OptimizerConfig, update: int) -> float:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; parameters of two dimensions decay (matrices, tables, leaf weights [D, W]), vectors (biases, layer norms) do not.
+    """Build AdamW.
 
-    The released code trains with fairseq's Adam, where all parameters decay. At its 1e-4 and schedule that would make a
-    vector smaller by 0.12 % in 60,000 updates; leaving vectors out is the custom of the field.
+    Parameters of two dimensions decay (matrices, tables, leaf weights [D, W]); vectors (biases, layer norms) do not.
+
+    The released code trains with fairseq's Adam, in which all parameters decay. At its 1e-4 and schedule, decay would make a
+    vector smaller by 0.12 % in 60,000 updates. The custom of the field is to exclude vectors.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a layer keeps its input alone, and backward computes the rest of it anew."""
+"""Activation checkpointing: a layer keeps only its input, and the backward pass computes the activations again."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,13 +13,13 @@ from treenet.layers.dropout import DropoutKeys
 
 
 def recompute_layers(model: nn.Module, keys: DropoutKeys, draws_numbers: bool) -> None:
-    """From now on, Transformer layers of `model` keep no activations for backward: same results, gradients and dropout.
+    """Make Transformer layers of `model` keep no activations for backward, with the same results, gradients and dropout.
 
-    `draws_numbers`: layers draw from PyTorch's generator too, whose state is then kept with their input.
+    `draws_numbers`: layers also draw from PyTorch's generator. Then its state is kept with their input.
     """
     for module in model.modules():
         if isinstance(module, EncoderLayer | DecoderLayer):
-            # The forward method alone: hooks and parameters stay where they are.
+            # Only the forward method is replaced: hooks and parameters stay as they are.
             module.forward = partial(_recomputed, module.forward, keys, draws_numbers)  # type: ignore[method-assign]
 
 
@@ -33,7 +33,7 @@ def _recomputed(forward: Callable[..., Any], keys: DropoutKeys, draws_numbers: b
 
 @contextmanager
 def _as_before(keys: DropoutKeys, state: tuple) -> Iterator[None]:
-    """Dropout continues as from `state`: meanwhile other layers were called, or another pass began."""
+    """Continue dropout from `state`, because other layers or another pass have used it since."""
     now = keys.keys, keys.calls
     keys.keys, keys.calls = state
     try:

@@ -11,9 +11,9 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def deterministic_mode(wanted: bool) -> Iterator[None]:
-    """Deterministic kernels alone, if `wanted`; an operation that has none raises.
+    """Allow only deterministic kernels, if `wanted`. An operation without one raises an error.
 
-    cuBLAS reads how it may work when it is first used, so no product may be computed on the GPU before.
+    cuBLAS reads this setting at its first use. So call this before the first matrix product on the GPU.
     """
     if not wanted:
         yield

@@ -1,4 +1,4 @@
-"""The result of an update: sums over all ranks, read at once on a CPU, and later than they are made on an accelerator."""
+"""The result of an update: sums over all ranks. A CPU reads it at once; an accelerator reads it later than it is made."""
 
 import math
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ LOSS, NLL, AUXILIARY, STOPS, FAILURES, REPEATS, POSITIONS, PADDING, WAITED, NORM
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over all ranks. Without `updated`, loss or gradient was not finite and the weights are as before."""
+    """Sums over all ranks. If `updated` is False, loss or gradient was not finite and the weights have not changed."""
 
     updated: bool
-    must_repeat: bool  # memory ran out on a rank when others had begun to add: nothing was changed
+    must_repeat: bool  # memory ran out on a rank after others had begun to add: nothing was changed
     loss_sum: float
     nll_sum: float
     auxiliary_sum: float  # the model's own loss, a part of the loss
@@ -32,14 +32,14 @@ class StepResult:
 
 
 def is_unsound(totals: Tensor) -> Tensor:
-    """1 where an update may not change the weights, else 0: [] float32 on the device of the totals."""
+    """Return 1 if an update may not change the weights, else 0: [] float32 on the device of the totals."""
     return (~torch.isfinite(totals[LOSS] + totals[NORM]) | totals[FAILURES : REPEATS + 1].any()).float()
 
 
 class PendingResult:
     """The totals of an update that has been started, on their way to the host.
 
-    On CUDA a copy to pinned memory follows the update on its stream; whoever reads waits for that copy, not for later updates.
+    On CUDA, a copy to pinned memory follows the update on its stream. The reader waits for that copy, not for later updates.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PendingResult:
         self._totals = totals
 
     def read(self) -> StepResult:
-        """The result. Raises TrainingFailed on all ranks when one of them had a failure."""
+        """Return the result. Raises TrainingFailed on all ranks if one of them had a failure."""
         if self._copied is not None:
             self._copied.synchronize()
         totals = self._totals.tolist()

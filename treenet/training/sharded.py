@@ -1,8 +1,8 @@
-"""Weights in parts, one a rank (FSDP2): for models that do not fit into one GPU.
+"""Weights in parts, one per rank (FSDP2), for models that do not fit into one GPU.
 
 Every rank holds its part of all weights, gradients, moments of the optimiser and moving averages. A layer gathers its weights
-from all ranks when it computes, and sums the gradient over them. So all ranks compute the same number of micro-batches:
-`MicroBatches` sees to that. Checkpoints hold complete tensors, as without it.
+from all ranks before it computes, and sums the gradient over them. So `MicroBatches` gives all ranks the same number of
+micro-batches. Checkpoints hold complete tensors, as without sharding.
 """
 
 import warnings
@@ -23,7 +23,7 @@ from treenet.training.ranks import Ranks
 def shard_model(model: nn.Module, ranks: Ranks, output: str, sum_dtype: torch.dtype | None) -> None:
     """Cut the weights of a model into parts, and move them to the rank's device.
 
-    `output` is the method that computes the model's output. Transformer layers are gathered one by one, all other weights once
+    `output` is the method that computes the model's output. Transformer layers are gathered one by one, all other weights once in
     a pass. Gradients are added in `sum_dtype`, or as they are.
     """
     # Keys and values, which a decoder's layer returns for search, are views. Nothing changes them in place.
@@ -57,18 +57,18 @@ class ShardedGradient:
         torch._foreach_zero_([local_part(parameter.grad) for parameter in self._parameters])
 
     def sum(self, ranks: Ranks, dtype: torch.dtype | None) -> None:
-        """Nothing: every backward pass has added the gradients of all ranks."""
+        """Do nothing: every backward pass has already added the gradients of all ranks."""
 
     def norm(self) -> Tensor:
-        """The norm [] of the gradient of all ranks."""
+        """Return the norm [] of the gradient of all ranks."""
         return complete(get_total_norm([parameter.grad for parameter in self._parameters]))
 
     def finish_pass(self) -> None:
-        """Give weights back that a pass without backward leaves gathered: they would not follow the next update."""
+        """Release the weights that a pass without backward leaves gathered. Otherwise they would miss the next update."""
         assert isinstance(self._model, FSDPModule)
         self._model.reshard()
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """A backward pass in this context adds to the gradients."""
+        """Let a backward pass in this context add to the gradients."""
         yield

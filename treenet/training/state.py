@@ -1,4 +1,4 @@
-"""The training state: counters that a run keeps beside weights and optimiser, and the metrics made of them."""
+"""The training state: counters that a run keeps beside weights and optimiser, and the metrics that they give."""
 
 import math
 import time
@@ -9,13 +9,13 @@ from treenet.config import TrainConfig
 
 @dataclass
 class TrainState:
-    """Plain numbers, kept in every checkpoint. The sums, over all ranks, run since the last metric line."""
+    """Plain numbers, kept in every checkpoint. The sums are over all ranks, since the last metric line."""
 
     step: int = 0
     skipped: int = 0
     skipped_in_row: int = 0
-    elapsed: float = 0.0  # seconds, validations and checkpoints included
-    best_nll: float | None = None  # of the validations so far; of a classifier, the lowest error
+    elapsed: float = 0.0  # seconds, with validations and checkpoints
+    best_nll: float | None = None  # of the validations so far; for a classifier, the lowest error
     best_step: int = 0
     validations_since_best: int = 0
     loss_sum: float = 0.0
@@ -25,11 +25,11 @@ class TrainState:
     positions: float = 0.0
     padding: float = 0.0
     waited: float = 0.0  # seconds that ranks waited for data
-    seconds: float = 0.0  # of training alone
-    loss_scale: tuple[float, int] | None = None  # of `LossScale`, in fp16
+    seconds: float = 0.0  # of training, without validations and checkpoints
+    loss_scale: tuple[float, int] | None = None  # of `LossScale`, for fp16
 
     def count_seconds(self, seconds: float) -> None:
-        """Time of training alone."""
+        """Add time of training, without validations and checkpoints."""
         self.seconds += seconds
         self.elapsed += seconds
 
@@ -45,14 +45,14 @@ class TrainState:
         self.skipped_in_row += 1
 
     def count_validation(self, nll: float) -> None:
-        """A validation that is not finite is not better than any."""
+        """Count a validation. One that is not finite never counts as better."""
         if nll < (math.inf if self.best_nll is None else self.best_nll):
             self.best_nll, self.best_step, self.validations_since_best = nll, self.step, 0
         else:
             self.validations_since_best += 1
 
     def take_metrics(self, world_size: int, auxiliary_loss: str = "") -> dict[str, float | None]:
-        """Means since the last line, with the model's own loss under its name; the sums start anew."""
+        """Return means since the last line, with the model's own loss under its name. Then set the sums to 0."""
         seconds = max(self.seconds, 1e-9)
         rate = self.tokens / seconds
         metrics = {
@@ -73,17 +73,17 @@ class TrainState:
 
 
 class Stopwatch:
-    """Runs from when it is made."""
+    """Measures time from its creation."""
 
     def __init__(self) -> None:
         self._last_lap = time.monotonic()
 
     def lap(self) -> float:
-        """Seconds since the last lap."""
+        """Return the seconds since the last lap."""
         before, self._last_lap = self._last_lap, time.monotonic()
         return self._last_lap - before
 
 
 def is_finished(config: TrainConfig, step: int, validations_since_best: int) -> bool:
-    """Whether a run at this point has nothing left to do: all its steps, or no better validation for too long."""
+    """Return whether a run at this point is finished: it made all steps, or validation did not improve for too long."""
     return step >= config.max_steps or 0 < config.patience <= validations_since_best

@@ -1,9 +1,11 @@
 """One update: gradients of micro-batches, their sum over the ranks, the optimiser, the moving average.
 
-The gradient of an update is the sum over all target tokens of the global batch divided by their number, so neither the
-number of ranks nor the micro-batches change it. Forward and backward passes run without communication, and one sum of a
-flat gradient follows: a rank may compute its batch in its own way, twice, or have none, and no other rank waits for ever.
-Sharded weights are the exception: there the passes themselves communicate.
+The gradient of an update is the sum over all target tokens of the global batch, divided by their number. So neither the number of
+ranks nor the micro-batches change it.
+
+Forward and backward passes run without communication. One sum of a flat gradient follows. So a rank may compute its batch in
+another way, compute it twice, or have an empty one; the other ranks never wait for it without end. Sharded weights are the
+exception: their passes communicate.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class TrainStep:
-    """Model, optimiser and moving average of one rank, and what changes them; the losses are those of the task."""
+    """Model, optimiser and moving average of one rank, and the methods that change them. The task gives the losses."""
 
     def __init__(self, model: nn.Module, task: Task, ranks: Ranks):
         config = task.config
@@ -47,7 +49,7 @@ class TrainStep:
         self.is_sharded = config.shard_weights and ranks.world_size > 1
         self._gradients: FlatGradient | ShardedGradient
         if self.is_sharded:
-            from treenet.training import sharded  # PyTorch's part of it takes two seconds
+            from treenet.training import sharded  # its import in PyTorch takes two seconds
 
             sharded.shard_model(model, ranks, task.output, self._sum_dtype)
             self._gradients = sharded.ShardedGradient(model)
@@ -62,7 +64,7 @@ class TrainStep:
         as_it_is = config.checkpoint_activations or self.is_sharded
         self.compiled = wants_compiling(config.compile, ranks.device, as_it_is=as_it_is)
         self._forward = Compiled(forward) if self.compiled else forward
-        self._held = torch.zeros((), device=ranks.device)  # 1 while updates wait for one that must be repeated
+        self._held = torch.zeros((), device=ranks.device)  # 1 while later updates wait for an update that must be repeated
         if ranks.device.type == "cpu" and not (self.compiled or self.is_sharded or task.ties_embeddings):
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
@@ -73,7 +75,7 @@ class TrainStep:
         self.loss_scale = LossScale(ranks.device) if self.precision == "fp16" else None
 
     def _divisor(self, norm: Tensor) -> Tensor | None:
-        """What gradients are divided by, [] float32; None for 1. Of a norm above `clip_norm`, that makes it `clip_norm`."""
+        """Return the divisor of gradients, [] float32, or None for 1. It scales a norm above `clip_norm` down to `clip_norm`."""
         clip = self.config.optimizer.clip_norm
         clipped = (norm / clip).clamp(min=1.0) if clip else None
         if self.loss_scale is None:
@@ -82,7 +84,7 @@ class TrainStep:
 
     @property
     def defers(self) -> bool:
-        """Whether nothing waits for the device until a result is read, later than its update."""
+        """Whether the host reads a result only later than its update, and does not wait for the device before."""
         return self.ranks.device.type != "cpu"
 
     @property
@@ -91,11 +93,11 @@ class TrainStep:
         return self.ranks.world_size > 1 and self.defers and not self.is_sharded
 
     def release(self) -> None:
-        """Updates change the weights again, after one that had to be repeated."""
+        """Let updates change the weights again, after an update that had to be repeated."""
         self._held.zero_()
 
     def allocate_state(self) -> None:
-        """Allocate the optimiser's state as it is before the first update, where there is none yet."""
+        """Allocate the optimiser's state, if there is none, as it is before the first update."""
         one = torch.ones((), device=self.ranks.device)
         self.optimizer.found_inf, self.optimizer.grad_scale = one, None
         self.optimizer.step()
@@ -111,11 +113,12 @@ class TrainStep:
         waited: float = 0.0,
         again: bool = False,
     ) -> PendingResult:
-        """Update number `step`, counted from 0. Flags, failures and seconds of waiting of all ranks are put together.
+        """Make update number `step`, counted from 0, and combine flags, failures and seconds of waiting of all ranks.
 
-        On a CPU it is done at the end, and raises TrainingFailed on all ranks when one has a failure. On an accelerator it has
-        been started, and nobody waits: the device itself skips an update that is not finite, or where a rank has a failure.
-        One that must be repeated is skipped too, and all that follow until `release`; `again` is the repetition.
+        On a CPU, the update is complete on return, and a failure on any rank raises TrainingFailed on all ranks. On an
+        accelerator, the update has only started, and the host does not wait. The device itself skips an update that is not
+        finite, or in which a rank has a failure. It also skips an update that must be repeated, and all later ones until
+        `release`. `again` marks the repetition.
         """
         rate = learning_rate(self.config.optimizer, step + 1)
         for group in self.optimizer.param_groups:
@@ -150,7 +153,7 @@ class TrainStep:
         return pending
 
     def _skip(self, totals: Tensor) -> Tensor:
-        """1 where an update may not change the weights, else 0: [] float32 on the device."""
+        """Return 1 if an update may not change the weights, else 0: [] float32 on the device."""
         skip = is_unsound(totals)
         if not self._sums:
             return skip
@@ -158,8 +161,8 @@ class TrainStep:
         return torch.maximum(skip, self._held)
 
     def _apply(self, updates: int, norm: Tensor, skip: Tensor | None = None) -> None:
-        """Change weights and average, unless `skip` [] float32 is 1: that is found out on the device."""
-        # The fused optimiser reads both, by the names that PyTorch's own scaler uses.
+        """Change weights and average, unless `skip` [] float32 is 1. The device decides that, not the host."""
+        # The fused optimiser reads both by the names of PyTorch's own scaler.
         self.optimizer.found_inf = skip
         self.optimizer.grad_scale = self._divisor(norm)
         self.optimizer.step()
@@ -171,14 +174,13 @@ class TrainStep:
     def compute_gradient(
         self, rank_batch: RankBatch, micro_batches: MicroBatches, step: int, sums: OverlappedSums | None = None
     ) -> Tensor | float:
-        """This rank's part of the gradient, into `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
+        """Add this rank's part of the gradient to `.grad`. Returns its sums of loss, nll and auxiliary loss, [3].
 
-        With `sums`, parts of the gradient leave for their sums over the ranks before it is complete. Raises MustRepeat where
-        memory runs out after that.
+        With `sums`, this rank sends parts of the gradient before it is complete. Raises MustRepeat if memory runs out after that.
 
-        Dropout is keyed by (seed, step, example). What draws from PyTorch's generator, which is dropout of attention weights,
-        is seeded by (seed, step, rank): a step that runs again repeats itself, but with another number of ranks, or in other
-        micro-batches, it drops other weights.
+        Dropout is keyed by (seed, step, example). Only dropout of attention weights draws from PyTorch's generator, which is
+        seeded by (seed, step, rank). So a step that runs again repeats itself. With another number of ranks, or other
+        micro-batches, it drops other attention weights.
         """
         seeds = StepSeeds.of(self.config, step)
 
@@ -205,7 +207,7 @@ class TrainStep:
         self._gradients.finish_pass()
 
     def validate(self, batch: TreeBatch) -> Tensor:
-        """The sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""
+        """Return the sums of a batch for a validation, float64: loss, nll, the task's own counts, and the model's own loss."""
         inputs = self._inputs(batch, None)
         with self._autocast():
             output = self._output(inputs.batch)
@@ -216,7 +218,7 @@ class TrainStep:
         return torch.stack([value.double() for value in sums])
 
     def _objective(self, batch: TreeBatch | StepInputs, seeds: list[int]) -> LossSums:
-        """Sums of the training loss; R-Drop takes a second pass, with dropout from the second seed."""
+        """Return the sums of the training loss. R-Drop makes a second pass, with dropout from the second seed."""
         inputs = self._inputs(batch, seeds)
         with self._autocast():
             passes = [self._output(inputs.batch, keys) for keys in inputs.dropout_keys]

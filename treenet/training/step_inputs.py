@@ -1,4 +1,4 @@
-"""What a forward pass of one micro-batch reads beside the weights. All of it is made on the host, before anything is sent.
+"""The inputs of a forward pass of one micro-batch, beside the weights. The host makes all of them before it sends anything.
 
 Shapes: B batch, M targets that count in the loss.
 """
@@ -20,33 +20,35 @@ from treenet.tasks.base import Task
 
 @dataclass
 class StepInputs:
-    """A batch with its targets, and what is drawn for it."""
+    """A batch with its targets, and the random seeds drawn for it."""
 
     batch: TreeBatch
     dropout_keys: tuple[Tensor, ...]  # [B] int32 for every pass
-    counted: Tensor | None  # [M] int64, the flat places of targets that count; None where they are looked for, or all count
+    counted: Tensor | None  # [M] int64, the flat places of targets that count; None if they are looked up, or if all count
 
     @classmethod
     def build(cls, task: Task, batch: TreeBatch, seeds: Sequence[int] | None, device: torch.device) -> "StepInputs":
-        """Of a batch on the host, for a device. Each seed is one pass; without seeds it is a validation, without dropout.
+        """Build the inputs of a batch on the host, for a device.
 
-        A mask of targets would have a GPU wait for the number of those that count, so accelerators get their places.
+        Each seed is one pass; without seeds it is a validation, without dropout.
+
+        With a mask of targets, a GPU would wait for the number of those that count. So accelerators get their places.
         """
         batch = task.choose_targets(batch, seeds[0] if seeds else None)
         keys = tuple(keys_of(hash_ids(batch.example_ids.numpy() + (seed << 31))) for seed in seeds or ())
         return cls(batch, keys, None if device.type == "cpu" else task.counted_targets(batch))
 
     def to(self, device: torch.device) -> "StepInputs":
-        """On `device`: to an accelerator in one copy, which the host does not wait for."""
+        """Return the inputs on `device`. An accelerator gets them in one copy, and the host does not wait for it."""
         return self if self.batch.leaf_pieces.device.type == device.type else send_packed(self, device)
 
 
 @dataclass(frozen=True)
 class StepSeeds:
-    """What is drawn in an update follows from (seed, step)."""
+    """The seeds of an update. They follow from (seed, step)."""
 
-    generator: int  # of PyTorch's generator
-    passes: list[int]  # of the keys of dropout in each forward pass; the first is also that of targets
+    generator: int  # for PyTorch's generator
+    passes: list[int]  # for the keys of dropout in each forward pass; the first is also for the targets
 
     @classmethod
     def of(cls, config: TrainConfig, step: int) -> "StepSeeds":

@@ -1,6 +1,6 @@
 """The training loop, the same with and without Ray: one call is one rank.
 
-Every step seeds its own dropout and its batch is a function of its number: a resumed run repeats an uninterrupted one.
+Every step seeds its own dropout, and its batch is a function of its number. So a resumed run repeats an uninterrupted one.
 """
 
 import math
@@ -50,7 +50,7 @@ class TrainOutcome:
 
 
 def finished_outcome(config: TrainConfig, run_dir: Path) -> TrainOutcome | None:
-    """The outcome of a run that has nothing left to do; None where there is something, as is mostly known without hashing."""
+    """Return the outcome of a finished run; None if something remains to do, which mostly needs no hashing."""
     for folder in reversed(checkpoint_folders(run_dir)):
         step = checkpoint_step(folder)
         if not is_finished(config, step, read_meta(folder).get("validations_since_best", 0)):
@@ -71,17 +71,17 @@ def train(
     report: Callable[[dict], None] = lambda metrics: None,
     show_progress: bool = True,
 ) -> TrainOutcome:
-    """Train from the latest complete checkpoint in `run_dir` to `max_steps`, or until validation stops to improve.
+    """Train from the latest complete checkpoint in `run_dir` to `max_steps`, or until validation stops improving.
 
-    With world_size > 1 a process group must be there. `should_stop` is asked at every step, on every rank; one yes saves a
-    checkpoint and returns. `report` gets the metrics of every log step, on every rank. Raises TrainingFailed on all ranks.
+    With world_size > 1, a process group must exist. Every rank calls `should_stop` at every step. If one answers True, all save a
+    checkpoint and return. Every rank calls `report` with the metrics of every log step. Raises TrainingFailed on all ranks.
     """
     torch.set_flush_denormal(True)
     keep_freed_memory()
     device = torch.device(device)
     if device.type == "cuda":
         expand_segments()
-        torch.cuda.set_device(device)  # where NCCL and compiled kernels work
+        torch.cuda.set_device(device)  # for NCCL and compiled kernels
     with deterministic_mode(task.config.deterministic):
         with phase("building the plan and the model"):
             trainer = Trainer(task, Ranks(rank, world_size, device))
@@ -113,7 +113,7 @@ class Trainer:
 
     @property
     def state(self) -> TrainState:
-        """The counters of the run, those of all updates that are counted."""
+        """The counters of the run, over all updates that are counted."""
         return self.updates.state
 
     def _micro_batches(self, source: ExampleSource) -> MicroBatches:
@@ -121,7 +121,7 @@ class Trainer:
         return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights)
 
     def resume(self, run_dir: Path) -> None:
-        """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader sees."""
+        """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds."""
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
             state = load_checkpoint(
@@ -136,10 +136,11 @@ class Trainer:
                 self.train_step.loss_scale.load(self.state.loss_scale)
 
     def check_memory(self) -> None:
-        """Forward and backward pass of the batch that needs the most memory, beside the optimiser's state, without an update.
+        """Compute the batch that needs the most memory, forward and backward, without an update.
 
-        A lack of memory shows now and not after hours. A compiled model also computes a rank's batch of one example, which
-        has a graph of its own: so both compile now. Raises TrainingFailed on all ranks.
+        The optimiser's state is already in memory. So a lack of memory shows now, and not after hours. A compiled model also
+        computes a rank's batch of one example. That batch has a different graph, so both graphs compile now. Raises
+        TrainingFailed on all ranks.
         """
         failure, hardest = None, self.plan.hardest_batch()
         tried = [hardest, hardest[: self.ranks.world_size]] if self.train_step.compiled else [hardest]
@@ -156,7 +157,7 @@ class Trainer:
         self.ranks.fail_together(failure)
 
     def rank_batches(self) -> Iterator[RankBatch]:
-        """This rank's batch of every update from the present step on."""
+        """Return this rank's batch of every update, from the present step on."""
         return self.data.rank_batches(self._updates())
 
     def _updates(self) -> range:
@@ -165,7 +166,7 @@ class Trainer:
     def step(
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
     ) -> StepResult | None:
-        """One update. Returns the result of the one that was counted in `state` last, on a CPU of this one."""
+        """Make one update. Returns the result of the update that was last counted in `state`; on a CPU, that is this one."""
         return self.updates.start(rank_batch, waited=waited, wants_stop=wants_stop, failure=failure)
 
     def settle(self) -> StepResult | None:
@@ -178,7 +179,7 @@ class Trainer:
         """See the function `train`."""
         if is_finished(self.config, self.state.step, self.state.validations_since_best):
             return TrainOutcome(self.state.step, finished=True)
-        with BatchStream(self.task, self.ranks, self.data, self._updates()) as stream:  # begins while the largest batch is tried
+        with BatchStream(self.task, self.ranks, self.data, self._updates()) as stream:  # starts while the largest batch is tried
             with phase("compiling, trying the largest batch" if self.train_step.compiled else "trying the largest batch"):
                 self.check_memory()
             return self._train_on(stream, run_dir, should_stop, report, show_progress)
@@ -191,7 +192,7 @@ class Trainer:
         report: Callable[[dict], None],
         show_progress: bool,
     ) -> TrainOutcome:
-        """`train` on the batches from the present step on."""
+        """Run `train` on the batches from the present step on."""
         config, state, leads = self.config, self.state, self.ranks.leads
         log = MetricLog(run_dir, state.step) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
@@ -225,7 +226,7 @@ class Trainer:
                     if log:
                         log.write("valid", state.step, **metrics)
                 finished = is_finished(config, state.step, state.validations_since_best)
-                state.elapsed += watch.lap()  # not in the seconds that rates are made of
+                state.elapsed += watch.lap()  # excluded from the seconds of the rates
                 due = finished or state.step % config.checkpoint_every == 0
                 if due or self.updates.wants_stop:
                     self._save(writer, metrics, due)
@@ -237,13 +238,13 @@ class Trainer:
         return TrainOutcome(state.step, finished)
 
     def _is_due(self, step: int) -> bool:
-        """Whether all updates must be counted after this one: for a line, a validation, a checkpoint or the end."""
+        """Return whether all updates must be counted after this one: for a metric line, a validation, a checkpoint or the end."""
         config = self.config
         every = (config.log_every, config.validate_every, config.checkpoint_every)
         return step == config.max_steps or any(step % number == 0 for number in every)
 
     def _metrics(self, result: StepResult) -> dict[str, float | None]:
-        """The line of a log step."""
+        """Return the metric line of a log step."""
         return {
             "epoch": self.plan.epoch(self.state.step - 1),
             "lr": result.learning_rate,
@@ -255,9 +256,9 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """Loss and negative log-likelihood a target of the validation split, and what the task adds, over all ranks.
+        """Return loss and negative log-likelihood per target of the validation split, and the task's metrics, over all ranks.
 
-        Of the moving average of the weights where there is one.
+        It uses the moving average of the weights, if there is one.
         """
         started = time.monotonic()
         totals = torch.zeros(self.task.num_sums, dtype=torch.float64, device=self.ranks.device)
@@ -281,7 +282,7 @@ class Trainer:
         return {**metrics, "seconds": seconds, "elapsed": self.state.elapsed + seconds}
 
     def _save(self, writer: CheckpointWriter | None, valid: dict[str, float] | None, due: bool) -> None:
-        """Write a checkpoint where there is a `writer`; where weights are in parts, other ranks give theirs."""
+        """Write a checkpoint if there is a `writer`. If weights are in parts, the other ranks send theirs."""
         state, train_step = self.state, self.train_step
         if writer is None and not train_step.is_sharded:
             return

@@ -1,4 +1,4 @@
-"""Updates in flight: on an accelerator one is computed while the one before is read and counted."""
+"""Updates in flight: an accelerator computes one update while the host reads and counts the one before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,25 +13,25 @@ from treenet.training.step import TrainStep
 
 @dataclass(frozen=True)
 class _Started:
-    """An update that was started, and how it is started again."""
+    """An update that was started, and the arguments to start it again."""
 
     pending: PendingResult
     start: Callable[..., PendingResult]
 
 
 class Updates:
-    """Starts updates, and counts them in `state` when they are known: at once on a CPU, one update later elsewhere."""
+    """Starts updates, and counts them in `state` when their results are known: at once on a CPU, one update later elsewhere."""
 
     def __init__(self, train_step: TrainStep, micro_batches: MicroBatches, state: TrainState):
         self._train_step, self._micro_batches, self.state = train_step, micro_batches, state
-        self._pending: _Started | None = None  # the update that was started and is not counted
-        self._result: StepResult | None = None  # of the update that was counted last
+        self._pending: _Started | None = None  # the update that was started but is not yet counted
+        self._result: StepResult | None = None  # of the update that was last counted
         self.wants_stop = False  # whether a rank has asked for a stop
 
     def start(
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
     ) -> StepResult | None:
-        """One update. Returns the result of the one that was counted last, if there is one."""
+        """Start one update. Returns the result of the update that was last counted, if there is one."""
         facts = {"waited": waited, "wants_stop": wants_stop, "failure": failure}
         start = partial(self._train_step.update, rank_batch, self._micro_batches, self.state.step, **facts)
         before, self._pending = self._pending, _Started(start(), start)
@@ -43,14 +43,17 @@ class Updates:
         return self._result
 
     def settle(self) -> StepResult | None:
-        """Wait for the update that was started last, and count it: `state` is that of its step. Returns its result."""
+        """Wait for the update that was started last, and count it. Then `state` is that of its step. Returns its result."""
         if self._pending is not None:
             started, self._pending = self._pending, None
             self._count(started)
         return self._result
 
     def _read(self, started: _Started) -> StepResult:
-        """The result of an update. One that must be repeated is, on all ranks, and after it the one that was skipped for it."""
+        """Read the result of an update.
+
+        All ranks repeat an update that asks for it, and then the one that was skipped after it.
+        """
         result = started.pending.read()
         if not result.must_repeat:
             return result
@@ -61,7 +64,7 @@ class Updates:
         return result
 
     def _count(self, started: _Started) -> None:
-        """Count an update in `state`. Raises TrainingFailed when it is one too many that was skipped."""
+        """Count an update in `state`. Raises TrainingFailed if too many updates in a row were skipped."""
         config, state = self._train_step.config, self.state
         self._result = result = self._read(started)
         self.wants_stop |= result.wants_stop
