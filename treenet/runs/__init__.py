@@ -1,1 +1,1 @@
-"""The folder of a run: checkpoints, their average, the trained model, facts, metrics, and its mirror of an object store."""
+"""Run folders: checkpoints, their average, the trained model, facts, metrics, and a mirror of an object store."""

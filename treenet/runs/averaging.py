@@ -1,4 +1,4 @@
-"""RUN/averaged/model.safetensors: the mean of a run's last or best checkpoints, or its moving average of the weights."""
+"""RUN/averaged/model.safetensors: the mean of the last or best checkpoints of a run, or its moving average of the weights."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,16 +30,16 @@ from treeproc.common.files import TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
 Choice = Literal["last", "best", "ema"]
-# Keys that checkpoints of one run share: pieces and labels are rows of tables, and row 17 must mean the same in all of them.
+# Keys that checkpoints of one run share. Pieces and labels are rows of tables, so row 17 must mean the same in all of them.
 _IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings")
 
 
 @dataclass
 class Selection:
-    """The checkpoints to average, by ascending step, of `asked` ones. `damaged` and `ignored` say why others are not, by name.
+    """The checkpoints to average, by ascending step, and `asked`, their number in the settings.
 
-    Damaged ones would be averaged, were they complete; what is ignored merely looks like a checkpoint, or was one until a kill
-    while it was removed.
+    `damaged` and `ignored` have the names of others with the reasons. A damaged checkpoint would be in the average if it were
+    complete. An ignored entry only looks like a checkpoint, or a kill interrupted its removal.
     """
 
     asked: int
@@ -51,12 +51,14 @@ class Selection:
 def average_checkpoints(
     run_dir: Path, choice: Choice, count: int, *, allow_fewer: bool = False, allow_damaged: bool = False
 ) -> Path:
-    """Write RUN/averaged, and return that folder, unless it holds the very same average already.
+    """Write RUN/averaged, unless it already holds the same average. Returns that folder.
 
-    `last` and `best` take the mean of `count` checkpoints; `ema` takes the moving average of the latest. The average's
-    meta.json says what it is of, how many were asked for, and what was left out and why. Raises UserError when there is none;
-    when there are fewer than asked for, unless `allow_fewer`; when one is damaged, unless `allow_damaged`, which leaves it out;
-    and when they are of different models, data or settings.
+    `last` and `best` take the mean of `count` checkpoints; `ema` takes the moving average of the latest. The average's meta.json
+    lists its checkpoints, the number asked for, and each checkpoint that was left out, with the reason.
+
+    Raises UserError if there is no checkpoint, or if checkpoints are of different models, data or settings. It also does so if
+    there are fewer than asked for, unless `allow_fewer`. `allow_damaged` leaves out damaged checkpoints; without it they raise
+    UserError.
     """
     chosen = choose_checkpoints(run_dir, choice, count)
     _check(run_dir, chosen, choice, allow_fewer, allow_damaged)
@@ -74,7 +76,7 @@ def average_checkpoints(
 
 
 def describe_gaps(meta: dict) -> str:
-    """The checkpoints that an average leaves out: ` (2 of the 5 asked for); left out: ...`; empty where it has all."""
+    """Describe the checkpoints that an average leaves out: ` (2 of the 5 asked for); left out: ...`; empty if it has all."""
     steps, left_out = meta["averaged_steps"], meta.get("averaged_left_out", {})
     asked = meta.get("averaged_asked", len(steps))
     note = f" ({len(steps)} of the {asked} asked for)" if len(steps) < asked else ""
@@ -82,9 +84,9 @@ def describe_gaps(meta: dict) -> str:
 
 
 def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
-    """The last checkpoints, or those with the best validation; the latest for `ema`. There may be fewer than `count`.
+    """Return the last checkpoints, or those with the best validation, or the latest for `ema`. There may be fewer than `count`.
 
-    Raises UserError when there is none of the kind, or when checkpoints of two runs lie in the folder.
+    Raises UserError if there is no such checkpoint, or if the folder has checkpoints of two runs.
     """
     folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
     metas = {folder: read_meta(folder) for folder in folders}
@@ -113,14 +115,14 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
 
 
 def _select_complete(asked: int, folders: Sequence[Path], damaged: dict[str, str] | None = None) -> Selection:
-    """The complete checkpoints of `folders`, and the faults of the others, beside the known ones."""
+    """Return the complete checkpoints of `folders`, and the faults of the others together with the known ones."""
     faults = {folder: find_fault(folder) for folder in folders}
     damaged = {**(damaged or {}), **{folder.name: fault for folder, fault in faults.items() if fault}}
     return Selection(asked, [folder for folder in folders if not faults[folder]], damaged)
 
 
 def _find_ignored(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
-    """The entries of the folder of checkpoints that are none, with the reason, by name."""
+    """Return the entries of the checkpoint folder that are no checkpoints, with the reason, by name."""
     place = run_dir / "checkpoints"
     others = sorted(set(place.iterdir()) - set(folders)) if place.is_dir() else []
     return {path.name: _why_not(path) for path in others if not path.name.startswith(TEMPORARY_PREFIX)}
@@ -154,7 +156,7 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
 
 
 def _check_identity(metas: dict[Path, dict]) -> None:
-    """Raises UserError for checkpoints of different runs. Facts that one of two does not have, of an earlier version, may be."""
+    """Raise UserError for checkpoints of different runs. A fact may be absent from a checkpoint of an earlier version."""
     if not metas:
         return
     (first, expected), *others = metas.items()
@@ -166,14 +168,14 @@ def _check_identity(metas: dict[Path, dict]) -> None:
 
 
 def _differences(first: object, second: object, name: str) -> list[str]:
-    """Names of what differs; of two dicts, under the keys that both have."""
+    """Return the names of differing values. For two dicts, it compares the keys that both have."""
     if isinstance(first, dict) and isinstance(second, dict):
         return [line for key in first if key in second for line in _differences(first[key], second[key], f"{name}.{key}")]
     return [] if first == second else [name]
 
 
 def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Mean of weight files, summed in float64. Raises UserError when names, shapes or number types differ."""
+    """Return the mean of weight files, summed in float64. Raises UserError if names, shapes or number types differ."""
     sums: dict[str, Tensor] = {}
     types: dict[str, torch.dtype] = {}
     first, count = None, 0

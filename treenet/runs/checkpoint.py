@@ -1,9 +1,9 @@
 """Checkpoints: RUN/checkpoints/step_XXXXXXXX/{model.safetensors,trainer.pt,meta.json}.
 
 A moving average of the weights, if there is one, is in ema.safetensors under the same names. A checkpoint is written to a
-temporary folder, synced and renamed. `meta.json` holds size and hash of the other files, and a hash of its own; a checkpoint
-that does not agree is passed over, never loaded. Nothing that is loaded can execute code. There is no random state inside:
-every step seeds its own.
+temporary folder, synced and renamed. `meta.json` holds the size and hash of the other files, and its own hash. Readers skip a
+checkpoint that does not match its hashes. Nothing that is loaded can execute code. A checkpoint has no random state, because
+every step makes its own seeds.
 """
 
 import hashlib
@@ -27,26 +27,26 @@ from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, syn
 from treeproc.common.settings import UserError
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
-AVERAGED = "averaged"  # the folder in a run of the model that it trained, the mean of checkpoints
+AVERAGED = "averaged"  # the folder of the trained model in a run: the mean of checkpoints
 
 _PREFIX = "step_"
-# In every meta.json with a hash: where the hash itself was damaged, the file is not taken for an older one without it.
+# In every meta.json with a hash. If the hash is damaged, this mark tells the file from an older one without a hash.
 _SEALED = {"meta_version": 2}
 
 
 def folder_name(step: int) -> str:
-    """The folder name of the checkpoint at `step`."""
+    """Return the folder name of the checkpoint at `step`."""
     return f"{_PREFIX}{step:08d}"
 
 
 def is_checkpoint_name(name: str) -> bool:
-    """Whether a folder of this name holds a checkpoint, and does not merely look so, as step_9999999x."""
+    """Return whether a folder of this name holds a checkpoint. Names such as step_9999999x only look similar."""
     digits = name.removeprefix(_PREFIX)
     return digits.isascii() and digits.isdigit() and name == folder_name(int(digits))
 
 
 def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Folders of checkpoints by ascending step, complete or not."""
+    """Return the folders of checkpoints by ascending step, complete or not."""
     found = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
     return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
 
@@ -56,10 +56,10 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
-    """The fault of a folder that is not a complete checkpoint or average, in a few words; None for a complete one.
+    """Return the fault of a folder that is not a complete checkpoint or average, in a few words; None for a complete one.
 
-    meta.json must agree with its hash (those of earlier versions have none) and with the step in the folder's name. It must
-    name the files `needed`; every file that it names must be there with its size and hash.
+    meta.json must match its hash (earlier versions have none) and the step in the folder's name. It must name the files `needed`.
+    Every file that it names must exist with its size and hash.
     """
     try:
         return _find_fault(folder, needed)
@@ -91,12 +91,12 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
 
 
 def is_complete(folder: Path) -> bool:
-    """True when nothing is wrong with a checkpoint or an average: see `find_fault`."""
+    """Return True if a checkpoint or an average has no fault: see `find_fault`."""
     return find_fault(folder) is None
 
 
 def latest_checkpoint(run_dir: Path) -> Path | None:
-    """The complete checkpoint of the highest step; says on standard error which ones it passes over."""
+    """Return the complete checkpoint of the highest step. It prints the skipped ones on standard error."""
     for folder in reversed(checkpoint_folders(run_dir)):
         fault = find_fault(folder, needed=(WEIGHTS, TRAINER))
         if fault is None:
@@ -106,7 +106,7 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def publish(folder: Path, write: dict, meta: dict) -> None:
-    """Write files with their writers {name: function of path}, then meta.json, sync, and rename to `folder`."""
+    """Write files with their writers {name: function of path}, then meta.json; sync; and rename to `folder`."""
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -128,19 +128,19 @@ def publish(folder: Path, write: dict, meta: dict) -> None:
 
 
 def _seal(meta: dict) -> dict:
-    """`meta` as JSON has it, with a hash of all of it."""
+    """Return `meta` as JSON has it, with a hash over all of it."""
     content = json.loads(json_bytes({**meta, **_SEALED}))
     return {**content, "sha256": _meta_sha256(content)}
 
 
 def _meta_sha256(meta: dict) -> str:
-    """The sha256 of the canonical JSON of `meta` without the hash itself."""
+    """Return the sha256 of the canonical JSON of `meta` without the hash itself."""
     content = {name: value for name, value in meta.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read_meta(folder: Path) -> dict:
-    """meta.json of a checkpoint or an average; empty where it is missing or damaged."""
+    """Read meta.json of a checkpoint or an average; empty if it is missing or damaged."""
     try:
         meta = json.loads((folder / META).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -152,14 +152,14 @@ def read_meta(folder: Path) -> dict:
 
 
 def remove_checkpoint(folder: Path) -> None:
-    """Remove a folder so that a kill midway leaves nothing that counts as complete."""
+    """Remove a folder. A kill at any moment leaves nothing that counts as complete."""
     (folder / META).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A training state in CPU memory, which further steps do not change."""
+    """A training state in CPU memory. Further steps do not change it."""
 
     step: int
     weights: dict[str, Tensor]
@@ -176,9 +176,11 @@ def take_snapshot(
     meta: dict,
     average: dict[str, Tensor] | None = None,
 ) -> Snapshot:
-    """`state` holds plain numbers; `meta`, for readers, becomes meta.json. Weights that share memory are taken once.
+    """Copy the training state. `state` holds plain numbers; `meta`, for readers, becomes meta.json.
 
-    Where weights are in parts, all ranks must call this.
+    Shared weights are copied once.
+
+    If weights are in parts, all ranks must call this.
     """
     repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
     weights = {name: value for name, value in model.state_dict().items() if name not in repeated}
@@ -187,7 +189,7 @@ def take_snapshot(
 
 
 def _copy(value: Any) -> Any:
-    """`value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
+    """Return `value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
     if isinstance(value, Tensor):
         return complete(value.detach()).to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
@@ -196,10 +198,12 @@ def _copy(value: Any) -> Any:
 
 
 def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool = False) -> Path:
-    """Write a checkpoint and remove all but the last `keep`; with `best`, all but the latest and the `keep` best validated.
+    """Write a checkpoint, and remove older ones.
 
-    One that is not `due` by its meta, but saved where a run was stopped, counts for neither and goes with the next: so
-    that an interrupted run averages the checkpoints of an undisturbed one. Raises UserError when the disk refuses.
+    The last `keep` stay; with `best`, the latest and the `keep` best validated stay.
+
+    A stop may save a checkpoint that is not `due` by its meta. It does not count for `keep`, and the next write removes it. So an
+    interrupted run averages the same checkpoints as an undisturbed one. Raises UserError if the disk refuses.
     """
     folder = run_dir / "checkpoints" / folder_name(snapshot.step)
     writers = {
@@ -210,7 +214,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
         writers[AVERAGE] = lambda path: save_file(snapshot.average, path, {"format": "pt"})
     publish(folder, writers, snapshot.meta)
     folders = checkpoint_folders(run_dir)
-    # The run resumed from the latest complete checkpoint, so a later one is damaged: it must not push out a complete one.
+    # The run resumed from the latest complete checkpoint, so a later one is damaged. It must not push out a complete one.
     done = [path for path in folders if checkpoint_step(path) <= snapshot.step]
     due = [path for path in done if read_meta(path).get("due", True)]
     kept = {folder, *(sorted(due, key=_criterion)[:keep] if best else due[-keep:])}
@@ -223,7 +227,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
 
 
 def _torch_save(content: Any, path: Path) -> None:
-    """`torch.save`, which hides why the disk refuses behind an error of its own."""
+    """Call `torch.save`, and restore the error of the disk, which `torch.save` hides behind another one."""
     try:
         with open(path, "wb") as file:
             torch.save(content, file)
@@ -232,9 +236,9 @@ def _torch_save(content: Any, path: Path) -> None:
 
 
 def validation_criterion(meta: Mapping) -> float | None:
-    """The criterion of a checkpoint's validation, the lower the better; None when it was not validated.
+    """Return the criterion of a checkpoint's validation, lower is better; None if it was not validated.
 
-    The nll, unless the task wrote another.
+    It is the nll, unless the task wrote another criterion.
     """
     value = meta.get("valid_criterion", meta.get("valid_nll"))
     return value if isinstance(value, int | float) else None

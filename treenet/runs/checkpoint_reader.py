@@ -1,4 +1,4 @@
-"""Loads a checkpoint into a model, whose weights may be in parts, and its optimiser. Nothing that is loaded executes."""
+"""Loads a checkpoint into a model and its optimiser. The weights may be in parts. Nothing that is loaded executes."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def load_checkpoint(
 ) -> dict:
     """Load weights, optimiser and moving average in place, and return `state`.
 
-    Raises UserError when the checkpoint is of another run.
+    Raises UserError if the checkpoint is of another run.
     """
     trained_on = read_json(folder / META).get("data_fingerprint")
     if trained_on != data_fingerprint:
@@ -33,7 +33,7 @@ def load_checkpoint(
     was_old = load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")
-    in_parts = any(map(is_sharded, model.parameters()))  # then a device may be too small for all of it
+    in_parts = any(map(is_sharded, model.parameters()))  # then one device may be too small for the complete state
     trainer = torch.load(folder / TRAINER, map_location="cpu" if in_parts else device, weights_only=True)
     moments = reorder_optimizer(trainer["optimizer"], model) if was_old else trainer["optimizer"]
     if in_parts:
@@ -46,7 +46,7 @@ def load_checkpoint(
 
 
 def _cut_moments(state: dict, optimizer: torch.optim.Optimizer) -> None:
-    """The optimiser's state, by the number of a parameter, in parts as the parameters are."""
+    """Cut the optimiser's state, by the number of a parameter, into parts as the parameters are."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, values in state.items():
         like = parameters[number]
@@ -56,7 +56,7 @@ def _cut_moments(state: dict, optimizer: torch.optim.Optimizer) -> None:
 def load_weights(model: nn.Module, folder: Path) -> bool:
     """Load model.safetensors of a checkpoint or of RUN/averaged. Returns whether its names were those of an old checkpoint.
 
-    Raises UserError when it is missing or does not fit.
+    Raises UserError if it is missing or does not fit.
     """
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
@@ -71,7 +71,7 @@ def load_weights(model: nn.Module, folder: Path) -> bool:
 
 
 def _load_by_name(model: nn.Module, folder: Path) -> None:
-    """Load weights by the names of parameters, from old ones too, into a model whose weights may be in parts."""
+    """Load weights by the names of parameters, also old names, into a model whose weights may be in parts."""
     weights, parameters = rename_weights(load_file(folder / WEIGHTS)), dict(model.named_parameters())
     if weights.keys() != parameters.keys():
         raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ parameters.keys()))}")

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Writes checkpoints during the training."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +9,7 @@ from treeproc.common.settings import UserError
 
 
 class CheckpointWriter:
-    """Writes snapshots in a thread, one at a time and in order. Training waits only where it is a complete checkpoint ahead."""
+    """Writes snapshots in a thread, one at a time and in order. Training waits only if the writer is one checkpoint behind."""
 
     def __init__(self, run_dir: Path, *, keep: int, best: bool):
         self._run_dir, self._keep, self._best = run_dir, keep, best
@@ -23,19 +23,19 @@ class CheckpointWriter:
         self._thread.shutdown()
 
     def write(self, snapshot: Snapshot) -> None:
-        """Start to write, unless the one before failed; `failure` will tell."""
+        """Start to write, unless the write before failed. `failure` has its error."""
         self.wait()
         if self.failure is None:
             self._writing = self._thread.submit(write_checkpoint, self._run_dir, snapshot, keep=self._keep, best=self._best)
 
     def wait(self) -> None:
-        """Return when what was started is on disk, or has failed."""
+        """Wait until the started write is on disk or has failed."""
         if self._writing:
             self._writing.exception()
 
     @property
     def failure(self) -> str | None:
-        """The error of writing the last checkpoint, once it is known."""
+        """Return the error of the last write, once it is known."""
         error = self._writing.exception() if self._writing and self._writing.done() else None
         if error is None:
             return None

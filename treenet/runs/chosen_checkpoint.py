@@ -1,4 +1,4 @@
-"""The checkpoint of a run that a command is asked for: `averaged`, the number of a step, or the path of a folder."""
+"""The checkpoint that a command takes from a run: `averaged`, the number of a step, or the path of a folder."""
 
 import json
 import re
@@ -10,20 +10,20 @@ from treeproc.common.storage import AnyPath
 
 
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
-    """The folder inside a run that holds `averaged` or a step number; nothing for a path, which is somewhere else."""
+    """Return the folder inside a run that holds `averaged` or a step number; nothing for a path, which is elsewhere."""
     if re.fullmatch("[0-9]{1,18}", checkpoint):
         return (f"checkpoints/step_{int(checkpoint):08d}",)
     return (AVERAGED,) if checkpoint == AVERAGED else ()
 
 
 def checkpoint_path(run: Path, checkpoint: str) -> Path:
-    """Folder of `averaged`, of a step number, or of a path to a checkpoint, whether it is there or not."""
+    """Return the folder of `averaged`, of a step number, or of a path to a checkpoint. It need not exist."""
     names = checkpoint_names(checkpoint)
     return run / names[0] if names else Path(checkpoint)
 
 
 def checkpoint_folder(run: Path, checkpoint: str) -> Path:
-    """The folder `checkpoint_path`. Raises UserError when no complete checkpoint is there."""
+    """Return the folder `checkpoint_path`. Raises UserError if it has no complete checkpoint."""
     folder = checkpoint_path(run, checkpoint)
     if is_complete(folder):
         return folder
@@ -34,7 +34,7 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
 
 
 def recorded_sha256(folder: AnyPath) -> str | None:
-    """sha256 of the weights in a checkpoint folder, as its meta.json has it; None where there are none."""
+    """Return the sha256 of the weights in a checkpoint folder, from its meta.json; None if there are no weights."""
     try:
         return json.loads((folder / META).read_bytes())["files"][WEIGHTS]["sha256"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""RUN/run.json: what a run records of its data, its plan and its model."""
+"""RUN/run.json: the facts of a run about its data, its plan and its model."""
 
 from pathlib import Path
 
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treeproc.common.files import read_json
 
@@ -10,7 +10,7 @@ FACTS = "run.json"
 
 
 class RunFacts(TypedDict, total=False):
-    """The fields of run.json that readers use; runs of earlier versions lack some."""
+    """The fields of run.json that readers use. Runs of earlier versions lack some."""
 
     data_fingerprint: str
     vocab_fingerprint: str
@@ -29,5 +29,5 @@ class RunFacts(TypedDict, total=False):
 
 
 def read_facts(run_dir: Path, hint: str = "restore it, or use another --out", needed: tuple[str, ...] = ()) -> RunFacts:
-    """The facts of a run. Raises UserError, which ends in `hint`, when they cannot be read or lack what is `needed`."""
+    """Read the facts of a run. Raises UserError, which ends in `hint`, if they cannot be read or lack something `needed`."""
     return read_json(run_dir / FACTS, hint, RunFacts, needed)

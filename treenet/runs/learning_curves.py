@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES = "curves.png"
-# The loss of the first updates, near ln V, would press the rest of the curve flat: the axis ends where this share lies below.
+# The loss of the first updates, near ln V, would flatten the rest of the curve. So the axis ends where this share lies below.
 _SHOWN = 0.98
 
 
 def plot_curves(runs: Mapping[str, Sequence[dict]], path: AnyPath, title: str, score: str = "") -> AnyPath:
-    """Write `draw_curves` as a PNG, with the `score` of validations where they have one, and return `path`."""
+    """Write `draw_curves` as a PNG, with the `score` of validations if they have one, and return `path`."""
     below = (score, f"validation\n{score}") if score else ()
     write_png(draw_curves(runs, title, *below), path)
     return path
 
 
 def write_png(figure: "Figure", path: AnyPath) -> None:
-    """The figure as a file, complete or not at all."""
+    """Write the figure to a file, complete or not at all."""
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=150)
     atomic_write(path, content.getvalue())
@@ -36,14 +36,14 @@ def write_png(figure: "Figure", path: AnyPath) -> None:
 def draw_curves(
     runs: Mapping[str, Sequence[dict]], title: str, below: str = "lr", below_label: str = "learning rate"
 ) -> "Figure":
-    """A picture of the metric lines (`read_metrics`) of each run, by its name.
+    """Draw the metric lines (`read_metrics`) of each run, by its name.
 
-    Above the negative log-likelihood by update, on training batches and on the validation split, with the best validation
-    marked; below the metric `below`, of the lines that have it.
+    The upper part has the negative log-likelihood by update, on training batches and on the validation split, with the best
+    validation marked. The lower part has the metric `below`, for the lines that have it.
     """
-    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
+    from matplotlib.figure import Figure  # here, because a command that draws nothing would spend a quarter of its imports on it
 
-    figure = Figure(figsize=(7.5, 5.5), layout="constrained")  # no pyplot: it would choose a window system
+    figure = Figure(figsize=(7.5, 5.5), layout="constrained")  # no pyplot, because it would choose a window system
     losses, rates = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     top: list[float] = []
     for number, (name, lines) in enumerate(runs.items()):

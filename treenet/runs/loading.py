@@ -26,14 +26,14 @@ UNTRAINED = "untrained"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode with what belongs to it."""
+    """A model in evaluation mode, with its settings and its origin."""
 
     model: nn.Module
     config: TrainConfig
     checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
     data: AnyPath  # data set folder
-    own_data: bool  # whether that is the data set of the training, trees included
-    weights_sha256: str | None  # of model.safetensors; None where untrained
+    own_data: bool  # whether that is the data set of the training, with the same trees
+    weights_sha256: str | None  # of model.safetensors; None for an untrained model
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def load_run(
     untrained: bool = False,
     device: torch.device | str = "cpu",
 ) -> LoadedRun:
-    """The translation model of a run folder, and the vocabulary of its data set; see `load_model`."""
+    """Load the translation model of a run folder, and the vocabulary of its data set; see `load_model`."""
     loaded = load_model(run, task="translation", checkpoint=checkpoint, data=data, untrained=untrained, device=device)
     return LoadedRun(**vars(loaded), processor=load_processor(loaded.data))
 
@@ -65,11 +65,11 @@ def load_model(
     untrained: bool = False,
     device: torch.device | str = "cpu",
 ) -> LoadedModel:
-    """The model of a run folder, by default with averaged weights.
+    """Load the model of a run folder, by default with averaged weights.
 
-    `data` takes another data set of the same vocabulary; `untrained` the weights of the run's seed
-    before the first update. Raises UserError when the folder is no run, or none of `task`, the checkpoint is
-    missing or does not fit the settings, or the vocabulary is not the one of the training.
+    `data` takes another data set of the same vocabulary. `untrained` takes the weights of the run's seed before the first update.
+    Raises UserError if the folder is no run of `task`, or if the
+    checkpoint is missing or does not fit the settings. It also does so if the vocabulary is not that of the training.
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
@@ -111,7 +111,7 @@ def load_model(
 
 
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
-    """Configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
+    """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
     folder = checkpoint or run_dir / AVERAGED
     if not folder.is_dir():
@@ -128,7 +128,10 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
 
 
 def _check_vocabulary(folder: Path, index: dict) -> None:
-    """A checkpoint given by its path may be of anything. Older ones know the size of their vocabulary alone."""
+    """Check the vocabulary: a checkpoint given by its path may be of any run.
+
+    Older ones only record the size of their vocabulary.
+    """
     meta = read_json(folder / META)
     for name in ("vocab_fingerprint", "num_pieces", "num_labels"):
         if meta.get(name, index[name]) != index[name]:
@@ -139,7 +142,7 @@ def _check_vocabulary(folder: Path, index: dict) -> None:
 
 
 def load_processor(data: AnyPath) -> SentencePieceProcessor:
-    """The sentencepiece model of a data set. Raises UserError when it is missing or broken."""
+    """Load the sentencepiece model of a data set. Raises UserError if it is missing or broken."""
     path = data / "encoded" / "vocab" / "pieces.model"
     try:
         return SentencePieceProcessor(model_proto=path.read_bytes())

@@ -1,6 +1,6 @@
-"""RUN/metrics.jsonl and RUN/tensorboard: one JSON object a line, the same numbers in both.
+"""RUN/metrics.jsonl and RUN/tensorboard: one JSON object per line, the same numbers in both.
 
-Without the package tensorboard there is no RUN/tensorboard.
+If the package tensorboard is not installed, there is no RUN/tensorboard.
 """
 
 import json
@@ -16,7 +16,7 @@ from treeproc.common.files import atomic_write
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
-    """The lines of RUN/metrics.jsonl up to the first one that was cut off or damaged."""
+    """Read the lines of RUN/metrics.jsonl up to the first incomplete or damaged one."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
         return []
@@ -33,7 +33,7 @@ def read_metrics(run_dir: Path) -> list[dict]:
 
 
 def _is_metrics(values: object) -> bool:
-    """Whether a line is one that `MetricLog` writes: an event at a step, and numbers."""
+    """Return whether `MetricLog` could have written this line: an event at a step, and numbers."""
     if not isinstance(values, dict) or not isinstance(values.get("event"), str) or type(values.get("step")) is not int:
         return False
     numbers = (value for name, value in values.items() if name != "event")
@@ -41,13 +41,13 @@ def _is_metrics(values: object) -> bool:
 
 
 def best_validation(lines: Iterable[dict], criterion: Callable[[dict], float] = itemgetter("nll")) -> dict | None:
-    """The validation of the lowest criterion, the first of several; None where there was none."""
+    """Return the validation with the lowest criterion, the first of equal ones; None if there was no validation."""
     valid = [line for line in lines if line["event"] == "valid" and math.isfinite(criterion(line))]
     return min(valid, key=criterion) if valid else None
 
 
 def describe_metrics(line: dict) -> str:
-    """The part of a training line that a person watches."""
+    """Return the part of a training line that a person watches."""
     parts = [
         "loss not finite" if line["loss"] is None else f"loss {line['loss']:.3f}",
         f"{line['tokens_per_s_per_device']:,.0f} tokens/s a device",
@@ -60,7 +60,7 @@ def describe_metrics(line: dict) -> str:
 
 
 class MetricLog:
-    """Writer of metrics from step `resume_step` on; what was written for later steps is dropped, since they run again."""
+    """Writes metrics from step `resume_step` on. It drops lines of later steps, because they run again."""
 
     def __init__(self, run_dir: Path, resume_step: int):
         kept = [line for line in read_metrics(run_dir) if line["step"] <= resume_step]
@@ -77,13 +77,13 @@ class MetricLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(OSError) if error else nullcontext():  # a full disk, reported already
+        with suppress(OSError) if error else nullcontext():  # a full disk, which was reported before
             self._file.close()
             if self._board is not None:
                 self._board.close()
 
     def write(self, event: str, step: int, **values: float | int | None) -> None:
-        """One line {"event", "step", ...}; None stands for a value that does not exist."""
+        """Write one line {"event", "step", ...}. None stands for a value that does not exist."""
         self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
         self._file.flush()
         for name, value in values.items():

@@ -1,8 +1,8 @@
-"""Run folders in an object store: every machine works in a local folder, its mirror of the one in the store.
+"""Run folders in an object store: every machine works in a local folder, its mirror of the folder in the store.
 
-What lies in the store counts, so that another machine continues from it. A folder with a `meta.json` (a checkpoint, the
-average) is complete there when that file is, and it is uploaded last; every other file is uploaded whenever it changed.
-Files travel several at a time.
+The content of the store counts, so another machine can continue from it. A folder with a `meta.json` (a checkpoint, the average)
+is uploaded with that file last. So the folder is complete in the store when that file exists. Every other file is uploaded when
+it changed. Several files travel at a time.
 """
 
 import fnmatch
@@ -21,18 +21,18 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.common.transfers import do_all
 
-# Seconds between two looks for files to upload and for a request to stop.
+# Seconds between two searches for files to upload and for a request to stop.
 POLL_S = 2.0
-RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder while it trains
+RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder during training
 STOP_FILE = "stop-requested"
 _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
 
 
 class RunMirror:
-    """A run folder, local or in an object store. `folder` is the local one to work in; all else is for the store alone.
+    """A run folder, local or in an object store. `folder` is the local one to work in; all else is for the store only.
 
-    With `only`, patterns of folders such as "averaged" or "checkpoints/*", it reads those and writes results beside them, but
-    removes nothing in the store.
+    `only` has patterns of folders such as "averaged" or "checkpoints/*". With it, the mirror reads those folders and writes
+    results beside them, but removes nothing in the store.
     """
 
     def __init__(self, out: AnyPath, only: Collection[str] | None = None):
@@ -43,7 +43,7 @@ class RunMirror:
         self._folders_there: set[str] = set()
 
     def pull(self) -> None:
-        """Make the local folder equal the one in the store, without what was not uploaded to its end."""
+        """Make the local folder equal the one in the store, without incomplete uploads."""
         if self._remote is None:
             return
         with _exclusive(self.folder):
@@ -61,14 +61,14 @@ class RunMirror:
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
 
     def push(self) -> None:
-        """Upload what changed; remove checkpoints that are no longer here. Raises UserError when the store refuses."""
+        """Upload changed files, and remove checkpoints that were removed here. Raises UserError if the store refuses."""
         if self._remote is None:
             return
         names = _files_below(self.folder)
         folders = _folders_with_meta(names)
         do_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
         for folder in sorted(folders):
-            with suppress(FileNotFoundError):  # a later checkpoint has taken its place
+            with suppress(FileNotFoundError):  # a later checkpoint has replaced it
                 self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
         if self.only is None:
             for folder in self._folders_there - folders:
@@ -76,10 +76,10 @@ class RunMirror:
 
     @contextmanager
     def watch(self, stop_file: Path) -> Iterator[None]:
-        """Upload what changes meanwhile, and at the end; an object of the name of `stop_file` makes that file here.
+        """Upload changes in a thread, and at the end. An object with the name of `stop_file` creates that file here.
 
-        While the store is out of reach the work goes on, and what is missing follows. Raises UserError when it does not
-        come back until the end.
+        The work continues while the store cannot be reached, and the missing files follow later. Raises UserError if the store
+        does not come back before the end.
         """
         if self._remote is None:
             yield
@@ -100,7 +100,7 @@ class RunMirror:
         self.push()
 
     def check_folders(self) -> None:
-        """Raises UserError when a folder of `only` is not in the store."""
+        """Raise UserError if a folder of `only` is not in the store."""
         if self._remote is None:
             return
         for folder in self.only:
@@ -109,14 +109,14 @@ class RunMirror:
                 raise UserError(f"{self._remote / folder} is missing; train to the end, or choose another (there are: {there})")
 
     def last_step(self) -> int:
-        """Step of the last checkpoint, 0 without any."""
+        """Return the step of the last checkpoint, or 0."""
         if self._remote is None:
             return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
         folders = (name.parent for name in map(PurePosixPath, (self._remote / "checkpoints").objects()) if name.name == META)
         return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
 
     def ask_to_stop(self) -> None:
-        """Reaches the machine that trains."""
+        """Ask the machine that trains to stop."""
         if self._remote is not None:
             (self._remote / STOP_FILE).write_bytes(b"")
 
@@ -125,7 +125,7 @@ class RunMirror:
             (self._remote / STOP_FILE).unlink(missing_ok=True)
 
     def remove_ray_folder(self) -> None:
-        """Removes the folder RUN/ray of Ray Train, which holds markers of a run that is over."""
+        """Remove the folder RUN/ray of Ray Train, which holds markers of a finished run."""
         if self._remote is None:
             shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
             return
@@ -148,14 +148,14 @@ class RunMirror:
         return self.only is None or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
 
     def _remove_all_but(self, there: Collection[str], folders: Collection[str]) -> None:
-        """Removes files that the store does not have: they were never finished, or their run was removed there."""
+        """Remove files that the store does not have. Either their upload was never finished, or their run was removed there."""
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         for name in _files_below(self.folder):
             folder = _folder_of(name)
             if folder.startswith("checkpoints/"):
                 if folder not in folders:
                     remove_checkpoint(self.folder / folder)
-            elif name not in there and self.only is None:  # others on this machine may be about to upload a result
+            elif name not in there and self.only is None:  # another process on this machine may be about to upload a result
                 (self.folder / name).unlink(missing_ok=True)
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
@@ -197,7 +197,7 @@ class RunMirror:
             (self._remote / name).write_file(file)
 
     def _upload(self, name: str) -> None:
-        with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may go while this looks
+        with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may disappear during this loop
             stamp = _stamp(self.folder / name)
             if self._same.get(name) != stamp:
                 (self._remote / name).write_file(file)
@@ -206,9 +206,9 @@ class RunMirror:
 
 @contextmanager
 def open_run(out: AnyPath) -> Iterator[RunMirror]:
-    """A run folder to train in, which no other process of this machine may write to meanwhile.
+    """Open a run folder to train in. No other process of this machine may write to it until the end.
 
-    In an object store it is brought here first, and what changed is uploaded at the end, also after an error.
+    If it is in an object store, it is downloaded first. Changes are uploaded at the end, also after an error.
     """
     mirror = RunMirror(out)
     with locked(out):
@@ -224,9 +224,11 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
 
 @contextmanager
 def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
-    """A run folder with those of its folders, patterns among them; results written beside them go to the store at the end.
+    """Open a run folder with some of its folders, given as names or patterns.
 
-    Training may go on meanwhile. Raises UserError when a folder is not in the store.
+    Results written beside them go to the store at the end.
+
+    Training may continue at the same time. Raises UserError if a folder is not in the store.
     """
     mirror = RunMirror(out, only=folders)
     mirror.pull()
@@ -236,14 +238,14 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
 
 
 def _place(remote: RemotePath, reads: bool) -> Path:
-    """Two runs never share a folder, and none lies in another's."""
+    """Return the local place of a run. Two runs never share a folder, and no run is inside another."""
     digest = hashlib.sha256(str(remote).encode()).hexdigest()[:12]
     return cache_folder() / "runs" / f"{remote.name}-{digest}{'-read' * reads}"
 
 
 @contextmanager
 def _exclusive(folder: Path) -> Iterator[None]:
-    """The ranks of one machine bring the run there one after the other: the first one does the work."""
+    """Let the ranks of one machine fetch the run one after the other. The first one does the work."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -253,13 +255,13 @@ def _exclusive(folder: Path) -> Iterator[None]:
 
 
 def _is_pulled(name: str) -> bool:
-    """Whether an object belongs into the mirror: no locks, which are never uploaded, and nothing of Ray's."""
+    """Return whether an object belongs into the mirror. Locks and files of Ray do not."""
     hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
     return not (hidden or name.startswith(_NEVER_PULLED) or name == STOP_FILE)
 
 
 def _folders_with_meta(names: Collection[str]) -> set[str]:
-    """Folders below the run, not the run itself, that have a meta.json."""
+    """Return the folders below the run, without the run itself, that have a meta.json."""
     return {_folder_of(name) for name in names if PurePosixPath(name).name == META} - {""}
 
 
@@ -269,7 +271,7 @@ def _folder_of(name: str) -> str:
 
 
 def _files_below(folder: Path) -> list[str]:
-    """Names of what belongs to the run: no locks, nothing half-written, nothing of Ray's."""
+    """Return the names of files that belong to the run, without locks, incomplete files and files of Ray."""
     found = []
     for root, folders, files in os.walk(folder):
         place = Path(root).relative_to(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints from before encoders and decoders were modules of their own: their names and the order of their parameters."""
+"""Checkpoints from before encoders and decoders became modules: their names and the order of their parameters."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ from torch import nn
 
 Value = TypeVar("Value")
 
-_MARK = "piece_embedding.weight"  # every such checkpoint has it, and no other
+_MARK = "piece_embedding.weight"  # every such checkpoint has it, and no newer one
 _NEW_PREFIXES = {
     "piece_embedding.": "encoder.embedding.",
     "mask_embedding": "encoder.embedding.mask",
@@ -27,14 +27,14 @@ _NEW_PREFIXES = {
 
 
 def rename_weights(weights: dict[str, Value]) -> dict[str, Value]:
-    """Weights under their names of today, which most have already."""
+    """Return weights under their present names. Most weights already have them."""
     return {_rename(name): value for name, value in weights.items()} if is_old(weights) else weights
 
 
 def reorder_optimizer(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The state of the optimiser of an old checkpoint, in the order in which the model has its parameters today.
+    """Return the state of the optimiser of an old checkpoint, in the present order of the model's parameters.
 
-    The state names parameters by their place among those of the optimiser, group by group: matrices, then vectors.
+    The state names parameters by their position among those of the optimiser, group by group: matrices, then vectors.
     """
     names = {name: parameter.ndim for name, parameter in model.named_parameters() if parameter.requires_grad}
     before, after = (
@@ -48,7 +48,7 @@ def reorder_optimizer(state: dict[str, Any], model: nn.Module) -> dict[str, Any]
 
 
 def is_old(weights: Mapping[str, object]) -> bool:
-    """Whether the names are those of an old checkpoint."""
+    """Return whether the names are those of an old checkpoint."""
     return _MARK in weights
 
 
@@ -60,12 +60,14 @@ def _rename(name: str) -> str:
 
 
 def _old_order(names: Mapping[str, object]) -> list[str]:
-    """The names of today in the order in which modules once had their parameters."""
+    """Return the present names in the order of the old modules."""
     recurrent = any(name.startswith("decoder.layers.") and "weight_ih" in name for name in names)
     convolutional = any(name.startswith("encoder.input.") for name in names)
 
     def rank(name: str) -> int:
-        if name == "encoder.embedding.mask" or (name.startswith("encoder.") and name.count(".") == 1):  # the model's own
+        if name == "encoder.embedding.mask" or (
+            name.startswith("encoder.") and name.count(".") == 1
+        ):  # parameters of the model itself
             return 0
         if name == "encoder.embedding.weight":
             return 1

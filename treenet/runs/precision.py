@@ -1,7 +1,7 @@
 """The precision that a device computes in: types of matrix products under autocast, and TF32.
 
-`auto` stands for what a device does best. On CPUs that is float32, on GPUs bfloat16, and on GPUs without it float16, whose
-losses are scaled. What is no product, and the sums of the loss, is float32 at least in all of them.
+`auto` is the best choice for a device: float32 on CPUs, bfloat16 on GPUs. GPUs without bfloat16 use float16 with scaled losses.
+Only matrix products use these types. All else, with the sums of the loss, is at least float32.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -14,13 +14,13 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Whether a GPU computes in bfloat16 itself, and does not emulate it."""
+    """Return whether a GPU computes in bfloat16 itself, without emulation."""
     with torch.cuda.device(device):
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """What `auto` is on this device; any other precision as it is."""
+    """Resolve `auto` for this device; return any other precision unchanged."""
     if precision != "auto":
         return precision
     if device.type != "cuda":
@@ -29,30 +29,30 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 
 def best_precision_here() -> str:
-    """The precision of this process' GPU; `auto` where there is none."""
+    """Return the precision of this process' GPU; `auto` without a GPU."""
     return resolve_precision("auto", torch.device("cuda")) if torch.cuda.is_available() else "auto"
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager:
-    """A context in which matrix products are of this precision."""
+    """Return a context in which matrix products have this precision."""
     if precision not in _TYPES:
         return nullcontext()
     return torch.autocast(device.type, dtype=_TYPES[precision])
 
 
 def allow_tf32(precision: str, device: torch.device) -> None:
-    """From now on, float32 products of this process are TF32 on a GPU, unless the precision is float32 to the last bit."""
+    """Let float32 products of this process be TF32 on a GPU, unless the precision is float32 to the last bit."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
 
 
 def remember_precision(model: nn.Module, precision: str) -> None:
-    """Note on a model what it was trained in, for `scoring`."""
+    """Record the precision of the training on a model, for `scoring`."""
     setattr(model, _TRAINED_IN, precision)
 
 
 def scoring(model: nn.Module) -> AbstractContextManager:
-    """A context for a trained model, or several as one: on a GPU it computes as in its training, elsewhere in float32."""
+    """Return a context for a trained model, or several as one. A GPU computes as in its training, other devices in float32."""
     device = next(model.parameters()).device
     if device.type != "cuda":
         return nullcontext()
@@ -63,5 +63,5 @@ def scoring(model: nn.Module) -> AbstractContextManager:
 
 
 def precision_of_scores(trained_in: str, with_bf16: bool) -> str:
-    """What a GPU computes scores in: as in training, but fp16 in place of the bf16 that it has not."""
+    """Return the precision of scores on a GPU: as in training, but fp16 instead of bf16 if the GPU lacks bf16."""
     return "fp16" if trained_in == "bf16" and not with_bf16 else trained_in

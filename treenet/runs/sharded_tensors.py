@@ -1,6 +1,6 @@
-"""Tensors in parts, one a rank (DTensor).
+"""Tensors in parts, one per rank (DTensor).
 
-They are told by their methods: to import their class takes two seconds, which most runs need not wait.
+The code recognises them by their methods. The import of their class takes two seconds, which most runs can save.
 """
 
 from typing import Any
@@ -10,22 +10,22 @@ from torch import Tensor
 
 
 def is_sharded(value: Any) -> bool:
-    """Whether a tensor is in parts."""
+    """Return whether a tensor is in parts."""
     return hasattr(value, "full_tensor")
 
 
 def complete(tensor: Tensor) -> Tensor:
-    """The complete tensor. All ranks must call this for the same tensors in the same order."""
+    """Return the complete tensor. All ranks must call this for the same tensors in the same order."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor, in the same memory; of one that is not in parts, all of it."""
+    """Return this rank's part of a tensor, in the same memory. For a tensor that is not in parts, it is the whole."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def in_parts_like(value: Tensor, like: Tensor) -> Tensor:
-    """A complete tensor of the shape of `like`, in parts where that is: every rank has it, and keeps its own part."""
+    """Cut a complete tensor into parts as `like` is, which has the same shape. Every rank has it, and keeps its part."""
     if not is_sharded(like):
         return value
     from torch.distributed.tensor import distribute_tensor

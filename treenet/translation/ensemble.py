@@ -1,4 +1,4 @@
-"""Several models as one: the probability of a piece is the mean of theirs. Search and scoring know nothing of it.
+"""Several models as one: the probability of a piece is the mean of theirs. Search and scoring treat it as a single model.
 
 Shapes: B batch, R live hypotheses, T target positions, V vocabulary.
 """
@@ -23,7 +23,7 @@ from treeproc.shards.store import read_index
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """One state a model, with the same hypotheses in the same order."""
+    """One state per model, with the same hypotheses in the same order."""
 
     states: tuple[SearchState, ...]
 
@@ -33,7 +33,7 @@ class EnsembleState:
 
 
 class Ensemble(nn.Module):
-    """Decodable models of one vocabulary. Its logits are log-probabilities, float32."""
+    """Models of one vocabulary that search can decode. Its logits are log-probabilities, float32."""
 
     def __init__(self, models: Sequence[Decodable]):
         super().__init__()
@@ -41,34 +41,34 @@ class Ensemble(nn.Module):
         self.reads: InputKind = next((model.reads for model in models if model.reads is not LEAVES), LEAVES)
 
     def encode(self, batch: TreeBatch) -> list:
-        """One memory a model."""
+        """Return one memory per model."""
         return [model.encode(batch) for model in self.models]
 
     def start_decoding(self, memories: list) -> EnsembleState:
         return EnsembleState(tuple(model.start_decoding(m) for model, m in zip(self.models, memories, strict=True)))
 
     def decode_step(self, tokens: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
-        """Log-probabilities [R, V] of the piece that follows `tokens` [R]."""
+        """Return the log-probabilities [R, V] of the piece that follows `tokens` [R]."""
         steps = [model.decode_step(tokens, s) for model, s in zip(self.models, state.states, strict=True)]
         return _mean_log_probs([logits for logits, _ in steps]), EnsembleState(tuple(s for _, s in steps))
 
     def forward(self, batch: TreeBatch) -> Tensor:
-        """Teacher forcing: log-probabilities [B, T, V] of `tgt_out`."""
+        """Compute log-probabilities [B, T, V] of `tgt_out` with teacher forcing."""
         return _mean_log_probs([model(batch) for model in self.models])
 
 
 def _mean_log_probs(logits: Sequence[Tensor]) -> Tensor:
-    """log(mean of softmax) over the models."""
+    """Return log(mean of softmax) over the models."""
     return reduce(torch.logaddexp, (x.float().log_softmax(dim=-1) for x in logits)) - math.log(len(logits))
 
 
 def load_ensemble(
     runs: Sequence[Path], checkpoints: Sequence[str], *, device: torch.device | str = "cpu", encodes_lines: bool = True
 ) -> LoadedRun:
-    """Every checkpoint of every run as one model; settings, vocabulary and data set are those of the first run.
+    """Load every checkpoint of every run as one model. Settings, vocabulary and data set are those of the first run.
 
-    Raises UserError as `load_run` does, when the runs' vocabularies differ, and with `encodes_lines`, that is for raw lines,
-    when their trees are made in other ways: a line is parsed once for all.
+    Raises UserError as `load_run` does, and if the runs' vocabularies differ. With `encodes_lines`, for raw lines, it also raises
+    UserError if the runs' trees are made in different ways: a line is parsed once for all models.
     """
     members = list(product(runs, checkpoints))
     loaded = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]

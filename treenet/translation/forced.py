@@ -1,8 +1,8 @@
 """Scores of given translations, by the conventions of `treenet.translation.search`.
 
-A hypothesis that search found has the same score here: its pieces and EOS are weighed by teacher forcing, the probability of
-pieces that search never produces stays in the normalisation, log-probabilities are float32 and their sums float64.
-Shapes: B batch, T target positions with EOS, V vocabulary.
+A hypothesis that search found has the same score here. Teacher forcing gives the log-probabilities of its pieces and of EOS. The
+normalisation includes pieces that search never produces. Log-probabilities are float32, their sums float64. Shapes: B batch, T
+target positions with EOS, V vocabulary.
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ class ScoredTarget(Hypothesis):
 
 @torch.inference_mode()
 def score_targets(model: nn.Module, batch: TreeBatch, decoding: DecodingConfig) -> list[ScoredTarget]:
-    """The targets of `batch` under `model`, which must be in evaluation mode. Limits of length are search's alone."""
+    """Score the targets of `batch` under `model`, which must be in evaluation mode. Limits of length hold only for search."""
     logits = model(batch)
     lengths = (batch.tgt_out != PAD_ID).sum(1).tolist()
     penalties = length_penalties(max(lengths) - 1, decoding).tolist()
     out = []
     for row, length in enumerate(lengths):
         tokens = batch.tgt_out[row, :length]
-        # One row at a time: the log-probabilities of all would take as much memory again as the logits.
+        # One row at a time: the log-probabilities of all rows would double the memory of the logits.
         log_probs = logits[row, :length].float().log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
         total = float(log_probs.double().sum())
         ids = tuple(tokens[:-1].tolist())

@@ -1,4 +1,4 @@
-"""Finished hypotheses of a search, and how they are scored.
+"""Finished hypotheses of a search, and their scores.
 
 Shapes: B sentences, K beam size, C hypotheses of a sentence, T pieces.
 """
@@ -24,10 +24,10 @@ class Hypothesis:
 
 
 def length_penalties(max_length: int, decoding: DecodingConfig, device: torch.device | str = "cpu") -> Tensor:
-    """Divisors [max_length + 1] of the log-probability by number of pieces, EOS not counted in the index.
+    """Return divisors [max_length + 1] of the log-probability by number of pieces, EOS not counted in the index.
 
-    The length itself counts EOS: `length` is (pieces + 1)^a, `gnmt` is ((5 + pieces + 1) / 6)^a
-    (Wu et al. 2016, eq 14, with beta = 0).
+    The length itself counts EOS: `length` is (pieces + 1)^a, `gnmt` is ((5 + pieces + 1) / 6)^a (Wu et al. 2016, eq 14, with beta
+    = 0).
     """
     length = torch.arange(1, max_length + 2, dtype=torch.float64, device=device)
     base = length if decoding.length_penalty_form == "length" else (5 + length) / 6
@@ -35,7 +35,7 @@ def length_penalties(max_length: int, decoding: DecodingConfig, device: torch.de
 
 
 class Finished:
-    """Finished hypotheses of all sentences of a batch, at most K a sentence. Column K takes what is not to be kept."""
+    """Finished hypotheses of all sentences of a batch, at most K for each sentence. Column K takes those that are not kept."""
 
     def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device):
         self._beam_size = beam_size
@@ -47,7 +47,7 @@ class Finished:
 
     @property
     def score(self) -> Tensor:
-        """[B, K], -inf where there is none yet."""
+        """Return the scores [B, K], -inf where there is no hypothesis yet."""
         return self._score[:, :-1]
 
     def add(self, ends: Tensor, pieces: Tensor, log_prob: Tensor, penalty: Tensor) -> None:
@@ -64,7 +64,7 @@ class Finished:
         self.count += ends.sum(1)
 
     def n_best(self, num_best: int) -> list[list[Hypothesis]]:
-        """Of every sentence, best first; equal scores by length, then by ids."""
+        """Return the hypotheses of every sentence, best first. Equal scores are ordered by length, then by ids."""
         columns = [column.tolist() for column in (self.count, self._score, self._log_prob, self._length, self._pieces)]
         return [_sort_hypotheses(*values)[:num_best] for values in zip(*columns, strict=True)]
 

@@ -1,7 +1,7 @@
 """The pieces that may follow a hypothesis, and the most probable of them.
 
-PAD, BOS and UNK are never produced: UNK has no text of its own. Their probability stays in the normalisation.
-Shapes: R hypotheses, V vocabulary.
+Search never produces PAD, BOS and UNK, because UNK has no text. Their probability stays in the normalisation. Shapes: R
+hypotheses, V vocabulary.
 """
 
 import torch
@@ -13,9 +13,9 @@ NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 
 
 def allowed_log_probs(logits: Tensor, step: int, min_length: int, limits: Tensor | None) -> Tensor:
-    """Log-probabilities [R, V], -inf where the piece must not follow `step` pieces.
+    """Return log-probabilities [R, V], -inf for pieces that must not follow `step` pieces.
 
-    `limits` [R] are the maximum lengths of the hypotheses; None where none of them is reached.
+    `limits` [R] are the maximum lengths of the hypotheses; None if no hypothesis has reached its limit.
     """
     log_probs = logits.float().log_softmax(dim=1)
     for piece in NEVER_PRODUCED:
@@ -30,13 +30,15 @@ def allowed_log_probs(logits: Tensor, step: int, min_length: int, limits: Tensor
 
 
 def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` best values and pieces of rows [R, V] of float32: [R, count]; of equal finite values the lowest ids first.
+    """Return the `count` best values and pieces of rows [R, V] of float32, each [R, count].
 
-    `topk` alone leaves open which of several equal values it returns.
+    Of equal finite values, the lowest ids come first.
+
+    `topk` alone does not define which of several equal values it returns.
     """
     if log_probs.device.type != "cpu":
         return best_by_key(log_probs, count)
-    most = min(count + 1, log_probs.shape[1])  # one more shows whether a tie was cut
+    most = min(count + 1, log_probs.shape[1])  # one value more shows whether the cut divides equal values
     values, pieces = log_probs.topk(most, dim=1)
     tied = (values[:, count - 1] == values[:, most - 1]) & values[:, count - 1].isfinite() & (most > count)
     values, pieces = values[:, :count], pieces[:, :count]
@@ -49,9 +51,9 @@ def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def best_by_key(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`best_pieces` without a look at the values: by integers that order values as floats are ordered, then ids.
+    """Compute `best_pieces` without reading the values on the host. Integer keys order them as floats are ordered, then by ids.
 
-    On CPUs it takes three times as long and more.
+    On CPUs, it takes at least three times as long.
     """
     bits = log_probs.view(torch.int32).long()
     magnitude = bits & 0x7FFFFFFF
@@ -62,5 +64,5 @@ def best_by_key(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def is_none(mask: Tensor) -> bool:
-    """Whether a mask is True nowhere, asked on CPUs alone to spare work: another device would have to wait for the answer."""
+    """Return whether a mask is False everywhere. Other devices return False, so the host does not wait."""
     return mask.device.type == "cpu" and not mask.any()

@@ -1,4 +1,4 @@
-"""Parts of an output that are done, on disk until the output is complete: a command that was killed goes on after them."""
+"""Finished parts of an output, on disk until the output is complete. After a kill, the same command continues after them."""
 
 import hashlib
 import shutil
@@ -16,7 +16,10 @@ from treeproc.common.storage import AnyPath
 
 
 class PartStore:
-    """Results in OUTPUT.parts, a file for each part. One counts if lines, settings and checkpoints are those it was made of."""
+    """Results in OUTPUT.parts, one file for each part.
+
+    A file counts only if lines, settings and checkpoints are the same as before.
+    """
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
         self._folder = settings.output.parent / f"{settings.output.name}.parts"
@@ -26,7 +29,7 @@ class PartStore:
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]
 
     def find(self, lines: Sequence, first: int) -> Translated | None:
-        """The stored translation of these lines, the first of which has the 0-based number `first`; None without one."""
+        """Return the stored translation of these lines, or None. The first line has the 0-based number `first`."""
         path = self._path(first)
         try:
             stored = read_json(path) if path.is_file() else {}
@@ -34,11 +37,11 @@ class PartStore:
                 return None
             messages = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
             return Translated(**stored, **messages)
-        except (UserError, KeyError, TypeError, ValueError):  # damaged: it is translated again
+        except (UserError, KeyError, TypeError, ValueError):  # damaged, so it is translated again
             return None
 
     def keep(self, lines: Sequence, first: int, result: Translated) -> None:
-        """Keep it. Raises UserError when the disk or the store refuses."""
+        """Store a part. Raises UserError if the disk or the store refuses."""
         try:
             self._folder.mkdir(exist_ok=True)
         except OSError as error:
@@ -46,7 +49,7 @@ class PartStore:
         atomic_write(self._path(first), json_bytes({"key": self._key(lines, first), **asdict(result)}))
 
     def remove(self) -> None:
-        """Now that the output is complete."""
+        """Remove the folder, because the output is complete."""
         if isinstance(self._folder, Path):
             shutil.rmtree(self._folder, ignore_errors=True)
             return

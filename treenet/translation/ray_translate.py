@@ -1,4 +1,4 @@
-"""Parts of a long input in Ray actors, one model each; their results come back in the order of the input."""
+"""Parts of a long input in Ray actors, one model each. Results return in the order of the input."""
 
 import sys
 from collections import deque
@@ -11,19 +11,19 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
-# Parts for each actor that are at work, or done before their turn: what memory holds.
+# Parts per actor that are in work, or finished before their turn. They are held in memory.
 _AHEAD = 2
-# A part whose actor died is given to another one so many times.
+# If an actor dies, another one gets its part, at most this often.
 _RETRIES = 3
 
 
 class _Actor:
-    """Loads the models when it starts; what a user did wrong comes back as text, since Ray would print a traceback."""
+    """Loads the models when it starts. User errors come back as text, because Ray would print a traceback."""
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
         import torch
 
-        torch.set_num_threads(1)  # a CPU each
+        torch.set_num_threads(1)  # one CPU each
         self._translator, self._error = None, ""
         try:
             self._translator = LineTranslator(settings, runs, encoder)
@@ -31,11 +31,11 @@ class _Actor:
             self._error = str(error)
 
     def describe(self) -> tuple[str, str]:
-        """(what is searched, error): one of them is empty."""
+        """Return (description of the search, error). One of them is empty."""
         return (self._translator.describe() if self._translator else ""), self._error
 
     def translate(self, lines: Sequence, first: int) -> tuple[Translated | None, str]:
-        """(result, error)."""
+        """Return (result, error)."""
         try:
             return self._translator(lines, first), ""
         except UserError as error:
@@ -45,17 +45,17 @@ class _Actor:
 def map_with_ray(
     parts: Iterable[tuple[Sequence, int]], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
 ) -> Iterator[Translated]:
-    """Translate `parts` by `settings.workers` actors: see `treenet.translation.translate_job`.
+    """Translate `parts` with `settings.workers` actors: see `treenet.translation.translate_job`.
 
-    Work begins as soon as one actor has started; those that the cluster has no room for join later, or never. Raises UserError
-    when an actor does, or dies again and again.
+    Work begins when one actor has started. If the cluster has no room for the others yet, they join later, or never. Raises
+    UserError if an actor does, or if actors die again and again.
     """
     start_ray()
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
     starting = [actor.remote(settings, runs, encoder) for _ in range(settings.workers)]
     busy = {one.describe.remote(): one for one in starting}
     greetings, free, described = set(busy), deque(), False
-    order: deque[ray.ObjectRef] = deque()  # of the parts at work or done, the first of which is the next to be handed on
+    order: deque[ray.ObjectRef] = deque()  # of the parts in work or finished; the first is the next one to return
     parts = iter(parts)
     part = next(parts, None)
     while part is not None or order:
@@ -77,7 +77,7 @@ def map_with_ray(
 
 
 def _result(reference: ray.ObjectRef):
-    """The result of an actor. Raises UserError for its error."""
+    """Return the result of an actor. Raises UserError for its error."""
     try:
         value, error = ray.get(reference)
     except ray.exceptions.RayError as failure:

@@ -1,18 +1,19 @@
 """Batched beam search over a model's cached decoding steps.
 
-Shapes: B sentences of the batch, K beam size, C hypotheses of a sentence now (1, then K), R hypotheses that are decoded,
+Shapes: B sentences of the batch, K beam size, C hypotheses of a sentence now (1, then K), R decoded hypotheses.
 F best extensions of a hypothesis, V vocabulary, T pieces so far.
 
-A sentence owns K places. Every step extends its live hypotheses by one piece and keeps the most
-probable extensions, one for each place; an extension by EOS is finished and holds its place until
-the end. A sentence is done when all places are finished, or when no live hypothesis can enter its
-n-best list any more: log-probabilities only fall, so a live hypothesis of log-probability p ends
-at best with p at the maximum length, where the length penalty is mildest. With `gnmt` as with
-`length`, stopping there never changes a result. Beam size 1 is greedy search.
+A sentence owns K places. Every step extends its live hypotheses by one piece and keeps the most probable extensions, one for each
+place. An extension by EOS is finished and holds its place until the end.
 
-Hypotheses stand in a grid [B, C]; one that is not live has log-probability -inf there. On CPUs live
-hypotheses alone are decoded. Elsewhere the device would have to wait while the host counts them, so
-the whole grid is decoded, and the host looks whether the search has ended every END_TEST_EVERY steps.
+A sentence is finished when all its places are finished, or when no live hypothesis can still enter its n-best list. The second
+test is exact, because log-probabilities only fall. The best end of a live hypothesis with log-probability p is p at the maximum
+length, where the length penalty is mildest. So an early stop never changes a result, with `gnmt` and with `length`. Beam size 1
+is greedy search.
+
+Hypotheses stand in a grid [B, C]. If one is not live, its log-probability there is -inf. On CPUs, only live hypotheses are
+decoded. Other devices decode the whole grid, because they would have to wait while the host counts the live ones. There, the host
+checks every END_TEST_EVERY steps whether the search has ended.
 
 Log-probabilities are float32, their sums float64.
 """
@@ -31,16 +32,17 @@ from treenet.translation.next_pieces import allowed_log_probs, best_pieces
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
-END_TEST_EVERY = 8  # steps; on CPUs every step
+END_TEST_EVERY = 8  # steps; a CPU checks every step
 
 
 class SearchState(Protocol):
     """The state of a model between steps, one row per decoded hypothesis."""
 
     def select(self, rows: Tensor, beam_width: int | None = None) -> "SearchState":
-        """The state of `rows` [R'], which may repeat, reorder and leave out rows.
+        """Return the state of `rows` [R'], which may repeat, reorder and leave out rows.
 
-        With `beam_width`, every sentence has so many rows now, in the order of the batch: nothing need be looked up.
+        With `beam_width`, every sentence has this number of rows now, in the order of the batch. Then nothing needs to be looked
+        up.
         """
         ...
 
@@ -53,16 +55,16 @@ class Decodable(Protocol):
     def encode(self, batch: TreeBatch): ...
 
     def start_decoding(self, memory) -> SearchState:
-        """One row per sentence of the memory."""
+        """Return the state for one row per sentence of the memory."""
         ...
 
     def decode_step(self, tokens: Tensor, state: SearchState) -> tuple[Tensor, SearchState]:
-        """Logits [R, V] of the piece that follows `tokens` [R]."""
+        """Return the logits [R, V] of the piece that follows `tokens` [R]."""
         ...
 
 
 def max_lengths(batch: TreeBatch, decoding: DecodingConfig) -> Tensor:
-    """Longest allowed hypothesis [B] of every sentence in pieces, a function of its own leaves alone."""
+    """Return the maximum length [B] of every sentence's hypotheses in pieces. It depends only on the sentence's own leaves."""
     num_leaves = (~batch.leaf_pad_mask).sum(1)
     return (num_leaves * decoding.max_length_factor).long() + decoding.max_length_offset
 
@@ -77,47 +79,53 @@ class _Beam:
 
     @classmethod
     def begin(cls, num_sentences: int, device: torch.device) -> "_Beam":
-        """One empty hypothesis a sentence."""
+        """Make one empty hypothesis per sentence."""
         log_prob = torch.zeros(num_sentences, 1, dtype=torch.float64, device=device)
         pieces = torch.full((num_sentences, 1, 1), BOS_ID, device=device)
         return cls(log_prob, pieces, torch.arange(num_sentences, device=device))
 
     def last_pieces(self) -> Tensor:
-        """[R]."""
+        """Return the last piece of every decoded hypothesis, [R]."""
         return self.pieces[..., -1].flatten().index_select(0, self.places)
 
     def of_sentences(self, values: Tensor) -> Tensor:
-        """Values of sentences [B] as values of decoded hypotheses [R]."""
+        """Expand values of sentences [B] to values of decoded hypotheses [R]."""
         return values[:, None].expand(self.log_prob.shape).flatten().index_select(0, self.places)
 
     def extend(self, values: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Extensions by `candidates` [R, F] of log-probability `values`, a sentence's best first, three tensors [B, C * F]:
-        log-probability of the whole, piece, and place in [C] of what it extends. Equal ones keep the order of the grid."""
+        """Extend hypotheses by `candidates` [R, F] of log-probability `values`. Returns three tensors [B, C * F], best first.
+
+        They are the log-probability of the extended hypothesis, the piece, and the place in [C] of the hypothesis before. Equal
+        ones keep the order of the grid.
+        """
         extended = (self.log_prob[:, :, None] + self._in_grid(values)).masked_fill_(self._dead()[:, :, None], -torch.inf)
         best, index = extended.flatten(1).sort(dim=1, descending=True, stable=True)
         return best, self._in_grid(candidates).flatten(1).gather(1, index), index // values.shape[1]
 
     def prefixes(self, origin: Tensor) -> Tensor:
-        """Pieces of the hypotheses at places `origin` [B, C'] of each sentence: [B, C', 1 + T]."""
+        """Return the pieces of the hypotheses at places `origin` [B, C'] of each sentence: [B, C', 1 + T]."""
         return self.pieces.gather(1, origin[:, :, None].expand(-1, -1, self.pieces.shape[2]))
 
     def follow(self, log_prob: Tensor, pieces: Tensor, origin: Tensor, whole: bool) -> tuple["_Beam", Tensor]:
-        """The beam after this one, of hypotheses that extend those at `origin` [B, C'], and the rows of its state in that of
-        this one. It decodes the `whole` grid, or what is live."""
+        """Make the next beam, of hypotheses that extend those at `origin` [B, C'].
+
+        Also returns, for each row of its state, the row in the state of this beam. It decodes the `whole` grid, or only live
+        hypotheses.
+        """
         decoded = torch.arange(len(self.places), device=self.places.device)
         rows = self._in_grid(decoded[:, None])[..., 0].gather(1, origin).flatten()
         places = torch.arange(len(rows), device=rows.device) if whole else log_prob.isfinite().flatten().nonzero()[:, 0]
         return _Beam(log_prob, pieces, places), rows.index_select(0, places)
 
     def is_empty(self) -> Tensor:
-        """Whether no hypothesis is live, a scalar."""
+        """Return whether no hypothesis is live, a scalar."""
         return self._dead().all()
 
     def _dead(self) -> Tensor:
         return self.log_prob.isneginf()
 
     def _in_grid(self, rows: Tensor) -> Tensor:
-        """Rows [R, F] at their places: [B, C, F], 0 elsewhere."""
+        """Put rows [R, F] at their places: [B, C, F], 0 elsewhere."""
         grid = rows.new_zeros(self.log_prob.numel(), rows.shape[1]).index_copy_(0, self.places, rows)
         return grid.unflatten(0, self.log_prob.shape)
 
@@ -131,11 +139,11 @@ def beam_search(
     num_best: int = 1,
     whole_grid: bool | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `num_best` best hypotheses of every sentence of `batch`, best first.
+    """Find the `num_best` best hypotheses of every sentence of `batch`, best first.
 
-    A list is shorter than `num_best` only when there are not that many hypotheses. The model must
-    be in evaluation mode. `whole_grid` overrides the choice by device of what is decoded. Raises UserError when `num_best`
-    exceeds the beam size or the model's scores are not finite.
+    A list is shorter than `num_best` only if fewer hypotheses exist. The model must be in evaluation mode. `whole_grid` overrides
+    the choice by device: decode the whole grid, or only live hypotheses. Raises UserError if `num_best` exceeds the beam size, or
+    if the model's scores are not finite.
     """
     beam_size = decoding.beam_size
     if not 1 <= num_best <= beam_size:
@@ -182,9 +190,9 @@ def beam_search(
 
 
 def _decided(live_log_prob: Tensor, finished_score: Tensor, mildest_penalty: Tensor, num_best: int) -> Tensor:
-    """Whether no live hypothesis [B, C] of a sentence can enter its n-best list: [B].
+    """Return [B]: whether no live hypothesis [B, C] of a sentence can enter its n-best list.
 
-    Equal scores do not enter: the finished hypothesis is shorter and goes first.
+    An equal score does not enter: the finished hypothesis is shorter and comes first.
     """
     attainable = live_log_prob.max(dim=1).values / mildest_penalty
     return finished_score.sort(dim=1, descending=True).values[:, num_best - 1] >= attainable

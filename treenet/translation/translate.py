@@ -1,4 +1,4 @@
-"""Encoded examples to text: batches of similar length through beam search, results in the order of the input."""
+"""Encoded examples to text: beam search over batches of similar length. Results are in the order of the input."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from treenet.translation.search import beam_search
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
-    """The run's decoding settings, with what the user set in their place."""
+    """Return the run's decoding settings, changed by those that the user set."""
     chosen = {name: getattr(chosen, name) for name in chosen.model_fields_set}
     return run.config.decoding.model_copy(update=chosen)
 
@@ -32,10 +32,10 @@ def translate_examples(
     device: torch.device | str = "cpu",
     window: int = WINDOW,
 ) -> Iterator[list[Hypothesis]]:
-    """Hypotheses of every example, best first, in the order of `examples` (rows as of `Shard.row`).
+    """Return the hypotheses of every example, best first, in the order of `examples` (rows as from `Shard.row`).
 
-    An example without leaves, as of an empty line, has the empty translation with the score NaN: no model gave it. The model
-    is put into evaluation mode. Raises UserError as `beam_search` does.
+    An example without leaves, from an empty line, has the empty translation. Its score is NaN, because no model gave it. The
+    model is put into evaluation mode. Raises UserError as `beam_search` does.
     """
 
     def search(batch: TreeBatch) -> list[list[Hypothesis]]:
@@ -55,9 +55,9 @@ def score_examples(
     device: torch.device | str = "cpu",
     window: int = WINDOW,
 ) -> Iterator[ScoredTarget]:
-    """The given target of every example under the model, in the order of `examples`; see `score_targets`.
+    """Score the given target of every example under the model, in the order of `examples`; see `score_targets`.
 
-    An example without leaves has the score NaN, whatever its target. The model is put into evaluation mode.
+    An example without leaves has the score NaN, with any target. The model is put into evaluation mode.
     """
 
     def score(batch: TreeBatch) -> list[ScoredTarget]:
@@ -70,5 +70,5 @@ def score_examples(
 
 
 def detokenize(processor: SentencePieceProcessor, hypothesis: Hypothesis) -> str:
-    """The hypothesis as one line of text."""
+    """Return the hypothesis as one line of text."""
     return " ".join(processor.decode(list(hypothesis.ids)).splitlines())

@@ -1,7 +1,7 @@
-"""Translate a stream of raw lines: part by part, in one process or in many, to one output in the order of the input.
+"""Translate a stream of raw lines, part by part, in one process or in many. The one output has the order of the input.
 
-What is held at a time are a few parts of `lines_at_once` lines, however long the input is. The parts are the same whatever
-the number of workers, and so is the output.
+Memory holds a few parts of `lines_at_once` lines, even if the input is long. The number of workers changes neither the parts nor
+the output.
 """
 
 import sys
@@ -18,7 +18,7 @@ from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
-# Inputs of more lines than this are worth a report of progress.
+# Longer inputs get a progress report.
 LONG = 100
 _LISTED = 10
 
@@ -34,10 +34,10 @@ def translate_lines(
     name: str,
     total: int | None = None,
 ) -> None:
-    """Write the translations of `lines` to `settings.output`, or standard output; `name` is what messages call the input.
+    """Write the translations of `lines` to `settings.output`, or standard output. `name` is the input's name in messages.
 
-    Lines that cannot be translated are listed on standard error, and have an empty line in the output. Raises UserError when
-    there are no lines; an output file then stays as it was, as with every other error.
+    Lines that cannot be translated have an empty line in the output, and a message on standard error lists them. Raises UserError
+    if there are no lines. On any error, an earlier output file stays as it was.
     """
     if settings.workers:
         require("ray", f"workers={settings.workers}", "leave workers out to translate in this process")
@@ -45,7 +45,7 @@ def translate_lines(
     first = next(parts, None)
     if first is None:
         raise UserError(f"{name} is empty; it must have a sentence a line")
-    # What went into a pipe cannot be taken up again.
+    # Text that went into a pipe cannot be continued.
     store = PartStore(settings, runs) if settings.output and not is_stream(settings.output) else None
     with ExitStack() as stack:
         output = stack.enter_context(_open_output(settings.output))
@@ -73,8 +73,10 @@ def translate_lines(
 def answer_lines(
     lines: Iterable, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource], *, name: str, explain: bool
 ) -> None:
-    """Write the translation of each line to standard output before the next one is asked of `lines`, the first of which is
-    asked for when the models are loaded; with `explain`, trees and scores too. Messages are those of `translate_lines`.
+    """Write the translation of each line to standard output before `lines` gives the next one.
+
+    It asks for the first line after the models are loaded. With `explain`, it also writes trees and scores. Messages are as in
+    `translate_lines`.
     """
     translator = LineTranslator(settings, runs, encoder)
     print(translator.describe(), file=sys.stderr, flush=True)
@@ -87,7 +89,10 @@ def answer_lines(
 
 
 def _print_messages(translated: Translated, name: str, shown_kinds: set[str]) -> None:
-    """Prints the messages about lines; of those about the complete input each kind once (`shown_kinds` were printed before)."""
+    """Print messages about lines.
+
+    A message about the complete input appears once for each kind; `shown_kinds` were printed before.
+    """
     for kind in sorted(translated.notices.keys() - shown_kinds):
         _print_message(f"{name}: {translated.notices[kind]}")
         shown_kinds.add(kind)
@@ -103,8 +108,8 @@ def _translate(
     runs: Sequence[AnyPath],
     encoder: type[LineSource],
 ) -> Iterator[Translated]:
-    """The results of parts in their order: first those that are in the store, then what is made now, and kept there."""
-    given, remaining = tee(parts)  # the second is behind the first by what is at work
+    """Yield the results of parts in their order: first those in the store, then new ones, which it stores."""
+    given, remaining = tee(parts)  # the second iterator is behind the first by the parts in work
     if store:
         for lines, first in given:
             if (found := store.find(lines, first)) is None:
@@ -126,7 +131,7 @@ def _translate(
 def _map(
     parts: Iterable[Part], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
 ) -> Iterator[Translated]:
-    """Translate here, or by workers."""
+    """Translate in this process, or with workers."""
     if settings.workers:
         from treenet.translation.ray_translate import map_with_ray
 
@@ -155,6 +160,6 @@ def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
 
 
 def _print_message(message: str) -> None:
-    # Not `print`: a line of a progress bar ends with this one.
+    # Not `print`: this also ends a line of a progress bar.
     sys.stderr.write(f"warning: {message}\n")
     sys.stderr.flush()
