@@ -16,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import ray
 from measure import emit
@@ -32,6 +33,8 @@ from object_store import s3_server
 from treeproc.common.files import atomic_write
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.storage import RemotePath, as_path
+
+T = TypeVar("T")
 
 ROWS = 40
 LIMIT_S = 1500
@@ -53,20 +56,29 @@ def write_config(folder: Path, inputs: RemotePath, shards: int) -> Path:
     return path
 
 
+def patiently(start: Callable[[], T]) -> T:
+    """Start a node. Ray waits for it for 30 seconds, which is too short on a busy machine."""
+    for _ in range(9):
+        try:
+            return start()
+        except Exception as error:  # Ray has no class for it
+            print(f"starting a node again: {error}", file=sys.stderr)
+    return start()
+
+
 class Nodes:
     """A cluster whose head does no work, and nodes of one core, each with its own cache."""
 
     def __init__(self, scratch: Path, count: int):
         self._scratch, self._started = scratch, 0
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts nodes slowly
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._cluster = patiently(lambda: Cluster(True, head_node_args={"num_cpus": 0, "include_dashboard": False}))
         self._nodes = [self._start() for _ in range(count)]
         self.address = self._cluster.address
 
     def _start(self):
         self._started += 1
         cache = {"TREE_ATTENTION_CACHE": str(self._scratch / f"cache-{self._started}")}
-        return self._cluster.add_node(num_cpus=1, object_store_memory=80 << 20, env_vars=cache)
+        return patiently(lambda: self._cluster.add_node(num_cpus=1, object_store_memory=80 << 20, env_vars=cache))
 
     def kill(self, replace: bool) -> None:
         """Kill the oldest node; another one comes with `replace`."""

@@ -10,11 +10,10 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 from treeproc.common.cache_eviction import Evictor
 from treeproc.common.errors import UserError
@@ -24,9 +23,7 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.transfers import AT_ONCE
 
 _CHUNK = 1 << 20
-_TRIES = 5
 
-Result = TypeVar("Result")
 _evictor = Evictor()
 
 
@@ -34,8 +31,8 @@ def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
     """The file itself, or a copy of the object, whose hash is checked while it is loaded.
 
     Processes of one machine that want the same object load it once. With `recheck` a copy that is there is hashed
-    again. A copy may be evicted before it is opened: `with_copy` then loads it again. Raises FileNotFoundError, and
-    UserError when the object's bytes are not those of `sha256`.
+    again. The copy stays for a minute at least, for the caller to open it. Raises FileNotFoundError, and UserError when the
+    object's bytes are not those of `sha256`.
     """
     if isinstance(path, Path):
         return path
@@ -53,14 +50,6 @@ def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
     except OSError as error:
         raise UserError(f"cannot write to the cache {copy.parent}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
     return copy
-
-
-def with_copy(path: AnyPath, sha256: str, read: Callable[[Path], Result]) -> Result:
-    """What `read` makes of the file or the copy. A copy that another process evicts meanwhile is loaded again."""
-    for _ in range(_TRIES - 1 if isinstance(path, RemotePath) else 0):
-        with suppress(FileNotFoundError):
-            return read(local_copy(path, sha256))
-    return read(local_copy(path, sha256))
 
 
 def prefetch(objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:

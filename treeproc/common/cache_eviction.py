@@ -1,7 +1,8 @@
 """The size limit of the cache: the copies go that were used longest ago.
 
-A copy that a process of this machine has mapped is never removed, since that would free no byte. Were one removed (in a container
-whose processes are not seen here), its reader would lose nothing: on Linux a mapped or open file lives until it is closed.
+A copy stays that was asked for within the last minute: a process is about to open it. A copy that a process of this machine has
+mapped stays too, since its removal would free no byte. In a container whose processes are not seen here such a copy may go. Its
+reader loses nothing: on Linux a mapped or open file lives until it is closed.
 """
 
 import logging
@@ -27,6 +28,7 @@ _MAPPED = re.compile(rb"/([0-9a-f]{64})(?: \(deleted\))?$", re.MULTILINE)
 # The folder is looked through whenever a process has added this share of the limit, which it may exceed by so much.
 _LOOK_EVERY = 1 / 64
 _TEMPORARY_S = 3600.0
+_JUST_USED_NS = 60 * 10**9
 
 
 class _Copy(NamedTuple):
@@ -53,11 +55,11 @@ class Evictor:
             self._added = 0
             found = _copies()
             self._limit = cache_limit(sum(one.size for one in found))
-            left = _evict(found, self._limit, keep=copy.name)
+            left = _evict(found, self._limit)
             if left > self._limit and not self._told:
                 self._told = True
                 logger.warning(
-                    "the cache %s has %.1f GB that processes read now, above its limit of %.1f GB (%s)",
+                    "the cache %s has %.1f GB that processes read or asked for within a minute, above its limit of %.1f GB (%s)",
                     cache_folder(), left / 1e9, self._limit / 1e9, LIMIT,
                 )  # fmt: skip
 
@@ -111,14 +113,14 @@ def _remove_temporary(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _evict(found: list[_Copy], limit: int, keep: str = "") -> int:
+def _evict(found: list[_Copy], limit: int) -> int:
     """Remove copies, the one used longest ago first, until `limit` bytes are left; returns the bytes that are left."""
     left = sum(copy.size for copy in found)
     if left <= limit:
         return left
-    mapped = _mapped() | {keep}
+    mapped, used_now = _mapped(), time.time_ns() - _JUST_USED_NS
     for copy in sorted(found):
-        if left <= limit:
+        if left <= limit or copy.used_ns > used_now:
             break
         if copy.path.name not in mapped:
             copy.path.unlink(missing_ok=True)

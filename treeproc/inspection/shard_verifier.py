@@ -53,9 +53,9 @@ class ShardVerifier:
     def __call__(self, start: int, **records: ShardRecord) -> dict[str, dict]:
         """By stage, what was found about the shard of this record, as JSON; `start` is its first row in `lengths.arrow`.
 
-        `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or None,
-        example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id. `lengths`
-        names columns that differ, and is None where the shard cannot be opened.
+        `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or
+        None, example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id.
+        `lengths` names columns that differ, and is None where the shard cannot be opened.
         """
         found: dict[str, dict] = {}
         sound: dict[str, Shard | None] = {}
