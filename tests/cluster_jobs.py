@@ -18,6 +18,7 @@ from ray.cluster_utils import Cluster
 from treeproc.common.settings import UserError
 from treeproc.job import ray_job
 from treeproc.shards.store import ShardRecord
+from treeproc.stages.text import Inputs, SplitFiles
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
@@ -83,12 +84,21 @@ def nodes(folder: Path) -> dict:
             cluster.add_node(num_cpus=1)
             os.environ["RAY_ADDRESS"] = cluster.address
             seen = driver.submit(run, shared).result()
+            seen["inputs"] = [driver.submit(sees_inputs, place).result() for place in (shared, hidden)]
             for note in (folder / "notes").iterdir():
                 note.unlink()
             return {"seen": seen, "blind": driver.submit(run, hidden).result()}
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+def sees_inputs(folder: Path) -> bool:
+    """Whether all nodes see an input file in the folder."""
+    (folder / "lines").write_text("a\n")
+    seen = ray_job.all_nodes_see(Inputs({"test": SplitFiles(source=[folder / "lines"])}, "parallel", "none", None))
+    (folder / "lines").unlink()
+    return seen
 
 
 def growing(folder: Path) -> dict:

@@ -23,6 +23,7 @@ def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path
     if "skip" in result:
         pytest.skip("mount namespaces need rights that this process does not have")
     assert result["seen"]["numbers"] == list(range(8)) and result["seen"]["left"] == []
+    assert result["seen"]["inputs"] == [True, False]
     assert "is not seen by node" in result["blind"]["error"] and "storage that all nodes share" in result["blind"]["error"]
     assert result["blind"]["started"] == 0
 

@@ -65,6 +65,12 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
         target.unlink(missing_ok=True)
 
 
+def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):
+    monkeypatch.setattr("treeproc.job.ray_job.all_nodes_see", lambda inputs: False)
+    assert not text_work.can_run_on_ray(PreprocessConfig.model_validate(inputs), tmp_path)
+    assert "put them on shared storage" in caplog.text
+
+
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
     config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
     preprocess(config, out)

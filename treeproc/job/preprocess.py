@@ -69,7 +69,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     parser, target_parser = check_settings(config)
     stamps = stamps_of(config.inputs())
     known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
-    on_ray = can_run_on_ray(config, out)
+    on_ray = known is None and can_run_on_ray(config, out)
     if known is None and not on_ray:
         here.counts()  # bad input is found before anything is written
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
@@ -273,6 +273,8 @@ class _Job:
             logger.info("text: the inputs have the sizes and times of before; they are not read again")
             remove_work(self.out)
             return records
+        if known and can_run_on_ray(config, self.out):  # something is missing of a stage that was to be trusted
+            work = text_on_ray(config, self.out, self.record)
         counts, lines = work.counts(), work.digests()
         if index:
             changed = differences(index["inputs"], lines)

@@ -24,6 +24,8 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
+from treeproc.stages.input_note import stamps_of
+from treeproc.stages.text import Inputs
 
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
@@ -93,16 +95,28 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
     token = folder / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
     atomic_write(token, b"")
     try:
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        if len(nodes) > 1:
-            probe = ray.remote(num_cpus=0)(_unseen_folder)
-            places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-            answers = ray.get([probe.options(scheduling_strategy=place).remote(token) for place in places])
-            if problems := list(filter(None, answers)):
-                raise UserError(problems[0])
+        if problems := list(filter(None, _on_all_nodes(_unseen_folder, token))):
+            raise UserError(problems[0])
         yield token
     finally:
         token.unlink(missing_ok=True)
+
+
+def _on_all_nodes(function: Callable, *arguments: object) -> list:
+    """What a function returns on every node; nothing where this machine is the only one."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    if len(nodes) == 1:
+        return []
+    probe = ray.remote(num_cpus=0)(function)
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    return ray.get([probe.options(scheduling_strategy=place).remote(*arguments) for place in places])
+
+
+def all_nodes_see(inputs: Inputs) -> bool:
+    """Whether every node sees the input files that this process sees."""
+    start_ray()
+    here = stamps_of(inputs)
+    return all(there == here for there in _on_all_nodes(stamps_of, inputs))
 
 
 def actor_pool(gpus_per_actor: float = 0.0) -> int:

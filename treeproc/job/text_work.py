@@ -1,5 +1,6 @@
 """The two ways to do the text stage, to the same bytes: in this process, or on Ray."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,8 @@ from treeproc.stages.filters import FilterConfig
 from treeproc.stages.line_lists import LineList
 from treeproc.stages.notices import TextNotices
 from treeproc.stages.text import Inputs, Scan, TextWriter, scan
+
+logger = logging.getLogger(__name__)
 
 # Below, Ray takes longer to start than this process to read.
 LEAST_BYTES = 64 << 20
@@ -66,8 +69,16 @@ class TextHere:
 
 
 def can_run_on_ray(config: PreprocessConfig, out: AnyPath) -> bool:
-    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and --out is a folder."""
-    return config.workers != 0 and isinstance(out, Path) and bytes_that_can_be_cut(config.inputs()) >= LEAST_BYTES
+    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files and --out."""
+    inputs = config.inputs()
+    if config.workers == 0 or not isinstance(out, Path) or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
+        return False
+    from treeproc.job import ray_job  # a job without Ray must not load it
+
+    if ray_job.all_nodes_see(inputs):
+        return True
+    logger.warning("text: not all nodes see the input files, so one process reads them; put them on shared storage")
+    return False
 
 
 def text_on_ray(config: PreprocessConfig, out: Path, record: Recorder) -> TextOnRay:

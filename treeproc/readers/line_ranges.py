@@ -5,6 +5,7 @@ skips the line ends before it. `read_range` gives the lines that `read_lines` gi
 """
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,7 +22,7 @@ _LINE_END = ord("\n")
 
 
 class FilesChanged(UserError):
-    """A file is not the one whose line ends were counted."""
+    """A file is not the one whose line ends were counted, or is not there any more."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +132,18 @@ def read_range(pieces: Sequence[Piece]) -> Iterator[str]:
         for line in islice(_read_piece(piece), piece.count):
             left -= 1
             yield line
-        if left:
+        if left or stamp_of(Path(piece.path)) != Stamp(piece.size, piece.mtime_ns):
             raise _changed(piece)
 
 
 def _read_piece(piece: Piece) -> Iterator[str]:
     try:
         file = open(piece.path, "rb")
-    except OSError as error:
-        raise UserError(f"cannot read {piece.name}: {error.strerror or error}") from None
+    except OSError as error:  # it could be read when its line ends were counted
+        raise FilesChanged(
+            f"cannot read {piece.name} on {platform.node()}: {error.strerror or error}; put input files on storage that all "
+            "nodes share"
+        ) from None
     with file:
         facts = os.fstat(file.fileno())
         if (facts.st_size, facts.st_mtime_ns) != (piece.size, piece.mtime_ns):
