@@ -24,7 +24,7 @@ class CannotRead(UserError):
 
 @dataclass(frozen=True)
 class CutInputs:
-    """Both sides of every split of which files are named."""
+    """Both sides of every split that has files."""
 
     sides: Mapping[str, tuple[CutSide, CutSide]]
 

@@ -37,7 +37,7 @@ class Known:
 def stamps_of(inputs: Inputs) -> str | None:
     """A hash of how the inputs are read, and of path, size and time of change of every file; None where one has none of these.
 
-    Of an archive or table of which a part is read, it is that of the whole file. Objects of a store are read again.
+    If a part of an archive or table is read, the whole file counts. Objects of a store are read again.
     """
     facts: list[object] = [inputs.format, inputs.tokenized]
     try:

@@ -1,6 +1,6 @@
 """How the jobs of a stage are run: a worker is built of its arguments, then called with the arguments of each job.
 
-Ray's driver takes some milliseconds a job, whatever the job does. Small pieces of work are grouped to jobs of about GROUP_ROWS.
+Ray's driver takes some milliseconds a job, however small it is. So small pieces of work are grouped to jobs of GROUP_ROWS rows.
 """
 
 from collections.abc import Callable, Iterator, Sequence

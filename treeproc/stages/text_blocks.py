@@ -6,6 +6,7 @@ killed is done again, and one that is done is not.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.keys import KEY_TYPE, example_key, key_of, places_in, sorted_keys
+from treeproc.stages.keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
 from treeproc.stages.leaks import normalised
 from treeproc.stages.line_lists import tab_separated
 from treeproc.stages.notices import TextNotices, Wanted
@@ -28,6 +29,7 @@ from treeproc.stages.text_filter import ShardFilter
 
 # Sets of keys of all splits but train, as files of the work folder.
 OVERLAP, NEAR = "overlap", "near"
+_ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -78,29 +80,29 @@ class CheckBlock:
 
     def __call__(self, range: Sequence) -> dict:
         part = range_of(range)
-        keys, known, sources = bytearray(), bytearray(), []
+        keys, known, near = bytearray(), bytearray(), bytearray()
         collect = self._filters.drop_overlap if part.split != "train" else "none"
         try:
-            for row in read_examples(self._inputs, part):
-                key = example_key(row)
-                keys += key
+            rows = read_examples(self._inputs, part)
+            while some := list(islice(rows, _ROWS_AT_ONCE)):
+                found = [example_key(row) for row in some]
+                keys += b"".join(found)
                 if collect != "none":
-                    known += key if collect == "example" else key_of(row["source"])
+                    known += b"".join(found if collect == "example" else (key_of(row["source"]) for row in some))
                 if part.split != "train":
-                    sources.append(row["source"])
+                    near += b"".join(key_of(text) for text in normalised([row["source"] for row in some]) if text)
         except FilesChanged:
             raise
         except UserError as error:
             return {"error": str(error)}
         atomic_write(keys_file(self._work, part.number), keys)
         if part.split != "train":
-            near = b"".join(key_of(text) for text in normalised(sources) if text) if sources else b""
             atomic_write(keys_file(self._work, part.number, OVERLAP), known)
             atomic_write(keys_file(self._work, part.number, NEAR), near)
         elif self._filters.drop_duplicates:
             with atomic_output(keys_file(self._work, part.number, "parts")) as file:
                 write_parts(file, keys, self._partitions)
-        result = {"examples": len(keys) // 16}
+        result = {"examples": len(keys) // KEY_BYTES}
         atomic_write(keys_file(self._work, part.number, "json"), json_bytes(result))
         return result
 

@@ -1,4 +1,4 @@
-"""The filters of one text shard, in their order, whoever runs them."""
+"""The filters of one text shard, in their order, for both ways of the text stage."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
