@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeproc.common.errors import shown, without_credentials
 from treeproc.common.extras import require
-from treeproc.common.files import atomic_write, file_sha256, locked, read_json
+from treeproc.common.files import atomic_write, file_sha256, locked
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.setting_effects import Effect, excluded
@@ -16,20 +16,20 @@ from treeproc.common.settings import UserError, differences, dump_settings, load
 from treeproc.common.storage import AnyPath
 from treeproc.job.borrowed import check_borrower
 from treeproc.job.config import PreprocessConfig, one_root
-from treeproc.job.job_report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import StageWork, make_shards, ray_runner
-from treeproc.job.text_on_ray import BadInput, remove_work
-from treeproc.job.text_work import TextHere, TextWork, can_run_on_ray, text_on_ray
+from treeproc.job.job_report import dropped
+from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner, remove_leftovers
+from treeproc.job.text_on_ray import BadInput
+from treeproc.job.text_stage import NothingLeft, TextStage
+from treeproc.job.text_work import TextHere, can_run_on_ray, text_on_ray
 from treeproc.parsers import describe_in_words, describe_parser
-from treeproc.readers import FORMATS
-from treeproc.shards.schema import SCHEMA_VERSION, SPLIT_NAME, SPLITS, in_order
+from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
-from treeproc.shards.store import Index, ShardRecord, fingerprint_of, finished_shards, read_index, stage_folder, write_index
+from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, stage_folder, write_index
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
-from treeproc.stages.input_note import Known, recall, remember, stamps_of
+from treeproc.stages.input_note import recall, stamps_of
 from treeproc.stages.lengths import write_lengths
-from treeproc.stages.line_lists import DROPPED, has_files, line_list, write_fallbacks
+from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.running import run_here
 from treeproc.stages.shuffle import find_donors
@@ -47,10 +47,6 @@ COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the sh
 def sample_splits() -> dict:
     """The shipped sample, in the form of `PreprocessConfig.splits`."""
     return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
-
-
-class NothingLeft(UserError):
-    """The filters dropped every example of a split."""
 
 
 def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
@@ -84,14 +80,14 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
             except UserError:
                 work.remove()
                 raise
-            job = _Job(config, out, record, parser, target_parser)
-            text = job.text(work, stamps, known)
+            text = TextStage(config, out, record).make(work, stamps, known)
         except (NothingLeft, BadInput):
             work.remove()
             if first_text:
                 record.withdraw()
                 _forget(out, made)
             raise
+        job = _Job(config, out, record, parser, target_parser)
         return job.encode(*job.parse(text))
 
 
@@ -153,7 +149,7 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
     parser, target_parser = check_settings(config)
     work = TextHere(folder / "text", config.inputs(), config.filters)
     config = config.with_shard_size(sum(work.counts().values()))
-    return config, parser, _Job(config, folder, Recorder(folder, COMMAND), parser, target_parser).text(work)
+    return config, parser, TextStage(config, folder, Recorder(folder, COMMAND)).make(work)
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
@@ -251,7 +247,7 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
 
 @dataclass
 class _Job:
-    """The stages of one data set, one after the other; each does what is missing."""
+    """The stages of one data set after its text, one after the other; each does what is missing."""
 
     config: PreprocessConfig
     out: AnyPath
@@ -259,81 +255,6 @@ class _Job:
     parser: dict
     target_parser: dict | None
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
-
-    def text(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> list[ShardRecord]:
-        """Filtered examples as shards. Another text under the same folder is refused.
-
-        `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
-        """
-        folder, config, inputs = self.out / "text", self.config, self.config.inputs()
-        folder.mkdir(exist_ok=True)
-        _remove_leftovers(folder)
-        index = _previous_index(folder, "inputs")
-        if index and known and (records := self._finished_text(index, known.digests)):
-            logger.info("text: the inputs have the sizes and times of before; they are not read again")
-            remove_work(self.out)
-            return records
-        if known and can_run_on_ray(config, self.out):  # something is missing of a stage that was to be trusted
-            work = text_on_ray(config, self.out, self.record)
-        counts, lines = work.counts(), work.digests()
-        if index:
-            changed = differences(index["inputs"], lines)
-            if changed:
-                names = ", ".join(line.split(":")[0] for line in changed)
-                raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
-            if records := self._finished_text(index, lines):
-                self._end_text(stamps, Known(counts, lines))
-                return records
-        records, notices, fingerprint = [], config.notices(), self._text_fingerprint(lines)
-        self.record.note(text=0)
-        with (
-            line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
-            Progress("text", sum(counts.values()), unit="examples") as progress,
-        ):
-            for record in work.write(fingerprint, config.rows_per_shard, notices, dropped_lines):
-                records.append(record)
-                progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-                self.record.keep_up(text=len(records))
-        self.record.note()
-        order = in_order(config.splits)
-        records.sort(key=lambda record: (order.index(record.split), record.index))
-        for split in config.splits:
-            if not any(record.rows for record in records if record.split == split):
-                why = reasons(dropped(records)[split])
-                raise NothingLeft(
-                    f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
-                )
-        columns = ["example_id", *inputs.columns()]
-        facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
-        write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
-        self._end_text(stamps, Known(counts, lines))
-        self._say_notices(facts["notices"])
-        return records
-
-    def _text_fingerprint(self, lines: dict[str, str]) -> str:
-        config = self.config
-        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
-        return fingerprint_of(SCHEMA_VERSION, lines, *reading)
-
-    def _finished_text(self, index: dict, lines: dict[str, str]) -> list[ShardRecord] | None:
-        """The shards of a text stage that is finished, of inputs of these digests; None where anything is missing."""
-        folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
-        records = list(index.records())
-        if index["inputs"] != lines or not has_files(folder, index):
-            return None
-        if not all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))):
-            return None
-        self._say_notices(index.get("notices", {}))
-        return records
-
-    def _end_text(self, stamps: str | None, known: Known) -> None:
-        """Note by what the inputs are recognised, unless they changed meanwhile."""
-        same = stamps is not None and stamps_of(self.config.inputs()) == stamps
-        remember(self.out / "text", stamps if same else None, known)
-        remove_work(self.out)
-
-    def _say_notices(self, notices: dict) -> None:
-        say_notices(notices, self.config.parsers(), tokens_can_be_set=not FORMATS[self.config.format].columns)
 
     def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Words and trees of every text shard."""
@@ -346,7 +267,7 @@ class _Job:
         records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
         folder = self.out / "parsed"
-        index = _previous_index(folder, "totals")
+        index = previous_index(folder, "totals")
         if index is None or list(index.records()) != records or not has_files(folder, index):
             facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
             files = write_fallbacks(folder, records, config.inputs().line)
@@ -426,7 +347,7 @@ class _Job:
     ) -> list[ShardRecord]:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
-        _remove_leftovers(folder)
+        remove_leftovers(folder)
         return make_shards(work, folder, text, fingerprints, jobs, in_this_process=self.config.workers == 0, record=self.record)
 
 
@@ -434,29 +355,3 @@ def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
     """The places of the text and parsed stage of `out`: relative paths for neighbours, so that both can move together."""
     place = f"../{base.name}" if base.parent == out.parent else str(base)
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
-
-
-def _previous_index(folder: AnyPath, key: str) -> Index | None:
-    """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
-    path = folder / "index.json"
-    if not path.exists():
-        return None
-    try:
-        index = read_json(path)
-    except UserError:
-        index = {}
-    if {"schema_version", key} <= set(index) and {"shards", "parts"} & set(index):
-        found = read_index(folder)
-        try:
-            found.check_parts()
-            return found
-        except UserError as error:
-            logger.warning("%s", error)
-    logger.warning("%s is damaged; it is made again", path)
-    return None
-
-
-def _remove_leftovers(folder: AnyPath) -> None:
-    """Temporary files of a job that was killed; the lock says that no other one is at work."""
-    for path in folder.glob(".tmp-*"):
-        path.unlink(missing_ok=True)

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treeproc.common.files import read_json
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.job.job_report import fallbacks
-from treeproc.shards.store import ShardRecord, finished_shards
+from treeproc.shards.store import Index, ShardRecord, finished_shards, read_index
 from treeproc.stages.running import Run
 
 logger = logging.getLogger(__name__)
@@ -94,3 +96,29 @@ def ray_runner(folder: AnyPath, record: Recorder) -> Run:
         return ray_job.run_jobs(worker, arguments, jobs, folder=folder, count_usage=record.session.add_worker)
 
     return run
+
+
+def previous_index(folder: AnyPath, key: str) -> Index | None:
+    """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
+    path = folder / "index.json"
+    if not path.exists():
+        return None
+    try:
+        index = read_json(path)
+    except UserError:
+        index = {}
+    if {"schema_version", key} <= set(index) and {"shards", "parts"} & set(index):
+        found = read_index(folder)
+        try:
+            found.check_parts()
+            return found
+        except UserError as error:
+            logger.warning("%s", error)
+    logger.warning("%s is damaged; it is made again", path)
+    return None
+
+
+def remove_leftovers(folder: AnyPath) -> None:
+    """Temporary files of a job that was killed; the lock says that no other one is at work."""
+    for path in folder.glob(".tmp-*"):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,110 @@
+"""The text stage of a data set: what is finished is trusted, what is missing is read and written."""
+
+import logging
+from dataclasses import dataclass
+
+from treeproc.common.files import file_sha256
+from treeproc.common.progress import Progress
+from treeproc.common.provenance import Recorder
+from treeproc.common.settings import UserError, differences
+from treeproc.common.storage import AnyPath
+from treeproc.job.config import PreprocessConfig
+from treeproc.job.job_report import dropped, reasons, say_notices
+from treeproc.job.shard_jobs import previous_index, remove_leftovers
+from treeproc.job.text_on_ray import remove_work
+from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
+from treeproc.readers import FORMATS
+from treeproc.shards.schema import SCHEMA_VERSION, in_order
+from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, write_index
+from treeproc.stages.input_note import Known, remember, stamps_of
+from treeproc.stages.line_lists import DROPPED, has_files, line_list
+
+logger = logging.getLogger(__name__)
+
+
+class NothingLeft(UserError):
+    """The filters dropped every example of a split."""
+
+
+@dataclass
+class TextStage:
+    """The text stage of the data set `out`."""
+
+    config: PreprocessConfig
+    out: AnyPath
+    record: Recorder
+
+    def make(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> list[ShardRecord]:
+        """Filtered examples as shards. Another text under the same folder is refused.
+
+        `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
+        """
+        folder, config, inputs = self.out / "text", self.config, self.config.inputs()
+        folder.mkdir(exist_ok=True)
+        remove_leftovers(folder)
+        index = previous_index(folder, "inputs")
+        if index and known and (records := self._finished_text(index, known.digests)):
+            logger.info("text: the inputs have the sizes and times of before; they are not read again")
+            remove_work(self.out)
+            return records
+        if known and can_run_on_ray(config, self.out):  # something is missing of a stage that was to be trusted
+            work = text_on_ray(config, self.out, self.record)
+        counts, lines = work.counts(), work.digests()
+        if index:
+            changed = differences(index["inputs"], lines)
+            if changed:
+                names = ", ".join(line.split(":")[0] for line in changed)
+                raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
+            if records := self._finished_text(index, lines):
+                self._end_text(stamps, Known(counts, lines))
+                return records
+        records, notices, fingerprint = [], config.notices(), self._text_fingerprint(lines)
+        self.record.note(text=0)
+        with (
+            line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
+            Progress("text", sum(counts.values()), unit="examples") as progress,
+        ):
+            for record in work.write(fingerprint, config.rows_per_shard, notices, dropped_lines):
+                records.append(record)
+                progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
+                self.record.keep_up(text=len(records))
+        self.record.note()
+        order = in_order(config.splits)
+        records.sort(key=lambda record: (order.index(record.split), record.index))
+        for split in config.splits:
+            if not any(record.rows for record in records if record.split == split):
+                why = reasons(dropped(records)[split])
+                raise NothingLeft(
+                    f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
+                )
+        columns = ["example_id", *inputs.columns()]
+        facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
+        write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
+        self._end_text(stamps, Known(counts, lines))
+        self._say_notices(facts["notices"])
+        return records
+
+    def _text_fingerprint(self, lines: dict[str, str]) -> str:
+        config = self.config
+        reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
+        return fingerprint_of(SCHEMA_VERSION, lines, *reading)
+
+    def _finished_text(self, index: dict, lines: dict[str, str]) -> list[ShardRecord] | None:
+        """The shards of a text stage that is finished, of inputs of these digests; None where anything is missing."""
+        folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
+        records = list(index.records())
+        if index["inputs"] != lines or not has_files(folder, index):
+            return None
+        if not all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))):
+            return None
+        self._say_notices(index.get("notices", {}))
+        return records
+
+    def _end_text(self, stamps: str | None, known: Known) -> None:
+        """Note by what the inputs are recognised, unless they changed meanwhile."""
+        same = stamps is not None and stamps_of(self.config.inputs()) == stamps
+        remember(self.out / "text", stamps if same else None, known)
+        remove_work(self.out)
+
+    def _say_notices(self, notices: dict) -> None:
+        say_notices(notices, self.config.parsers(), tokens_can_be_set=not FORMATS[self.config.format].columns)
