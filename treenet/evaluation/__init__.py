@@ -1,1 +1,1 @@
-"""Evaluation: scores of splits, what they were made of, comparisons and tests."""
+"""Evaluation: scores of splits, their origin, comparisons and tests."""

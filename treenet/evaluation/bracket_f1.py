@@ -1,9 +1,10 @@
 """Unlabelled bracket F1 as work on unsupervised parsing reports it, and trees that need no model.
 
-A bracket is a half-open span of words. As in the evaluation of PRPN and ON-LSTM (Shen et al., 2018, 2019), punctuation is
-taken out of both trees first; spans of one word, the whole sentence and spans that occur again do not count; precision,
-recall and F1 are of a sentence, and the mean of F1 over sentences is the score. A sentence without gold brackets has the
-recall 1, and the precision 1 where none was predicted, else 0. The F1 over all brackets of all sentences stands beside it.
+A bracket is a half-open span of words. The rules are those of the evaluation of PRPN and ON-LSTM (Shen et al., 2018, 2019).
+Punctuation is first removed from both trees. Spans of one word, the whole sentence and repeated spans do not count.
+
+Precision, recall and F1 are per sentence. The score is the mean of F1 over sentences. A sentence without gold brackets has the
+recall 1; its precision is 1 if no bracket was predicted, else 0. The F1 over all brackets of all sentences is a second figure.
 """
 
 from collections import Counter
@@ -25,7 +26,7 @@ CUTS: dict[str, Callable[[int, int, np.random.Generator], int]] = {
 
 
 def binary_tree(num_words: int, kind: str, random: np.random.Generator) -> list[Bracket]:
-    """The spans of two words or more of a tree that is cut by one of CUTS; left is left-branching."""
+    """Return the spans of two words or more of a tree cut by one of CUTS; left is left-branching."""
     spans, uncut = [], [(0, num_words)]
     while uncut:
         start, end = uncut.pop()
@@ -37,18 +38,18 @@ def binary_tree(num_words: int, kind: str, random: np.random.Generator) -> list[
 
 
 def over_kept_words(spans: Iterable[Bracket], kept: Sequence[bool]) -> list[Bracket]:
-    """Spans [start, end) of words as spans of the words that are kept; empty ones too."""
+    """Convert spans [start, end) of words to spans of the kept words; some may be empty."""
     before = [0, *accumulate(map(int, kept))]
     return [(before[start], before[end]) for start, end in spans]
 
 
 def counted(spans: Iterable[Bracket], num_words: int) -> set[Bracket]:
-    """The brackets of a sentence that count: each once, none of one word or less, nor the whole sentence."""
+    """Return the brackets of a sentence that count, each once. Spans of one word or less and the whole sentence do not count."""
     return {(start, end) for start, end in spans if 1 < end - start < num_words}
 
 
 def score_brackets(gold: Sequence[Collection[Bracket]], predicted: Sequence[Collection[Bracket]]) -> dict[str, float]:
-    """`sentence_f1`, the mean over sentences, and `precision`, `recall` and `f1` over all brackets, as fractions."""
+    """Return `sentence_f1`, the mean over sentences, and `precision`, `recall` and `f1` over all brackets, as fractions."""
     total, sentences = Counter(), []
     for wanted, found in zip(gold, predicted, strict=True):
         matched = len(set(wanted) & set(found))
@@ -68,7 +69,10 @@ def score_brackets(gold: Sequence[Collection[Bracket]], predicted: Sequence[Coll
 def recall_by_label(
     labelled: Sequence[Mapping[Bracket, Collection[str]]], predicted: Sequence[Collection[Bracket]]
 ) -> dict[str, dict[str, float]]:
-    """`count` and `recall` of the gold brackets of a label, frequent labels first. Spans with several labels count for each."""
+    """Return `count` and `recall` of the gold brackets of each label, frequent labels first.
+
+    A span with several labels counts for each.
+    """
     count, matched = Counter(), Counter()
     for wanted, found in zip(labelled, predicted, strict=True):
         for span, labels in wanted.items():

@@ -1,4 +1,4 @@
-"""Scores by what makes a source hard: its length in words, and the depth of its tree."""
+"""Scores by the difficulty of a source: its length in words, and the depth of its tree."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,10 +10,12 @@ from treeproc.common.settings import Settings, UserError
 
 
 class BucketConfig(Settings):
-    """The upper ends of buckets, included. Values above the last one form a bucket too."""
+    """The upper ends of buckets, included. Values above the last one form another bucket."""
 
-    words: tuple[int, ...] = Field((10, 20, 30, 40, 50, 60), description="last lengths of the buckets by words of the source")
-    depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="last depths of the buckets by depth of the source's tree")
+    words: tuple[int, ...] = Field(
+        (10, 20, 30, 40, 50, 60), description="upper ends of the buckets by length of the source, in words"
+    )
+    depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="upper ends of the buckets by depth of the source's tree")
 
     @field_validator("words", "depth")
     @classmethod
@@ -24,12 +26,15 @@ class BucketConfig(Settings):
 
 
 def count_words(example: dict) -> int:
-    """Words of the leaves' side of an encoded row; pieces of one word count once."""
+    """Count the words on the leaves' side of an encoded row. The pieces of one word count once."""
     return len(np.unique(example["leaves"]["word_index"]))
 
 
 def tree_depth(example: dict) -> int:
-    """Nonterminals on the longest path from a root down to a leaf, the roots of split words included; 0 without a tree."""
+    """Return the number of nonterminals on the longest path from a root down to a leaf; 0 without a tree.
+
+    The roots of split words count too.
+    """
     ends = np.asarray(example["spans"]["subtree_end"])
     # Node i lies below every earlier node whose subtree is still open.
     closed = np.cumsum(np.bincount(ends, minlength=len(ends) + 1))[: len(ends)]
@@ -37,7 +42,7 @@ def tree_depth(example: dict) -> int:
 
 
 def measure_sources(examples: Iterable[dict]) -> dict[str, np.ndarray]:
-    """`words` and `depth` of every example."""
+    """Return `words` and `depth` of every example."""
     sizes = [(count_words(example), tree_depth(example)) for example in examples]
     return dict(zip(("words", "depth"), np.array(sizes, dtype=np.int64).reshape(-1, 2).T, strict=True))
 
@@ -45,9 +50,9 @@ def measure_sources(examples: Iterable[dict]) -> dict[str, np.ndarray]:
 def score_buckets(
     sizes: dict[str, np.ndarray], config: BucketConfig, hypotheses: Sequence[str], references: Sequence[str]
 ) -> dict[str, list[dict]]:
-    """Examples and corpus BLEU (13a) of every bucket that is not empty, for `words` and `depth`.
+    """Return the number of examples and corpus BLEU (13a) of every bucket with examples, for `words` and `depth`.
 
-    BLEU of few sentences is noisy, and that of short ones suffers from missing 4-grams: compare systems, not buckets.
+    BLEU of few sentences is noisy, and short sentences often have no matching 4-grams. So compare systems, not buckets.
     """
     metric = BLEU(tokenize="13a", force=True)
     found: dict[str, list[dict]] = {}
@@ -74,7 +79,7 @@ TITLES = {"words": "words of the source", "depth": "depth of its tree"}
 
 
 def format_buckets(buckets: dict[str, list[dict]]) -> str:
-    """A table for each kind of bucket."""
+    """Return a table for each kind of bucket."""
     blocks = []
     for name, rows in buckets.items():
         lines = [f"{TITLES[name]:22}{'lines':>7}{'BLEU':>8}"]

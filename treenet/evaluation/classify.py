@@ -1,4 +1,4 @@
-"""A split of an encoded data set with the predictions of a trained model for it, and their scores."""
+"""Predictions of a trained model for a split of an encoded data set, and their scores."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ class ClassifySettings(Settings):
     """Settings of scoring a classifier: the split and the model."""
 
     split: str = Field("test", description="split of the data set to classify")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
     checkpoint: str = Field(
         AVERAGED,
         coerce_numbers_to_str=True,
@@ -49,7 +49,7 @@ class ClassifySettings(Settings):
 def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     """Write `predictions.NAME.tsv` and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and its scores. Raises UserError when the folder is no run of a classifier, or run and data do not fit.
+    Returns NAME and its scores. Raises UserError if the folder is no run of a classifier, or if run and data do not fit.
     """
     name, lines, scores = _classify(folder, settings)
     atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
@@ -58,9 +58,9 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
 
 
 def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
-    """Write the entry SPLIT.peak of `scores.json`: the best of all kept checkpoints, chosen on that very split.
+    """Write the entry SPLIT.peak of `scores.json`: the best of all kept checkpoints, chosen on that same split.
 
-    No model may be chosen so. The figure shows how much such a choice would add. Returns its scores.
+    This choice is not valid for a model. The figure shows how much the choice would add. Returns its scores.
     """
     found = []
     for place in checkpoint_folders(folder):
@@ -73,7 +73,7 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
 
 
 def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
-    """The name of the result, the lines of its predictions, and its entry."""
+    """Return the name of the result, the lines of its predictions, and its entry."""
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     checkpoint = _checkpoint(folder, settings.checkpoint)
@@ -113,10 +113,10 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
 
 
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
-    """The scores of a finished run: of its model and of its last checkpoint, on valid and test where they are there.
+    """Score a finished run: its model and its last checkpoint, on valid and test if the data set has them.
 
-    What scores.json has of the same weights and data is not computed again; of results of before they named their weights,
-    what has the same steps.
+    A result in scores.json of the same weights and data is not computed again. Old results name only the steps of their weights;
+    they stay if the steps are the same.
     """
     done = read_scores(folder)
     index = read_index(load_trained(folder)[0].data / "encoded")
@@ -140,7 +140,7 @@ def _checkpoint(folder: Path, name: str) -> Path:
 
 @torch.no_grad()
 def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[tuple[LabelledBatch | PairBatch, ClassLogits]]:
-    """Every batch of a split, of examples of similar length, with what the model in evaluation mode makes of it."""
+    """Yield every batch of a split, of examples of similar length, with the output of the model in evaluation mode."""
     model.eval()
     device = next(model.parameters()).device
     for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
@@ -151,7 +151,7 @@ def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[t
 
 
 def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:
-    """A small table, one line per result."""
+    """Return a small table, one line per result."""
     names = [name for name in (*task.percentages, *task.figures) if any(name in s for s in everything.values())]
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]

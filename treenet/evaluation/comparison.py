@@ -18,7 +18,7 @@ from treeproc.shards.store import fingerprint_of
 class CompareConfig(Settings):
     """Settings of --compare."""
 
-    num: int = Field(10, ge=0, description="largest wins and largest losses that are shown")
+    num: int = Field(10, ge=0, description="number of the largest wins, and of the largest losses, to show")
     samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
 
@@ -31,10 +31,10 @@ def compare(
     config: CompareConfig,
     numbers: Sequence[int] | None = None,
 ) -> dict:
-    """The content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
+    """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
-    `sources` are only shown. `numbers` are those of the lines in the input of the split, from 1, of which some may have been
-    dropped; unset, lines are counted as they come. The systems must have been checked against the references.
+    `sources` are only shown. `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped
+    lines. If unset, the sentences are counted. The systems must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
     metrics = compare_systems(baseline.lines, system.lines, references, config.samples)
@@ -76,14 +76,14 @@ def compare(
 
 
 def _origin(system: System) -> dict:
-    """The origin of a system's translations, from its entry of scores.json."""
+    """Return the origin of a system's translations, from its entry of scores.json."""
     if system.scores is None:
         return {"weights_sha256": None, "weights": "not known: lines of a file"}
     return recorded_origin(system.scores)
 
 
 def format_comparison(found: dict) -> str:
-    """The test as a table, then wins and losses side by side."""
+    """Return the test as a table, then wins and losses side by side."""
     lines = []
     for title, name in (("A", "baseline"), ("B", "system")):
         lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]

@@ -1,4 +1,4 @@
-"""Translation of a split of an encoded data set with a trained model, and its scores against the references."""
+"""Translates a split of an encoded data set with a trained model, and scores the result against the references."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,17 +41,17 @@ class EvaluateSettings(Settings):
     """Settings of evaluate.py: the split, the weights and the decoding."""
 
     split: str = Field("test", description="split of the data set to translate")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
     untrained: bool = Field(False, description="a baseline: the weights of the run's seed before the first update")
     shuffle_trees: bool = Field(
-        False, description="a control: every sentence gets a random tree of another shape over its own leaves"
+        False, description="a control: every sentence gets a random tree of another shape over its leaves"
     )
     seed: int = Field(1, ge=0, description="seed of shuffle_trees")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; other settings are as in the run")
     target_language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",
@@ -60,18 +60,18 @@ class EvaluateSettings(Settings):
     )
     buckets: BucketConfig = BucketConfig()
     hypotheses: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="score this file, one line per reference, plain or .gz, in place of translating"
+        None, description="score this file, one line per reference, plain or .gz, instead of translating"
     )
     references: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="with hypotheses or --compare: references in a file in place of those of a data set"
+        None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
     )
     compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
-    """Name of the result in file names and scores.json: the split, and what is not the run's own.
+    """Return the name of the result in file names and scores.json: the split, and all that differs from the run.
 
-    So that a baseline or a control never takes the place of the score of the run.
+    So a baseline or a control never replaces the score of the run.
     """
     parts = [settings.split]
     if run.checkpoint != AVERAGED:
@@ -84,7 +84,7 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
 
 
 def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int = 1) -> Iterator[list[Hypothesis]]:
-    """Hypotheses of every example of `settings.split`, best first, in example order."""
+    """Return the hypotheses of every example of `settings.split`, best first, in example order."""
     examples = read_split(run.data, "encoded", settings.split)
     if settings.shuffle_trees:
         examples = (shuffle_tree(example, settings.seed) for example in examples)
@@ -95,7 +95,7 @@ def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int
 def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     """Write `translations.NAME.txt` and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and its scores. Raises UserError when the folder is no run, or run and data do not fit.
+    Returns NAME and its scores. Raises UserError if the folder is no run, or if run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -110,7 +110,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
         raise UserError(f"shuffle_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
     check_no_control(run.data, read_index(run.data / "encoded"), run.model.reads, run.config.model.name)
     check_hashes(run.data / "encoded", settings.split)
-    # Before hours of search, not after.
+    # Before hours of search.
     read_scores(folder)
     build_tokenizer(tokenizer_of(run.data, settings))
     references = read_references(run.data, settings.split)
@@ -126,7 +126,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
 
 
 def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
-    """Name of the tokeniser of tokenised BLEU; lines of a data set whose input came tokenised are tokens between blanks."""
+    """Return the name of the tokeniser for tokenised BLEU. If the input of a data set was tokenised, its tokens are kept."""
     path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
     made_with = read_yaml(read_text(path, "restore it"), str(path)) if path is not None and path.exists() else None
     tokenized = isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none"
@@ -134,7 +134,7 @@ def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
 
 
 def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath | None, settings: EvaluateSettings) -> dict:
-    """Scores of translations, by bucket too where a data set says what the sources are; as in scores.json."""
+    """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
     scores = compute_scores(lines, references, tokenizer_of(data, settings))
     scores["split"] = settings.split
     if data is not None:
@@ -145,13 +145,13 @@ def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath |
 
 
 def data_of(run: Path) -> AnyPath | None:
-    """The data set of a run folder; None where the folder is no run."""
+    """Return the data set of a run folder; None if the folder is no run."""
     config = run / "config.yaml"
     return load_settings(TrainConfig, config).data if config.is_file() else None
 
 
 def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
-    """References of a data set that nothing was loaded of yet, and what to call them. Raises UserError when it has none."""
+    """Read the references of a data set that is not loaded, and their name. Raises UserError if it has none."""
     if "tgt_pieces" not in read_index(data / "encoded")["columns"]:
         raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
     return read_references(data, split), f"{split} of {data}"
@@ -160,10 +160,10 @@ def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
 def score_file(
     lines: Sequence[str], references: Sequence[str] | None, settings: EvaluateSettings, out: Path | None
 ) -> tuple[str, dict]:
-    """Score the lines of `settings.hypotheses`, and of `settings.references` where it is set; returns a name and the scores.
+    """Score the lines of `settings.hypotheses`, against `settings.references` if it is set. Returns a name and the scores.
 
-    With `out`, a run folder or another, translations and scores are written there, as of a run. Raises UserError when there
-    are no references, or not one per line.
+    `out` is a run folder or another folder. Translations and scores are written there as for a run. Raises UserError if there are
+    no references, or not one per line.
     """
     data = settings.data or (data_of(out) if out else None)
     if references is None:
@@ -190,7 +190,7 @@ def score_file(
 
 
 def compare_results(baseline: System, system: System, references: Sequence[str] | None, settings: EvaluateSettings) -> dict:
-    """The comparison of two systems, on the references of a file, or else of the data set of a run."""
+    """Compare two systems on the references of a file, or else of the data set of a run."""
     sources, numbers, of = None, None, str(settings.references)
     split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
     if references is None:
@@ -207,7 +207,7 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
 
 
 def format_scores(everything: dict[str, dict]) -> str:
-    """A small table, one line per result."""
+    """Return a small table, one line per result."""
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}" + "".join(f"{metric.column:>11}" for metric in METRICS.values()) + f"{'lines':>9}"]
     for name, scores in everything.items():
@@ -218,7 +218,7 @@ def format_scores(everything: dict[str, dict]) -> str:
 
 
 def format_signatures(scores: dict) -> str:
-    """The definition of each number, one line per metric."""
+    """Return the definition of each number, one line per metric."""
     lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in METRIC_TITLES.items()]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the data set came tokenised: tokenised BLEU is the one to compare, BLEU is not over detokenised lines")

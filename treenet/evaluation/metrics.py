@@ -1,9 +1,10 @@
-"""Translation scores by sacrebleu, on text that is at hand: nothing is downloaded.
+"""Translation scores by sacrebleu. It scores text that is already here and downloads nothing.
 
-`bleu` is sacrebleu's default, of detokenised lines: the number to publish. `bleu_tokenized` is what the paper and most
-papers before it report: BLEU over the tokens of the Moses tokeniser, case-sensitive, which says something only beside
-numbers over the same tokens. `bleu_compound_split` is the same with hyphenated words cut at their hyphens on both sides, as
-the published scores of WMT'14 English-German were computed since Vaswani et al. (2017); it is higher by some tenths.
+`bleu` is sacrebleu's default, of detokenised lines: the number to publish. `bleu_tokenized` is case-sensitive BLEU over the
+tokens of the Moses tokeniser, as in the paper and most earlier papers. Compare it only with numbers over the same tokens.
+
+`bleu_compound_split` is the same, with hyphenated words cut at their hyphens on both sides. The published scores of WMT'14
+English-German use it since Vaswani et al. (2017). It is higher by some tenths.
 """
 
 import re
@@ -25,7 +26,10 @@ from treeproc.common.settings import UserError
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired bootstrap test of one metric. `p_value` is under the hypothesis of equal weights, and says nothing of seeds."""
+    """A paired bootstrap test of one metric.
+
+    `p_value` assumes equal weights as the null hypothesis, and does not concern seeds.
+    """
 
     baseline: float
     system: float
@@ -40,14 +44,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class SeedComparison:
-    """Mean BLEU over seeds of systems and baselines. `weights_p_value` is of the paired bootstrap, about these weights alone."""
+    """Mean BLEU over seeds of systems and baselines. `weights_p_value` is from the paired bootstrap, for these weights only."""
 
     over_seeds: SeedTest
     weights_p_value: float
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str = "translations", of: str = "") -> None:
-    """Raises UserError when the two differ in number, or there is nothing to score; `what` and `of` are their names."""
+    """Raise UserError if the two differ in number of lines, or are empty; `what` and `of` are their names."""
     if len(hypotheses) != len(references):
         longer, name = (hypotheses, what) if len(hypotheses) > len(references) else (references, of or "the references")
         blank = "" if longer[-1].strip() else f"; the last line of {name} is blank"
@@ -61,13 +65,13 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
 
 @dataclass(frozen=True)
 class Metric:
-    """A corpus metric of sacrebleu. `build` is told whether a data set came tokenised."""
+    """A corpus metric of sacrebleu. `build` gets whether the input of the data set was tokenised."""
 
     title: str
     column: str  # its title in a narrow table
     build: Callable[[bool], SacrebleuMetric]
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
-    compared: bool = False  # whether two systems are tested by it
+    compared: bool = False  # whether it is used to test two systems
 
 
 # The metrics of every evaluation, in the order of its table.
@@ -85,10 +89,10 @@ NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 
 def choose_tokenizer(tokenized: bool, language: str | None) -> str:
-    """Name of the tokeniser of tokenised BLEU.
+    """Return the name of the tokeniser for tokenised BLEU.
 
-    Lines that are tokens already are taken as they are; else Moses' rules of the target language; where that is not known,
-    `intl`, the tokeniser of mteval-v14, which is near but not the same.
+    Lines that are already tokens stay as they are. Otherwise the rules of Moses for the target language hold. For an unknown
+    language it is `intl`, the tokeniser of mteval-v14, which is close but not the same.
     """
     if tokenized:
         return NO_TOKENIZER
@@ -96,7 +100,10 @@ def choose_tokenizer(tokenized: bool, language: str | None) -> str:
 
 
 def build_tokenizer(name: str) -> Callable[[str], str]:
-    """Line -> tokens between blanks. Moses' hyphens stay inside words, and nothing is escaped."""
+    """Build a function from a line to tokens with blanks between them.
+
+    Moses keeps hyphens inside words, and nothing is escaped.
+    """
     if name == NO_TOKENIZER:
         return str
     if name == INTERNATIONAL:
@@ -109,12 +116,15 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
 
 
 def split_compounds(tokens: str) -> str:
-    """`well-known` -> `well ##AT##-##AT## known`; overlapping hyphens of one letter between as in Vaswani et al.'s script."""
+    """Split `well-known` into `well ##AT##-##AT## known`.
+
+    Hyphens with one letter between them are split as in Vaswani et al.'s script.
+    """
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
 
 
 def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = INTERNATIONAL) -> dict:
-    """The `METRICS` of a corpus with their signatures, as scores.json holds them; tokens are those of `tokenizer`.
+    """Compute the `METRICS` of a corpus with their signatures, in the form of scores.json. `tokenizer` makes the tokens.
 
     A signature names the tokeniser.
     """
@@ -135,7 +145,7 @@ def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokeniz
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """chrF [lines] of every line alone, 0 to 100."""
+    """Return chrF [lines] of every single line, 0 to 100."""
     metric = CHRF()
     pairs = zip(hypotheses, references, strict=True)
     return np.array([metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs])
@@ -144,7 +154,7 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.nd
 def compare_systems(
     baseline: Sequence[str], system: Sequence[str], references: Sequence[str], num_samples: int = 1000
 ) -> dict[str, Comparison]:
-    """Paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics that are `compared`.
+    """Make a paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics with the mark `compared`.
 
     Sacrebleu fixes the seed of the samples, and the signature states it.
     """
@@ -162,7 +172,7 @@ def compare_systems(
     comparisons = {}
     for key, name in zip(compared, signatures, strict=True):
         first, second = results[name]
-        # Sacrebleu counts samples that lie strictly above the difference: none for equal systems.
+        # Sacrebleu counts samples strictly above the difference; equal systems have none.
         p_value = 1.0 if first.score == second.score else second.p_value
         comparisons[key] = Comparison(first.score, second.score, p_value, signatures[name].format())
     return comparisons
@@ -173,22 +183,25 @@ BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "len
 
 
 def bleu_statistics(lines: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> np.ndarray:
-    """All that corpus BLEU needs of each sentence [lines, BLEU_STATISTICS]: n-grams of the line that match, and lengths.
+    """Return the statistics of BLEU for each sentence [lines, BLEU_STATISTICS]: numbers of matching n-grams, and lengths.
 
-    Of detokenised lines, or with a `tokenizer` of tokenised BLEU.
+    They are of detokenised lines, or with a `tokenizer` of tokenised BLEU.
     """
     check_lines(lines, references)
     if tokenizer is not None:
         split = build_tokenizer(tokenizer)
         lines, references = ([split(line) for line in side] for side in (lines, references))
-    # Effective order is for the score of the sentence alone, which is not used.
+    # Effective order concerns only the score of the single sentence, which is not used.
     metric = BLEU(tokenize="13a" if tokenizer is None else "none", effective_order=True)
     sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
     return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
 
 
 def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = 12345) -> np.ndarray:
-    """Corpus BLEU [1 + samples] of all sentences, then of so many samples of a bootstrap: the same ones for all systems."""
+    """Return corpus BLEU [1 + samples]: of all sentences, then of each sample of a bootstrap.
+
+    All systems get the same samples.
+    """
     num_sentences = len(statistics)
     chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
     counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
@@ -205,10 +218,10 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = 12345) -> 
 
 
 def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:
-    """The difference in mean BLEU between systems and baselines, `sample_bleu` of one of each a seed: see `compare_over_seeds`.
+    """Compare mean BLEU of systems and baselines, from `sample_bleu` of one of each per seed: see `compare_over_seeds`.
 
-    The variance over sentences is that of a paired bootstrap, one sample of which takes the same sentences for all seeds.
-    With one seed its p-value is that of `compare_systems`.
+    The variance over sentences is that of a paired bootstrap. Each sample takes the same sentences for all seeds. With one seed,
+    the p-value of the weights is that of `compare_systems`.
     """
     differences = np.stack(systems) - np.stack(baselines)  # [seeds, 1 + samples]
     sampled = differences[:, 1:].mean(0)
@@ -219,10 +232,10 @@ def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray]
 
 
 def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:
-    """The growth of the difference with every doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both sides.
+    """Compare the growth of the difference per doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both.
 
-    `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The mean slope is tested
-    as a difference is, its variance over sentences from samples that all seeds and sizes share.
+    `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The test of the mean slope
+    is the same as that of a difference. Its variance over sentences comes from samples that all seeds and sizes share.
     """
     differences = np.moveaxis(systems - baselines, 1, 2)  # [seeds, 1 + samples, sizes]
     found = slopes(differences, np.log2(sizes)[:, None])

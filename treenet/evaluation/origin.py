@@ -1,7 +1,7 @@
 """The origin of a result: its weights, data and decoding, and whether its run still has them.
 
-A result records the sha256 of its weights, the fingerprints of its data, its decoding settings, what was asked for, and the
-software. It stands as long as the command that made it would read the same weights and data, and decode as it did.
+A result records the sha256 of its weights, the fingerprints of its data, its decoding settings, the user's own settings, and the
+software. It is valid as long as its command would read the same weights and data, and decode in the same way.
 """
 
 import json
@@ -29,17 +29,17 @@ _SHOWN = 8  # digits of a hash
 
 
 def fingerprints(index: Mapping) -> dict[str, str]:
-    """The fingerprints of a data set, from its index."""
+    """Return the fingerprints of a data set, from its index."""
     return {key: value for key, value in index.items() if key.endswith("fingerprint")}
 
 
 def asked_for(settings: Settings) -> dict:
-    """The settings that the user set, of those that the result depends on."""
+    """Return the settings that the user set and that the result depends on."""
     return settings.model_dump(mode="json", exclude_unset=True, exclude=excluded(type(settings), Effect.NONE))
 
 
 def origin(run: LoadedModel, settings: Settings) -> dict:
-    """The origin of a result of `run`, for its entry. Untrained weights have no file: they are drawn with the named seed."""
+    """Return the origin of a result of `run`, for its entry. Untrained weights have no file: the named seed gives them."""
     untrained = {} if run.weights_sha256 else {"weights": f"untrained, drawn with seed {run.config.seed}"}
     return {
         "checkpoint": run.checkpoint,
@@ -54,10 +54,10 @@ def origin(run: LoadedModel, settings: Settings) -> dict:
 
 @dataclass(frozen=True)
 class Standing:
-    """The standing of a result: whether it belongs to its run as it is now.
+    """The standing of a result: whether it belongs to the present state of its run.
 
-    `changed` says what no longer matches, and is empty where everything does; `command` renews the result. `recorded` is
-    False for results of before they named their weights, of which nothing is known.
+    `changed` names the differences, and is empty without one. `command` renews the result. `recorded` is False for old results
+    that do not name their weights; then nothing is known about them.
     """
 
     changed: str = ""
@@ -72,20 +72,23 @@ class RunState:
         self.folder, self.name = folder, str(name or folder)
 
     def judge(self, entry: Mapping, workflow: str | None = None) -> Standing:
-        """The standing of an entry of scores.json or probes.json; `workflow` is the script that made it, derived where unset."""
+        """Judge an entry of scores.json or probes.json.
+
+        `workflow` is the script that made it; if unset, it follows from the entry.
+        """
         asked = entry.get("asked")
         if not isinstance(asked, dict):
             asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
         command = self._command(workflow or _workflow(entry), entry, asked)
         if not is_recorded(entry):
             return Standing(command=command, recorded=False)
-        if "hypotheses" in entry:  # lines of another system, which no weights of this run can change
+        if "hypotheses" in entry:  # lines of another system; a change of this run's weights does not concern them
             return Standing()
         changed = [*self._other_weights(entry, asked), *self._other_data(entry, asked), *self._other_decoding(entry, asked)]
         return Standing(", ".join(changed), command)
 
     def weights_sha256(self, checkpoint: str = AVERAGED) -> str | None:
-        """The sha256 of the weights that a command would load; None where there are none or it is not known."""
+        """Return the sha256 of the weights that a command would load; None if there are none or it is unknown."""
         if checkpoint == LAST:
             folders = [] if isinstance(self.folder, RemotePath) else checkpoint_folders(self.folder)
             return recorded_sha256(folders[-1]) if folders else None
@@ -114,7 +117,7 @@ class RunState:
         if entry["own_data"]:
             now = self._facts.get("data_fingerprint")
         elif place := asked.get("data") or self._config.get("data"):
-            with suppress(UserError):  # unknown where it has moved
+            with suppress(UserError):  # unknown if it has moved
                 now = read_index(as_path(place) / "encoded").get("fingerprint")
         return [f"data {short(then)}, now {short(now)}"] if None not in (then, now) and then != now else []
 
@@ -128,7 +131,7 @@ class RunState:
 
     def _command(self, workflow: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
-        if workflow == "train_classifier.py":  # which scores what it has trained
+        if workflow == "train_classifier.py":  # it scores the tasks that it trains
             return f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}"
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
@@ -137,14 +140,14 @@ class RunState:
 
 
 def _workflow(entry: Mapping) -> str:
-    """The script that made an entry of scores.json, by what it holds."""
+    """Return the script that made an entry of scores.json, by its content."""
     if "bleu" in entry:
         return "evaluate.py"
     return "unsupervised_parse.py" if "recall_by_label" in entry else "train_classifier.py"
 
 
 def _asked_checkpoint(folder: str) -> str:
-    """`step_00001000` -> `1000`, as a user asks for it."""
+    """Convert `step_00001000` to `1000`, the form of the setting."""
     number = folder.removeprefix("step_")
     return str(int(number)) if number.isdigit() else folder
 
@@ -154,41 +157,41 @@ def _as_yaml(value: object) -> str:
 
 
 def is_recorded(entry: Mapping) -> bool:
-    """Whether it names its weights, or says what there is in their place."""
+    """Return whether the entry names its weights, or the reason why it has none."""
     return bool(entry.get("weights_sha256") or "weights" in entry)
 
 
 def recorded_origin(entry: Mapping) -> dict:
-    """The origin that an entry records, for a table over runs; its weights are None where it names none."""
+    """Return the origin that an entry records, for a table over runs. Its weights are None if the entry names none."""
     return {"weights_sha256": None, **{name: entry[name] for name in _RECORDED if name in entry}}
 
 
 def short(sha256: str | None) -> str:
-    """The first digits of a hash, for people."""
+    """Return the first digits of a hash, for people."""
     return str(sha256)[:_SHOWN] if sha256 else "unknown"
 
 
 def data_fingerprint(entry: Mapping) -> str | None:
-    """The fingerprint of the encoded data set of a result."""
+    """Return the fingerprint of the encoded data set of a result."""
     data = entry.get("data")
     return data.get("fingerprint") if isinstance(data, dict) else None
 
 
 def describe_weights(entry: Mapping) -> str:
-    """The weights in words, as in `1a2b3c4d (averaged)`; or the text that is recorded in their place."""
+    """Describe the weights, as in `1a2b3c4d (averaged)`, or return the text that is recorded instead of weights."""
     if sha256 := entry.get("weights_sha256"):
         return f"{short(sha256)} ({entry.get('checkpoint', AVERAGED)})"
     return entry.get("weights", NOT_RECORDED)
 
 
 def describe_decoding(entry: Mapping) -> str:
-    """The settings that a hypothesis depends on; empty where nothing was decoded."""
+    """Describe the settings of decoding; empty if nothing was decoded."""
     found = entry.get("decoding")
     return " ".join(f"{name}={value}" for name, value in found.items() if name != "max_tokens") if isinstance(found, dict) else ""
 
 
 def describe_origin(entry: Mapping) -> str:
-    """Everything on one line."""
+    """Describe the origin on one line."""
     if not is_recorded(entry):
         return NOT_RECORDED
     data = data_fingerprint(entry)

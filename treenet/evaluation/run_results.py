@@ -1,4 +1,4 @@
-"""Results in a run folder: a file translations.NAME.txt and the entry NAME of scores.json for each."""
+"""Results in a run folder: each has a file translations.NAME.txt and the entry NAME of scores.json."""
 
 import hashlib
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired
 
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.metrics import check_lines
 from treenet.evaluation.origin import RunState, Standing
@@ -23,7 +23,7 @@ _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
 def translations_path(folder: AnyPath, name: str) -> AnyPath:
-    """Raises UserError for a recorded name that leaves the folder."""
+    """Return the path of translations. Raises UserError for a recorded name that leaves the folder."""
     return inside(folder, f"translations.{name}.txt")
 
 
@@ -31,7 +31,7 @@ _Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num
 
 
 class _Entry(TypedDict, total=False):
-    """The types of what readers use of a result; each kind of result has some of it."""
+    """The types of the fields that readers use. Each kind of result has some of them."""
 
     split: str
     checkpoint: str
@@ -56,7 +56,7 @@ class _Entry(TypedDict, total=False):
 
 
 def read_scores(folder: AnyPath) -> dict[str, dict]:
-    """The entries of scores.json, none where there is no such file yet."""
+    """Read the entries of scores.json; empty if there is no such file yet."""
     return _read(folder / SCORES)
 
 
@@ -65,7 +65,7 @@ def _read(path: AnyPath) -> dict[str, dict]:
 
 
 def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standing]]:
-    """The stale results in scores.json and probes.json; commands call the folder `name`."""
+    """Return the stale results in scores.json and probes.json. The folder is called `name` in commands."""
     state = RunState(folder, name)
     for file, entries, workflow in ((SCORES, read_scores(folder), None), (PROBES, _read(folder / PROBES), "probe.py")):
         for result, entry in entries.items():
@@ -74,14 +74,14 @@ def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standin
 
 
 def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
-    """Say on standard error which results in a run folder are of earlier weights, data or settings, and what renews them."""
+    """Print on standard error which results in a run folder are stale, and the command that renews each."""
     for result, standing in stale_results(folder, name or folder):
         message = f"{name or folder}/{result}: not of the run as it is ({standing.changed})"
         print(f"warning: {message}; to renew it: {standing.command}", file=sys.stderr)
 
 
 def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequence[str], scores: dict) -> dict:
-    """Write translations and scores; returns the entry, with hashes of what was scored against what."""
+    """Write translations and scores. Returns the entry, with hashes of the translations and the references."""
     content = "".join(f"{line}\n" for line in lines).encode()
     scores = scores | {
         "translations_sha256": hashlib.sha256(content).hexdigest(),
@@ -95,7 +95,7 @@ def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequ
 
 @dataclass(frozen=True)
 class System:
-    """Translations of a split, and what scores.json says of them: nothing of a file of another system."""
+    """Translations of a split, and their entry of scores.json. A file of another system has no entry."""
 
     name: str
     lines: list[str]
@@ -104,7 +104,7 @@ class System:
     standing: Standing = field(default_factory=Standing)
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
-        """Raises UserError when these are no translations of that split, of other references, or no longer of their run.
+        """Raise UserError if these are no translations of that split, are of other references, or are stale.
 
         `of` is the name of the references.
         """
@@ -121,15 +121,15 @@ class System:
 
 
 def result_in_run(path: Path) -> str | None:
-    """NAME of a file RUN/translations.NAME.txt that RUN/scores.json knows; None for any other file."""
+    """Return NAME of a file RUN/translations.NAME.txt that has an entry in RUN/scores.json; None for any other file."""
     match = _TRANSLATIONS.fullmatch(path.name)
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
 def read_system(run: Path, name: str, given: AnyPath | None = None) -> System:
-    """The result `name` of a run folder; `given` is the folder as the user wrote it, in an object store perhaps.
+    """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
-    Raises UserError when it is not there, or its translations are not those that were scored.
+    Raises UserError if it does not exist, or if its translations are not the ones that were scored.
     """
     given = given or run
     redo = f"run workflows/evaluate.py --out {given} split={name.partition('.')[0]}"

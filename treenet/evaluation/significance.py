@@ -1,10 +1,10 @@
 """Significance of differences between two systems: between two sets of weights, or over training seeds.
 
-A paired bootstrap over sentences is about two sets of weights that are there: other sentences, the same weights. Whether
-one system is better than another is a question about training with other seeds too, and needs several of them. With fewer
-than three there is no interval and no star.
+A paired bootstrap over sentences is about two given sets of weights: other sentences, the same weights. Whether one system is
+better than another is also a question about other seeds of training, and needs several of them. With fewer than three seeds there
+is no interval and no star.
 
-A family of comparisons that are made together has p-values that are corrected for their number, by Holm (1979).
+If several comparisons are made together, they are a family. Their p-values are corrected for their number, after Holm (1979).
 """
 
 import math
@@ -35,10 +35,10 @@ EXPLAIN_WEIGHTS = (
 
 @dataclass(frozen=True)
 class SeedTest:
-    """The mean difference of systems from baselines that share seeds, and what it says of others than these.
+    """The mean difference of systems from baselines that share seeds, and the inference about other seeds and sentences.
 
-    `interval` and `p_value` are None with fewer than `FEWEST_SEEDS` seeds, and where nothing varies. The standard errors of
-    the difference are those over seeds and over sentences; that over seeds is None with one seed.
+    `interval` and `p_value` are None with fewer than `FEWEST_SEEDS` seeds, or if nothing varies. There are two standard errors of
+    the difference, over seeds and over sentences. The one over seeds is None with one seed.
     """
 
     difference: float
@@ -46,9 +46,9 @@ class SeedTest:
     interval: tuple[float, float] | None
     p_value: float | None
     seeds_error: float | None
-    sentences_error: float | None  # None where an earlier version did not write it
+    sentences_error: float | None  # None if an earlier version did not write it
     about: str = ABOUT_SEEDS
-    family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` is none, and none in earlier versions
+    family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` means no family, as in earlier versions
     holm_p_value: float | None = None
 
     @property
@@ -58,27 +58,28 @@ class SeedTest:
 
 
 def summarize(values: Sequence[float]) -> dict:
-    """Mean, and half of its 95 % interval over seeds on the same sentences (Student's t), None with fewer than three."""
+    """Return the mean, and half of its 95 % interval over seeds on the same sentences (Student's t); None for one or two."""
     count = len(values)
     half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count >= FEWEST_SEEDS else None
     return {"mean": fmean(values), "half_interval": half, "values": list(values)}
 
 
 def half_interval(summary: dict) -> float | None:
-    """The half interval of a summary. Files of earlier versions have one of two seeds, which is not shown."""
+    """Return the half interval of a summary. Files of earlier versions have one for two seeds, which is not shown."""
     return summary["half_interval"] if len(summary["values"]) >= FEWEST_SEEDS else None
 
 
 def compare_over_seeds(differences: Sequence[float], sentence_variance: float, num_sentences: int) -> SeedTest:
-    """Test and interval of the mean of `differences`, one a seed, all on the same `num_sentences` sentences.
+    """Return test and interval of the mean of `differences`, one per seed, all on the same `num_sentences` sentences.
 
-    `sentence_variance` is that of the mean difference when sentences are drawn anew, for all seeds alike. It is added to
-    the variance over seeds, divided by their number. The sum is a little too large: what differs between seeds holds the
-    noise that each has on these sentences alone.
+    `sentence_variance` is the variance of the mean difference over new samples of sentences, the same for all seeds. It is added
+    to the variance over seeds, divided by their number. The sum is a little too large, because the variance between seeds also
+    contains each seed's noise on these sentences.
 
-    The critical value is Cochran and Cox's (1950): the mean of Student's t for seeds (their number less one degrees of freedom)
-    and for sentences, weighted by the two variances. With the first alone, intervals of three seeds are twice too wide where
-    sentences are most of the variance; Satterthwaite's degrees of freedom, estimated from three seeds, cover 92 % at worst.
+    The critical value is that of Cochran and Cox (1950): a mean of Student's t for seeds (their number less one degrees of
+    freedom) and for sentences, weighted by the two variances. With the first value alone, intervals of three seeds are twice too
+    wide if sentences make up most of the variance. Satterthwaite's degrees of freedom, estimated from three seeds, cover 92 % at
+    worst.
     """
     count, difference = len(differences), fmean(differences)
     over_seeds = variance(differences) / count if count > 1 else None
@@ -97,16 +98,17 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
 
 
 def compare_examples(differences: np.ndarray) -> SeedTest:
-    """`compare_over_seeds` of a score that is a mean over sentences, from its differences [seeds, sentences]."""
+    """Apply `compare_over_seeds` to a score that is a mean over sentences, from its differences [seeds, sentences]."""
     num_sentences = differences.shape[1]
     over_sentences = differences.mean(0).var(ddof=1) / num_sentences if num_sentences > 1 else 0.0
     return compare_over_seeds(differences.mean(1).tolist(), float(over_sentences), num_sentences)
 
 
 def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.ndarray, samples: int = 1000) -> SeedTest:
-    """`compare_over_seeds` of Pearson's correlation with `scores` [sentences], from predictions [seeds, sentences] of both sides.
+    """Apply `compare_over_seeds` to Pearson's correlation with `scores` [sentences].
 
-    The variance over sentences is that of a paired bootstrap, one sample of which takes the same sentences for all seeds.
+    The predictions of both sides are [seeds, sentences]. The variance over sentences is that of a paired bootstrap. Each sample
+    takes the same sentences for all seeds.
     """
     num_sentences = len(scores)
     chosen = np.random.default_rng(12345).integers(num_sentences, size=(samples, num_sentences))
@@ -117,7 +119,10 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
 
 
 def _correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Pearson's correlation [samples] of two vectors [n] whose places count so often, [samples, n]; 0 where one does not vary."""
+    """Return Pearson's correlation [samples] of two vectors [n]; 0 if one does not vary.
+
+    `counts` [samples, n] has how often each place counts.
+    """
     x, y = predicted - predicted.mean(), scores - scores.mean()
     total, x_sum, y_sum, xx, yy, xy = (counts @ np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)).T
     spread = (total * xx - x_sum**2) * (total * yy - y_sum**2)
@@ -125,7 +130,7 @@ def _correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) ->
 
 
 def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
-    """The tests of a family with Holm's p-values: m p for the smallest of m, (m - 1) p for the next, none below another."""
+    """Add Holm's p-values to the tests of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease."""
     p_values = [test.p_value for test in tests if test.p_value is not None]
     corrected, reached = {}, 0.0
     for rank, p_value in enumerate(sorted(p_values)):
@@ -135,20 +140,20 @@ def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
 
 
 def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Slopes of least squares of `values` over `places` along the last axis."""
+    """Return least-squares slopes of `values` over `places` along the last axis."""
     centred = places - places.mean(-1, keepdims=True)
     return (values * centred).sum(-1) / (centred**2).sum(-1)
 
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
-    """The value that |t| of Student's t stays below with probability `level`."""
-    from scipy.stats import t as student  # a second of imports, for which commands that test nothing do not wait
+    """Return the value that |t| of Student's t stays below with probability `level`."""
+    from scipy.stats import t as student  # here: the import takes a second, which only commands with tests need
 
     return float(student.ppf((1 + level) / 2, freedom))
 
 
 def _p_value(critical: Callable[[float], float], value: float) -> float:
-    """One less the level at which the increasing function `critical` reaches `value`; at least `_SMALLEST_P`."""
+    """Return 1 minus the level at which the increasing function `critical` reaches `value`; at least `_SMALLEST_P`."""
     from scipy.optimize import brentq
 
     highest = 1 - _SMALLEST_P

@@ -1,5 +1,4 @@
-"""Unsupervised parsing: trees from a model with constituent attention (Wang et al., 2019), scored against the trees of a
-data set.
+"""Unsupervised parsing: trees from a model with constituent attention (Wang et al., 2019), scored against those of a data set.
 
 Shapes: E encoder layers, L leaves, W words.
 """
@@ -43,21 +42,21 @@ from treeproc.trees.flat_trees import BINARY_PREFIX
 
 _BATCH_TOKENS = 8192
 _SHOWN_LABELS = 6
-_NO_TARGETS = np.zeros(0, dtype=np.int32)  # of data sets without a target side
+_NO_TARGETS = np.zeros(0, dtype=np.int32)  # for data sets without a target side
 
 
 class ParsingConfig(Settings):
-    """Settings of parsing from the link probabilities of the layers. The defaults are the released code's."""
+    """Settings of parsing from the link probabilities of the layers. The defaults are those of the released code."""
 
     start_layer: int | None = Field(
-        None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null is the last one"
+        None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null: the last one"
     )
-    min_layer: int = Field(2, ge=0, description="lowest layer that is asked")
+    min_layer: int = Field(2, ge=0, description="the lowest layer that is used")
     split_threshold: float = Field(
-        0.8, ge=0, le=1, description="a span whose weakest link is stronger is not cut, but looked at in the layer below"
+        0.8, ge=0, le=1, description="if the weakest link of a span is stronger, the layer below decides"
     )
     descend_threshold: float = Field(
-        0.7, ge=0, le=1, description="parts whose weakest link is stronger are looked at in the layer below; 0: all parts are"
+        0.7, ge=0, le=1, description="if the weakest link of a part is stronger, the layer below cuts it; 0: it cuts all parts"
     )
 
 
@@ -65,20 +64,20 @@ class ParseSettings(Settings):
     """Settings of unsupervised parsing: the sentences, the model and the scoring."""
 
     split: str = Field("test", description="split of the data set to parse")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
     treebank: tuple[Path, ...] = Field(
-        (), description="in place of a split: files, folders or archives of Penn Treebank trees, parsed in the run's vocabulary"
+        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
     )
     parsing: ParsingConfig = ParsingConfig()
     punctuation: tuple[str, ...] = Field(
         (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
-        description="tags of words that are taken out of both trees before they are compared",
+        description="words with these tags are removed from both trees before the comparison",
     )
     max_words: PositiveInt | None = Field(
-        None, description="score sentences of at most so many words without punctuation; 10 is what WSJ10 means"
+        None, description="score only sentences of at most this many words without punctuation; 10 gives WSJ10"
     )
     seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="parse on the GPU")
@@ -93,7 +92,7 @@ class GoldTree(NamedTuple):
 
 
 class ParsedSentence(NamedTuple):
-    """An example over its words, and what the model makes of it."""
+    """An example over its words, and the output of the model for it."""
 
     example_id: int
     gold: GoldTree
@@ -101,7 +100,7 @@ class ParsedSentence(NamedTuple):
 
 
 def check_layers(layers: int, config: ParsingConfig) -> int:
-    """The layer that cuts whole sentences, of so many. Raises UserError for layers that are not there."""
+    """Return the layer, out of so many, that cuts whole sentences. Raises UserError for layers that do not exist."""
     first = layers - 1 if config.start_layer is None else config.start_layer
     if not config.min_layer <= first < layers:
         raise UserError(
@@ -112,11 +111,11 @@ def check_layers(layers: int, config: ParsingConfig) -> int:
 
 
 def parse_links(link_probs: np.ndarray, config: ParsingConfig) -> list[Bracket]:
-    """Spans of two words or more of the tree over W words, from the probabilities [E, W - 1] of the links between them.
+    """Return the spans of two words or more of the tree over W words, from the link probabilities [E, W - 1].
 
-    Top-down: a span is cut at its weakest link in its layer. Where even that is stronger than `split_threshold`, the layer
-    below is asked, and in `min_layer` the span stays flat; parts begin in the layer of their span, or in the one below where
-    all their links are stronger than `descend_threshold`. Raises UserError for layers that are not there.
+    It works top-down: it cuts a span at the weakest link in the span's layer. If that link is stronger than `split_threshold`,
+    the layer below decides; in `min_layer` the span stays flat. A part begins in the layer of its span, or in the layer below if
+    all its links are stronger than `descend_threshold`. Raises UserError for layers that do not exist.
     """
     first = check_layers(len(link_probs), config)
     spans, open_spans = [], [(0, link_probs.shape[1] + 1, first)]
@@ -142,9 +141,9 @@ def parse_run(
 ) -> tuple[str, dict]:
     """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
 
-    `read_treebank` gives the trees of `settings.treebank`, and each as an example in the vocabulary of the data set in a
-    folder: treenet has no reader for them. Returns NAME and the entry. Raises UserError when the folder is no run, its model
-    has no constituents, or run and data do not fit.
+    `read_treebank` gives the trees of `settings.treebank`, and each as an example in the vocabulary of the data set. The caller
+    passes it because treenet has no reader for them. Returns NAME and the entry. Raises UserError if the folder is no run, if its
+    model has no constituents, or if run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -188,7 +187,7 @@ def parse_run(
 
 
 def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
-    """The trees of rows as of `Shard.row`, over words, in the vocabulary of `data`."""
+    """Return the trees of rows as from `Shard.row`, over words, in the vocabulary of `data`."""
     labels, tags = (_read_names(data, name) for name in ("labels", "pos_tags"))
     processor = load_processor(data)
     for example in examples:
@@ -207,21 +206,21 @@ def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
 def parse_examples(
     model: nn.Module, examples: Sequence[dict], gold: Sequence[GoldTree], settings: ParseSettings
 ) -> Iterator[ParsedSentence]:
-    """The sentences of `examples`, rows as of `Shard.row`, and their trees, in their order."""
+    """Return the sentences of `examples`, rows as from `Shard.row`, and their trees, in their order."""
     for example, tree, links in zip(examples, gold, find_links(model, examples), strict=True):
         first, _ = _word_places(example)
-        # Links inside a word are left out: no bracket begins or ends there.
+        # Links inside a word do not count: no bracket begins or ends there.
         yield ParsedSentence(example["example_id"], tree, parse_links(links[:, first[1:] - 1], settings.parsing))
 
 
 def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
-    """First leaf of every word, and the word of every leaf."""
+    """Return the first leaf of every word, and the word of every leaf."""
     begins = np.diff(example["leaves"]["word_index"], prepend=-1) != 0
     return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
 def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
-    """Link probabilities [E, L - 1] of every example, by a model that is put into evaluation mode."""
+    """Return link probabilities [E, L - 1] of every example. The model is put into evaluation mode."""
 
     @torch.no_grad()
     def find(batch: TreeBatch) -> list[np.ndarray]:
@@ -238,9 +237,9 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
 
 
 def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings) -> dict:
-    """Scores of the parses and, as `baselines`, of trees that need no model; as in scores.json.
+    """Score the parses, and trees that need no model as `baselines`; in the form of scores.json.
 
-    Sentences of fewer than two words without punctuation, or of more than `max_words`, are left out.
+    Sentences with fewer than two words without punctuation, or with more than `max_words`, do not count.
     """
     gold, found, labelled = [], [], []
     others: dict[str, list[set[Bracket]]] = {kind: [] for kind in CUTS}
@@ -273,7 +272,7 @@ def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings
 
 
 def write_tree(sentence: ParsedSentence) -> str:
-    """The parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
+    """Write the parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
     opened = defaultdict(int)
     closed = defaultdict(int)
     for start, end in sentence.parse or [(0, len(sentence.gold.words))]:
@@ -287,12 +286,12 @@ def write_tree(sentence: ParsedSentence) -> str:
 
 
 def _read_names(data: AnyPath, name: str) -> list[str]:
-    """Names of a vocabulary by id: labels or pos_tags."""
+    """Read names of a vocabulary by id: labels or pos_tags."""
     return read_text(data / "encoded" / "vocab" / f"{name}.txt", "run workflows/preprocess.py again").splitlines()
 
 
 def format_parse(name: str, scores: Mapping) -> str:
-    """A small table: the model and the baselines, and the labels that are most frequent."""
+    """Return a small table: the model and the baselines, and the most frequent labels."""
     columns = {"sentence_f1": "sent. F1", "f1": "F1", "precision": "precision", "recall": "recall"}
     rows = [f"{name:24}" + "".join(f"{title:>11}" for title in columns.values())]
     for kind, one in {"model": scores, **scores["baselines"]}.items():

@@ -1,7 +1,7 @@
-"""Scores of single words by how often they stand in the training text, as compare-mt (Neubig et al., 2019) counts them.
+"""Scores of single words by their frequency in the training text, as compare-mt (Neubig et al., 2019) counts them.
 
-A word of a translation is right as often as its reference has it, wherever it stands. The F1 of a bucket is over all
-occurrences of its words: with matches m, words of translations h and of references r it is 2 m / (h + r).
+A word of a translation is right as often as its reference has it, at any position. The F1 of a bucket is over all occurrences of
+its words. With m matches, h words of translations and r words of references, it is 2 m / (h + r).
 """
 
 from collections import Counter
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Upper ends of the buckets, included: words that training never showed, once, 2 to 4 times, and so on.
+# Upper ends of the buckets, included: words that training never had, had once, 2 to 4 times, and so on.
 LASTS = (0, 1, 4, 9, 99, 999)
 
 
 @dataclass(frozen=True)
 class FrequencyBucket:
-    """Words that stand `first` to `last` times in the training text, without end where `last` is None."""
+    """Words that occur `first` to `last` times in the training text. `last` is None in the open bucket."""
 
     first: int
     last: int | None
     words: int  # occurrences in the references
-    f1: list[float | None]  # of each system, 0 to 100; None where neither it nor the references have such a word
+    f1: list[float | None]  # of each system, 0 to 100; None if neither it nor the references have such a word
 
     @property
     def name(self) -> str:
@@ -31,7 +31,7 @@ class FrequencyBucket:
 
 
 def count_words(lines: Iterable[Sequence[str]], wanted: Iterable[str]) -> dict[str, int]:
-    """How often each of the words `wanted` stands in the lines of words; the memory is that of `wanted`, whatever the lines."""
+    """Count how often each of the words `wanted` occurs in the lines of words. Memory grows with `wanted`, not with the lines."""
     counts = dict.fromkeys(wanted, 0)
     for line in lines:
         for word in line:
@@ -46,7 +46,7 @@ def score_by_frequency(
     counts: dict[str, int],
     lasts: Sequence[int] = LASTS,
 ) -> list[FrequencyBucket]:
-    """F1 of every bucket that has a word, from translations and references as lines of words.
+    """Return F1 of every bucket that has a word, from translations and references as lines of words.
 
     `counts` are those of the training text, for every word of both.
     """

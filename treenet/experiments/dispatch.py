@@ -1,4 +1,4 @@
-"""The place where the cells of a grid run: this process one after another, or side by side processes of their own or Ray."""
+"""Runs the cells of a grid: one after another in this process, or side by side in processes or on Ray."""
 
 from collections.abc import Iterable
 
@@ -9,16 +9,16 @@ from treeproc.common.extras import require
 
 
 def need_ray(cells: Iterable[Cell]) -> bool:
-    """Whether cells have Ray Train workers. Their driver has the grid to itself; other processes share it."""
+    """Return whether cells have Ray Train workers. Then their driver has the grid alone; otherwise processes share it."""
     return any(cell.config.workers for cell in cells)
 
 
 def run_cells(cells: Iterable[Cell], work: CellWork, ledger: Ledger, parallel: int | None = None) -> None:
-    """Run what the ledger does not have as done, and leave in it how each cell ended.
+    """Run the cells that are not done in the ledger, and record how each cell ended.
 
-    `parallel` cells run at a time, with `workers` in Ray (None: as many as the cluster has room for), else in processes of
-    their own, or one after another in this one (None). SIGTERM saves a checkpoint and stops: cells that are waiting or
-    interrupted are left for the next time.
+    `parallel` cells run at a time: with `workers` on Ray (None: as many as the cluster has room for), else in processes. Without
+    `workers`, None runs them one after another in this process. SIGTERM saves a checkpoint and stops. The next call runs the
+    waiting and interrupted cells.
     """
     cells = ledger.in_order(cells)
     if need_ray(cells):

@@ -17,7 +17,7 @@ from treeproc.common.files import atomic_write
 from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
 
-POLL_S = 1.0  # seconds between two looks for a freed cell of another process
+POLL_S = 1.0  # seconds between two looks for a cell that another process left
 
 
 def _never_stale(folder: Path) -> str:
@@ -30,11 +30,11 @@ def _no_record(folder: Path, entry: Entry) -> None:
 
 @dataclass(frozen=True)
 class CellWork:
-    """The steps of a cell. Training and scoring can be repeated on the same folder, and be sent to other processes and nodes.
+    """The steps of a cell. Training and scoring can repeat on the same folder, and can run in other processes and on other nodes.
 
-    `train` continues a run and says whether it is finished; `score` leaves RUN/scores.json and returns what a person
-    wants to see of it. `stale` says why the scores of a finished run are not of its model as it is, nothing where they are.
-    `record` keeps what is known of a cell that is done; it runs where the ledger is.
+    `train` continues a run and returns whether it is finished. `score` writes RUN/scores.json and returns its summary for a
+    person. `stale` describes why the scores of a finished run do not fit its present model; it is empty if they fit. `record`
+    stores the results of a cell that is done; it runs where the ledger is.
     """
 
     train: Callable[[TrainConfig, Path], RunSummary]
@@ -44,7 +44,7 @@ class CellWork:
 
 
 def run_cell(cell: Cell, work: CellWork) -> CellResult:
-    """Train and score one cell. An error, whatever it is, is the cell's result: the other cells go on."""
+    """Train and score one cell. Any error becomes the cell's result, and the other cells continue."""
     started = time.monotonic()
 
     def result(status: str, **facts) -> CellResult:
@@ -61,7 +61,7 @@ def run_cell(cell: Cell, work: CellWork) -> CellResult:
 
 
 def describe_unexpected(error: Exception, folder: Path) -> str:
-    """One line about an error that nobody foresaw; the whole of it is in FOLDER/error.txt."""
+    """Return one line about an unexpected error, and write the traceback to FOLDER/error.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "error.txt", "".join(traceback.format_exception(error)).encode())
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}; see {folder / 'error.txt'}"
@@ -74,9 +74,9 @@ def run_cells_here(
     run: Callable[[Cell, CellWork], CellResult] = run_cell,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run cells in this process, one after another, until none is left; those that other processes have are waited for.
+    """Run cells in this process, one after another, until all are done. It waits for cells that other processes have.
 
-    A cell whose process died is taken up. Ends where a run was stopped, and where `is_stopped` says so between two cells.
+    It continues a cell of a process that died. It ends if a run was stopped, or if `is_stopped` returns True between two cells.
     """
     waits = False
     while not is_stopped():
@@ -98,7 +98,7 @@ def run_cells_here(
 
 
 def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> None:
-    """Note, record and tell how a cell ended."""
+    """Record and print how a cell ended."""
     ledger.end(cell, result)
     if result.status == DONE:
         work.record(cell.folder, ledger.entries[cell.name])
@@ -106,14 +106,14 @@ def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> 
 
 
 def describe_result(cell: Cell, result: CellResult) -> str:
-    """One line for the log."""
+    """Return one line for the log."""
     what = result.error or ", ".join(f"{name} {value:.2f}" for name, value in result.result.items())
     return f"{cell.name}: {result.status} after {format_seconds(result.seconds)}{': ' if what else ''}{what}"
 
 
 @contextmanager
 def on_sigterm() -> Iterator[threading.Event]:
-    """An event that SIGTERM sets, in place of ending this process."""
+    """Return an event that SIGTERM sets, instead of ending this process."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -126,7 +126,7 @@ def on_sigterm() -> Iterator[threading.Event]:
 
 
 class Follow:
-    """Progress of all cells in updates, by what their runs write."""
+    """Shows the progress of all cells in updates, from the files of their runs."""
 
     def __init__(self, cells: Sequence[Cell]):
         self._steps = {cell.name: _logged_step(cell) for cell in cells}

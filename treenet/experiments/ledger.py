@@ -1,7 +1,7 @@
 """The ledger of a grid of runs: the state of every cell, on disk in FOLDER/ledger.json.
 
-A cell is a name with settings; its run lies in FOLDER/cells/NAME and continues from its own checkpoints. So the ledger is
-never needed to resume a run: it says what is left, in which order, and what happened.
+A cell is a name with settings. Its run is in FOLDER/cells/NAME and continues from its own checkpoints. So no run needs the ledger
+to resume. The ledger has the remaining cells, their order, and what happened.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Required
 
 from pydantic import ConfigDict
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import OPERATIONAL, TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
@@ -50,7 +50,7 @@ class CellResult:
 
 @dataclass
 class Entry:
-    """A cell as ledger.json has it."""
+    """A cell as an entry of ledger.json."""
 
     labels: dict
     settings: dict
@@ -58,7 +58,7 @@ class Entry:
     status: str = WAITING
     starts: int = 0
     start_step: int = 0  # of the checkpoint that the last start continued from
-    seconds: float = 0.0  # of all starts that ended by themselves
+    seconds: float = 0.0  # of all starts, without those whose process died
     result: dict = field(default_factory=dict)
     error: str = ""
 
@@ -84,7 +84,7 @@ class _LedgerForm(TypedDict):
 
 
 def last_step(run_dir: Path) -> int:
-    """Step of the latest checkpoint, complete or not; 0 without one."""
+    """Return the step of the latest checkpoint, complete or not; 0 without one."""
     folders = checkpoint_folders(run_dir)
     return checkpoint_step(folders[-1]) if folders else 0
 
@@ -92,17 +92,17 @@ def last_step(run_dir: Path) -> int:
 class Ledger:
     """The entries of all cells that a grid has or ever had. Every change is on disk when the call returns.
 
-    Several processes may work on one ledger: a change is made to the file as it is, and a running cell is that of the process
-    that holds its lock. The system takes the lock from a process that dies.
+    Several processes may work on one ledger. Each change is made to the present file. A running cell belongs to the process that
+    holds its lock. The system releases the lock if that process dies.
     """
 
     def __init__(self, path: Path, entries: dict[str, Entry]):
         self._path, self.entries = path, entries
-        self._starts: dict[str, int] = {}  # of the cells when this command began
+        self._starts: dict[str, int] = {}  # of the cells at the start of this command
 
     @classmethod
     def read(cls, folder: Path) -> "Ledger":
-        """The ledger as it is, empty where there is none."""
+        """Read the present ledger; it is empty if there is none."""
         path = folder / LEDGER
         if not path.exists():
             return cls(path, {})
@@ -114,10 +114,10 @@ class Ledger:
 
     @classmethod
     def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
-        """The ledger with `cells` added to it. Cells of an earlier grid stay.
+        """Open the ledger and add `cells` to it. Cells of an earlier grid stay.
 
-        What was running in a process that is gone is interrupted. Raises UserError when a cell that was started has other
-        settings or other data now.
+        A cell that was running in a dead process becomes interrupted. Raises UserError if a cell that was started now has other
+        settings or other data.
         """
         ledger = cls(folder / LEDGER, {})
         with ledger._changed():
@@ -138,10 +138,12 @@ class Ledger:
         return ledger
 
     def in_order(self, cells: Iterable[Cell]) -> list[Cell]:
-        """The cells that are not done: interrupted ones first, failed ones last, but none that failed since this command began.
+        """Return the cells that are not done: interrupted ones first, failed ones last.
 
-        An interrupted cell without a checkpoint more than at its last start goes behind those that were never started:
-        were it the one that takes the driver down, the others would never run. A running cell counts as interrupted.
+        Cells that failed since this command began are not there.
+
+        An interrupted cell moves behind the cells that were never started if it has no newer checkpoint than at its last start.
+        Such a cell may end the driver each time, and the others would never run. A running cell counts as interrupted.
         """
 
         def is_left(name: str) -> bool:
@@ -158,7 +160,7 @@ class Ledger:
 
     @contextmanager
     def taken(self, cells: Iterable[Cell]) -> Iterator[Cell | None]:
-        """The first cell in order that no process has: started, and nobody else's until this is left. None without one."""
+        """Start the first cell in order that no process has, and hold it inside this context. None without one."""
         with ExitStack() as stack:
             with self._refreshed():
                 cell = next((cell for cell in self.in_order(cells) if _hold(cell.folder, stack)), None)
@@ -168,7 +170,7 @@ class Ledger:
             yield cell
 
     def start(self, cell: Cell) -> None:
-        """A cell begins, whose driver holds the whole folder."""
+        """Mark a cell as started. Its driver holds the whole folder."""
         with self._changed():
             self._start(cell)
 
@@ -179,29 +181,29 @@ class Ledger:
             entry.seconds += result.seconds
 
     def reopen(self, cell: Cell) -> None:
-        """A cell that is done runs again."""
+        """Make a cell that is done run again."""
         with self._changed():
             self.entries[cell.name].status = INTERRUPTED
 
     def counts(self) -> str:
-        """Cells by status, as a person reads them."""
+        """Return the number of cells by status, for a person."""
         counts = Counter(entry.status for entry in self.entries.values())
         return ", ".join(f"{counts[name]} {name}" for name in (DONE, RUNNING, INTERRUPTED, WAITING, FAILED) if counts[name])
 
     def refresh(self) -> None:
-        """Take over what other processes wrote."""
+        """Read what other processes wrote."""
         self.entries |= Ledger.read(self._path.parent).entries
 
     @contextmanager
     def _refreshed(self) -> Iterator[None]:
-        """The entries are those of the file, which no other process changes meanwhile."""
+        """Read the entries of the file. No other process changes it inside this context."""
         with held(self._path.parent / _LOCK):
             self.refresh()
             yield
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
-        """The entries are those of the file, and it gets what becomes of them unless an error is raised."""
+        """Read the entries of the file, and write them back at the end, unless an error is raised."""
         with self._refreshed():
             yield
             self._write()
@@ -216,7 +218,7 @@ class Ledger:
 
 
 def _hold(folder: Path, stack: ExitStack) -> bool:
-    """Hold the folder of a cell until `stack` is left, unless another process does."""
+    """Hold the folder of a cell until `stack` closes, unless another process does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         stack.enter_context(held(folder / _CELL_LOCK, wait=False))
@@ -230,8 +232,11 @@ def _entry(cell: Cell) -> Entry:
 
 
 def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:
-    """The differences between a cell as recorded in the file `where` and as it is now, of all that its scores depend on."""
-    # Settings of an earlier version lack new fields, which have their defaults.
+    """Return the differences between a recorded cell, in the file `where`, and the present one.
+
+    They are all settings and data that its scores depend on.
+    """
+    # Settings of an earlier version lack new fields; these have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))
     changed = [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
@@ -249,7 +254,7 @@ def _refuse_changes(folder: Path, cell: Cell, old: Entry) -> None:
 
 
 def check_labels(labels: Mapping, where: str, kinds: Mapping[str, type]) -> None:
-    """Raises UserError for labels that are not of these names and types."""
+    """Raise UserError for labels with other names or types."""
     for label, kind in kinds.items():
         value = labels.get(label)
         if not isinstance(value, (kind, int) if kind is float else kind):

@@ -1,7 +1,7 @@
 """Cells of a grid side by side in processes of this machine, without Ray: for small models, on its cores or on one GPU.
 
-Each process takes cells of the ledger until none is left. What a cell prints goes to its log.txt. The processes save and end
-when their driver does, however it ends.
+Each process takes cells of the ledger until none is left. A cell prints to its log.txt. When the driver ends, in any way, the
+processes save and end too.
 """
 
 import multiprocessing
@@ -22,12 +22,12 @@ from treeproc.common.settings import UserError
 
 LOG = "log.txt"
 FOLLOW_S = 2.0
-# Seconds that stopped processes have for a checkpoint.
+# Seconds in which stopped processes may save a checkpoint.
 STOP_S = 60.0
 
 
 def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger, processes: int) -> None:
-    """Run `cells` in so many processes, which share the threads of this one. SIGTERM stops them with a checkpoint each."""
+    """Run `cells` in so many processes, which share the threads of this one. SIGTERM stops them; each saves a checkpoint."""
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     ours, theirs = context.Pipe()
     count = min(processes, len(cells))
@@ -61,8 +61,8 @@ def _running(cells: Sequence[Cell], ledger: Ledger) -> list[Cell]:
 
 
 def _run(cells: Sequence[Cell], work: CellWork, ledger: Ledger, threads: int, driver: Connection) -> None:
-    """One of the processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which sends it to all; the driver ends, and so does this
+    """Run one of the processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; this one ends with its driver
     torch.set_num_threads(threads)
     stop = threading.Event()
     threading.Thread(target=_end_with, args=(driver, stop.set), daemon=True).start()
@@ -74,7 +74,7 @@ def _run(cells: Sequence[Cell], work: CellWork, ledger: Ledger, threads: int, dr
 
 
 def _end_with(driver: Connection, stop: Callable[[], None]) -> None:
-    """Wait until the driver closes its end of the connection or is gone, then end as SIGTERM ends it."""
+    """Wait until the driver closes its end of the connection or is gone, then end as after SIGTERM."""
     with suppress(EOFError, OSError):
         driver.recv()
     stop()
@@ -88,7 +88,7 @@ def _run_logged(cell: Cell, work: CellWork) -> CellResult:
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
-    """A block whose output, that of libraries in C too, goes to the end of the file."""
+    """Redirect output in this context to the end of the file, also that of libraries in C."""
     sys.stdout.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     try:

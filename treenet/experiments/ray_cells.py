@@ -1,6 +1,6 @@
-"""Cells of a grid side by side on a Ray cluster: each is a task that starts a Ray Train run of its own.
+"""Cells of a grid side by side on a Ray cluster: each is a task that starts its own Ray Train run.
 
-The driver keeps the ledger. It dies with its tasks; cells that it leaves behind continue from their checkpoints.
+The driver keeps the ledger. Its tasks die with it. Cells that it leaves behind continue from their checkpoints.
 """
 
 import os
@@ -22,27 +22,27 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 
 POLL_S = 2.0
-# Seconds that cells have for a checkpoint after SIGTERM.
+# Seconds in which cells may save a checkpoint after SIGTERM.
 STOP_S = 60.0
-# The tasks of a driver that was killed may live on for seconds.
+# After a kill of the driver, its tasks may live for some seconds.
 FREE_S = 60.0
 
 
 def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, parallel: int | None) -> None:
-    """Run `cells` in this order, `parallel` at a time (None: as the cluster has room, now and when it grows).
+    """Run `cells` in this order, `parallel` at a time (None: as many as the cluster has room for, also while it grows).
 
-    SIGTERM stops it; the cells at work have a checkpoint then.
+    SIGTERM stops it. The running cells then have a checkpoint.
     """
     start_ray()
     waiting, running, stopped_at = deque(cells), {}, None
-    task = ray.remote(num_cpus=0)(_run)  # Ray Train asks for what the training needs
+    task = ray.remote(num_cpus=0)(_run)  # Ray Train requests the resources of the training
     with on_sigterm() as stop, Follow(cells) as follow:
         while waiting or running:
             if stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
                 waiting.clear()
                 for cell in running.values():
-                    (cell.folder / STOP_FILE).touch()  # again and again: a run that starts removes it
+                    (cell.folder / STOP_FILE).touch()  # repeatedly, because a run that starts removes it
                 if time.monotonic() > stopped_at + STOP_S:
                     break
             while waiting and len(running) < (parallel or _room(waiting[0].config)):
@@ -60,14 +60,14 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
 
 
 def _room(config: TrainConfig) -> int:
-    """Cells that the cluster has room for now, at least one: a cluster may grow for it."""
+    """Return the number of cells that the cluster has room for now, at least one: a cluster may grow for it."""
     return max(1, int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)) // config.workers)
 
 
 def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
-    """A cell in a task. Scoring is a task of its own, which gets a GPU where the training has some."""
+    """Run a cell in a task. Scoring is a separate task. It gets a GPU if the training has one."""
     if address:
-        os.environ["RAY_ADDRESS"] = address  # tells a cluster, which can grow, from a Ray of this machine alone
+        os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
     task = ray.remote(num_cpus=1, num_gpus=int(cell.config.use_gpu))(_score)
 
     def score(folder: Path) -> dict:
@@ -88,7 +88,7 @@ def _score(work: CellWork, folder: Path) -> dict:
 
 
 def _wait_until_free(folder: Path) -> None:
-    """Wait for the lock of a run. Raises UserError when it is not free after FREE_S."""
+    """Wait for the lock of a run. Raises UserError if it is not free after FREE_S."""
     deadline = time.monotonic() + FREE_S
     while True:
         try:
@@ -101,7 +101,7 @@ def _wait_until_free(folder: Path) -> None:
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
-    """The result of the task. A task whose process died more often than Ray restarts it has failed."""
+    """Return the result of the task. The task has failed if its process died more often than Ray restarts it."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayError as error:

@@ -1,8 +1,8 @@
 """Records: the results of a finished cell, without its weights, as one small file DIR/NAME.json for tables and other machines.
 
-A study goes on from its records alone: a cell that has one is done, wherever it ran. A record holds settings, fingerprints,
-scores with their signatures, a thinned training curve, speed and machines, and what a test over sentences needs of each
-sentence. It names no paths.
+A study can continue from its records alone: a cell with a record is done, on any machine. A record holds settings, fingerprints,
+scores with their signatures, a thinned training curve, speed and machines. It also holds the statistics of each sentence that a
+test needs. It contains no paths.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Required
 
 import numpy as np
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import META
@@ -24,10 +24,10 @@ from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError
 
 VERSION = 1
-CURVE_POINTS = 200  # of training, and as many of validation
+CURVE_POINTS = 200  # of training, and the same number of validation
 _HINT = "remove the folder and run the same command again"
 _DIGITS = 5
-_MOST = 1_000_000  # words of a sentence, so that no sum over sentences is too large
+_MOST = 1_000_000  # the most words of a sentence, so that no sum over sentences overflows
 
 
 class Training(TypedDict, total=False):
@@ -44,7 +44,7 @@ class Training(TypedDict, total=False):
 
 
 class Record(TypedDict, total=False):
-    """The record of a cell. `sentences` are lines of numbers: one line a statistic, one number a sentence."""
+    """The record of a cell. `sentences` are lines of numbers: one line per statistic, one number per sentence."""
 
     version: Required[int]
     cell: Required[str]
@@ -62,8 +62,8 @@ class Record(TypedDict, total=False):
 class Recording:
     """The recording of a study's cells: types of their labels, and the results that are read from a finished run.
 
-    That are the entries of its scores.json, and numbers of single sentences. Raises UserError where they are stale. `folder`
-    is where the files are, None where none are kept.
+    The results are entries of its scores.json, and numbers of single sentences. Raises UserError if they are stale. `folder` has
+    the files; it is None if no records are kept.
     """
 
     labels: Mapping[str, type]
@@ -71,13 +71,13 @@ class Recording:
     folder: Path | None = None
 
     def write(self, run_dir: Path, entry: Entry) -> None:
-        """Keep the record of a cell that is done, if records are kept."""
+        """Write the record of a cell that is done, if records are kept."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write(self.folder / f"{run_dir.name}.json", record_bytes(self.make(run_dir, entry)))
 
     def make(self, run_dir: Path, entry: Entry) -> Record:
-        """The record of a cell that is done. Raises UserError when its folder is not complete."""
+        """Make the record of a cell that is done. Raises UserError if its folder is incomplete."""
         facts = read_facts(run_dir, _HINT, ("parameters",))
         scores, sentences = self.read(run_dir)
         return Record(
@@ -94,7 +94,7 @@ class Recording:
         )
 
     def kept(self) -> dict[str, Record]:
-        """The records in the folder by the names of their cells. Raises UserError for a file that is none."""
+        """Return the records in the folder by the names of their cells. Raises UserError for a file that is no record."""
         if self.folder is None or not self.folder.is_dir():
             return {}
         paths = [path for path in self.folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
@@ -109,7 +109,7 @@ class Recording:
         return record
 
     def find_done(self, cells: Sequence[Cell]) -> set[str]:
-        """Names of cells that have a record. Raises UserError for one of other settings or other data."""
+        """Return the names of cells that have a record. Raises UserError for a record of other settings or other data."""
         kept = self.kept()
         for cell in cells:
             if record := kept.get(cell.name):
@@ -122,7 +122,7 @@ class Recording:
         return kept.keys() & {cell.name for cell in cells}
 
     def read_all(self, ledger: Ledger, out: Path) -> list[Record]:
-        """Records of the cells that are done, by name, those of earlier grids too: records that are kept, else the runs."""
+        """Read the records of the cells that are done, by name, also of earlier grids: from kept records, else from the runs."""
         for name, entry in ledger.entries.items():
             check_labels(entry.labels, f"{out}: {name}", self.labels)
         kept = self.kept()
@@ -132,12 +132,12 @@ class Recording:
 
 
 def show_numbers(values: Iterable[int]) -> str:
-    """A line of `Record.sentences`."""
+    """Write numbers as a line of `Record.sentences`."""
     return " ".join(map(str, values))
 
 
 def numbers(record: Record, name: str) -> np.ndarray:
-    """The numbers [sentences] that `show_numbers` wrote. Raises UserError where they are missing or damaged."""
+    """Return the numbers [sentences] that `show_numbers` wrote. Raises UserError if they are missing or damaged."""
     try:
         found = np.array([int(one) for one in record["sentences"][name].split()], dtype=np.int64)
     except (KeyError, ValueError, OverflowError):
@@ -148,7 +148,7 @@ def numbers(record: Record, name: str) -> np.ndarray:
 
 
 def record_bytes(record: Record) -> bytes:
-    """JSON of one line a key."""
+    """Return JSON with one line per key."""
     lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -177,7 +177,7 @@ def _different(values: Iterable[dict]) -> list[dict]:
 
 
 def read_curve(run_dir: Path) -> dict[str, dict[str, list[float | None]]]:
-    """Columns by event, of some lines evenly over the training, the first and the last included."""
+    """Return columns by event: some lines at even distances over the training, with the first and the last."""
     curve = {}
     for event, names in (("train", ("step", "loss", "nll")), ("valid", ("step", "nll", "accuracy"))):
         lines = [line for line in read_metrics(run_dir) if line["event"] == event]

@@ -27,12 +27,14 @@ class GridConfig(Settings):
     """The grid of a study: every fraction with every model and every seed."""
 
     fractions: tuple[Fraction, ...] = Field(
-        (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0), min_length=1, description="shares of the training examples; smaller ones nest"
+        (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0),
+        min_length=1,
+        description="shares of the training examples; a larger share contains the smaller ones",
     )
     models: dict[str, dict[str, Any]] = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
         min_length=1,
-        description="settings by name of what is compared: {name: {model: {...}, ...}}, laid over those of the study",
+        description="the compared models: {name: {model: {...}, ...}}; these settings override those of the study",
     )
     seeds: tuple[Seed, ...] = Field(
         (1, 2, 3),
@@ -75,7 +77,7 @@ class ScalingConfig(TrainConfig):
 
 
 def overlay(values: dict, over: dict) -> dict:
-    """`values` with those of `over` in their place, nested dicts key by key."""
+    """Override `values` by those of `over`, nested dicts key by key."""
     merged = dict(values)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -84,10 +86,10 @@ def overlay(values: dict, over: dict) -> dict:
 
 
 def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
-    """The cells in the order in which they run: the whole curve of one seed, then the next seed.
+    """Return the cells in the order in which they run: the whole curve of one seed, then the next seed.
 
-    Raises UserError for settings that no run takes, and when the data sets of the models (each may have its own, as of
-    control trees) differ in text or vocabulary.
+    Raises UserError for settings that no run accepts. Each model may have another data set, for example with control trees; it
+    raises UserError if their text or vocabulary differs.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
@@ -123,12 +125,12 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
 
 
 def study_work(config: ScalingConfig) -> CellWork:
-    """The work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
+    """Return the work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
     settings = EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)
     return CellWork(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
 
 
 def score_cell(settings: EvaluateSettings, folder: Path) -> dict:
-    """Translate and score a trained cell. Returns what the log shows of it."""
+    """Translate and score a trained cell. Returns its line for the log."""
     _, scores = evaluate_run(folder, settings)
     return {"bleu": scores["bleu"], "chrf": scores["chrf"]}

@@ -1,11 +1,11 @@
 """The report of a data-size study: STUDY/scaling.json, a table, and a plot like figure 5a of the paper.
 
-A study is about its first model that is not the baseline. Its difference from the baseline at the largest share, and the
-slope of that difference over log2 of the size, are the primary comparisons. All further models are compared with it, and
-are a family at the largest share. The p-values of both families are corrected. All else is exploratory.
+The main model of a study is its first model that is not the baseline. There are two primary comparisons: its difference from the
+baseline at the largest share, and the slope of that difference over log2 of the size. All other models are compared with the main
+model, and form a second family at the largest share. The p-values of both families are corrected. All else is exploratory.
 
-A difference has two p-values, which answer two questions. One is about training with other seeds, scored on other
-sentences; it needs three seeds, and a star is its alone. The other is about these very weights on these sentences.
+A difference has two p-values, for two questions. The first is about other seeds of training, scored on other sentences. It needs
+three seeds, and only it gives a star. The second is about the present weights on the present sentences.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.data.splits import read_references
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
@@ -55,7 +55,7 @@ EXPLAIN_FAMILIES = (
 
 
 class _Scores(TypedDict, total=False):
-    """The fields of an entry of scores.json that are read."""
+    """The fields of an entry of scores.json that the report reads."""
 
     bleu: float
     bleu_tokenized: float
@@ -65,7 +65,7 @@ class _Scores(TypedDict, total=False):
 
 
 def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
-    """The study in the folder `out`, with the records of its cells in another, if they are kept."""
+    """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept."""
     return Study(
         config,
         out,
@@ -79,7 +79,7 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
 
 
 def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """The recorded results of a cell's translations: their scores, and the statistics of BLEU for each sentence."""
+    """Read the recorded results of a cell's translations: their scores, and the statistics of BLEU for each sentence."""
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
     if not _needed(metric) <= scores.get(split, {}).keys():
@@ -96,12 +96,12 @@ def _needed(metric: str) -> set[str]:
 
 
 def _statistics(metric: str) -> list[str]:
-    """Names of the numbers of each sentence in a record."""
+    """Return the names of the numbers of each sentence in a record."""
     return [f"{metric}.{name}" for name in BLEU_STATISTICS]
 
 
 def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
-    """Everything that the records say; what scaling.json holds."""
+    """Build the content of scaling.json from the records."""
     grid = config.grid
     cells = [_read_cell(record, grid.split, grid.metric) for record in records]
     models = list(dict.fromkeys([*grid.models, *(cell["model"] for cell in cells)]))
@@ -166,7 +166,7 @@ def _read_cell(record: Record, split: str, metric: str) -> dict:
 
 
 def _read_sentences(records: Sequence[Record], metric: str) -> dict[str, np.ndarray]:
-    """`bleu_statistics` of every cell. Raises UserError where two were scored against different references."""
+    """Read `bleu_statistics` of every cell. Raises UserError if two were scored against different references."""
     found, first = {}, None
     for record in records:
         columns = [numbers(record, name) for name in _statistics(metric)]
@@ -180,7 +180,7 @@ def _read_sentences(records: Sequence[Record], metric: str) -> dict[str, np.ndar
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
-    """The cells of one size and model by seed, in order."""
+    """Return the cells of one size and model by seed, in order."""
     found = {cell["seed"]: cell for cell in cells if (cell["fraction"], cell["model"]) == (fraction, model)}
     return dict(sorted(found.items()))
 
@@ -188,7 +188,7 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
 def _slope(
     cells: Sequence[dict], bleu: Mapping[str, np.ndarray], model: str, against: str, num_examples: int
 ) -> tuple[dict, SeedTest] | None:
-    """The slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed."""
+    """Return the slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed."""
     fractions = sorted({cell["fraction"] for cell in cells if cell["model"] == model})
     by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (against, model)]
     seeds = sorted(set.intersection(*(set(here) for side in by_size for here in side))) if fractions else []
@@ -204,9 +204,9 @@ def _read_test(comparison: Mapping) -> SeedTest:
 
 
 def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
-    """The test over seeds of a point of scaling.json, and the p-value of its weights; None for a baseline.
+    """Return the test over seeds of a point of scaling.json, and the p-value of its weights; None for a baseline.
 
-    A file of an earlier version has the paired bootstrap alone; its interval is none over seeds, and is left out.
+    A file of an earlier version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
     """
     test = point.get("comparison")
     if test is None:
@@ -217,17 +217,17 @@ def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
 
 
 def metric_of(report: dict) -> str:
-    """The metric that a study compares; files of earlier versions do not name theirs."""
+    """Return the metric that a study compares. Files of earlier versions do not name it."""
     return report.get("metric", "bleu")
 
 
 def against_of(report: dict, point: dict) -> str:
-    """The system that a point or a slope was compared with; files of earlier versions had the baseline alone."""
+    """Return the system that a point or a slope was compared with. In files of earlier versions it is always the baseline."""
     return point["comparison"].get("against", report["baseline"])
 
 
 def format_table(report: dict) -> str:
-    """One line a size and model, the slopes, and what the numbers are about. A star marks p < 0.05 over seeds."""
+    """Return one line per size and model, the slopes, and notes about the numbers. A star marks p < 0.05 over seeds."""
     if not report["points"]:
         return "no cell is done yet"
     metric = metric_of(report)
@@ -254,7 +254,7 @@ def format_table(report: dict) -> str:
 
 
 def describe_slopes(report: dict) -> list[str]:
-    """A line about the slope of every model; files of earlier versions have none."""
+    """Return one line about the slope of every model; nothing for files of earlier versions."""
     lines = []
     for slope in report.get("slopes", ()):
         test = _read_test(slope["comparison"])
@@ -282,7 +282,7 @@ def plot(report: dict, out: Path) -> list[Path]:
 
 
 def draw(report: dict) -> "Figure":
-    """Mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes."""
+    """Draw mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes."""
     from matplotlib.figure import Figure
 
     metric = metric_of(report)
@@ -302,14 +302,14 @@ def draw(report: dict) -> "Figure":
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
     axes.set_xticks(sizes, [_short(size) for size in sizes])
     axes.minorticks_off()
-    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # else points of one size lie on the edge
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # otherwise points of a single size lie on the edge
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
 
 
 def _short(count: int) -> str:
-    """`1020` -> `1.0k`, `4500000` -> `4.5M`."""
+    """Shorten `1020` to `1.0k`, `4500000` to `4.5M`."""
     for unit, size in (("M", 1_000_000), ("k", 1_000)):
         if count >= size:
             return f"{count / size:.1f}{unit}" if count < 10 * size else f"{count / size:.0f}{unit}"
@@ -317,7 +317,7 @@ def _short(count: int) -> str:
 
 
 def write_report(config: ScalingConfig, records: Sequence[Record], out: Path) -> str:
-    """Write scaling.json, scaling.png and scaling.svg; returns the table and where the files are."""
+    """Write scaling.json, scaling.png and scaling.svg. Returns the table and the paths."""
     report = build_report(config, records)
     atomic_write(out / "scaling.json", json_bytes(report))
     pictures = plot(report, out) if report["points"] else []

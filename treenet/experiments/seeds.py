@@ -1,7 +1,7 @@
 """Comparisons of classifiers, or of models of relatedness, over seeds: models, ablations, control trees, all with the same seeds.
 
-A comparison is a configuration of workflows/train_classifier.py with a grid: each cell is the run of that workflow with
-the settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
+A comparison is a configuration of workflows/train_classifier.py with a grid. Each cell is one run of that workflow, with the
+settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 """
 
 from functools import partial
@@ -32,12 +32,12 @@ class SeedGridConfig(Settings):
     systems: dict[str, dict[str, Any]] = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
         min_length=1,
-        description="settings by name of what is compared: {name: {model: {...}, data: DIR, ...}}, laid over the others",
+        description="the compared systems: {name: {model: {...}, data: DIR, ...}}; these settings override the others",
     )
     seeds: tuple[Seed, ...] = Field(
         tuple(range(1, 11)), min_length=1, description="seeds of initialisation, dropout and batch order"
     )
-    fewer_seeds: dict[str, PositiveInt] = Field({}, description="systems that run with the first so many seeds alone")
+    fewer_seeds: dict[str, PositiveInt] = Field({}, description="systems that run only with the first N seeds: {name: N}")
     baseline: str = Field("tree_transformer", description="the name in `systems` that the others are tested against")
     parallel: PositiveInt | None = Field(
         None,
@@ -73,10 +73,10 @@ class SeedsConfig(TrainConfig):
 
 
 def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
-    """The cells in the order in which they run: all systems with one seed, then with the next.
+    """Return the cells in the order in which they run: all systems with one seed, then with the next.
 
-    Raises UserError for settings that no run takes, for a data set that a system cannot learn from, and when the data sets
-    of the systems (each may have its own, as of control trees) differ in text or classes.
+    Raises UserError for settings that no run accepts, and for a data set that a system cannot learn from. Each system may have
+    another data set, for example with control trees; it raises UserError if their text or classes differ.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
@@ -113,12 +113,12 @@ def _check_data(indices: dict) -> None:
 
 
 def seed_work(config: SeedsConfig) -> CellWork:
-    """The work of a cell: the run of workflows/train_classifier.py, with its scores."""
+    """Return the work of a cell: the run of workflows/train_classifier.py, with its scores."""
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
 def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:
-    """Score a trained cell. Returns the scores that the log shows: accuracies in per cent, or correlations."""
+    """Score a trained cell. Returns the scores for the log: accuracies in per cent, or correlations."""
     scores = score_run(folder, use_gpu=use_gpu)
     if peak_on_test:
         score_peak(folder, "test", use_gpu=use_gpu)

@@ -1,4 +1,4 @@
-"""What a comparison over seeds shows and tests, by task: accuracy of classes, correlation of relatedness."""
+"""The measures of a comparison over seeds, by task: accuracy of classes, correlation of relatedness."""
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from treeproc.common.settings import UserError
 
 Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
 
-_SCALE = 10_000  # records hold whole numbers: scores of pairs to four digits
+_SCALE = 10_000  # records hold whole numbers, so scores of pairs have four digits
 
 
 @dataclass(frozen=True)
@@ -22,18 +22,18 @@ class Measures:
 
     columns: Mapping[tuple[str, str], str]  # (entry of scores.json, score): the column title
     headline: str  # the score whose differences are tested, in the results TESTED
-    unit: float  # a value times this is what people read, to `digits` places
+    unit: float  # a value times this is the printed number, with `digits` places
     digits: int
     axis: str  # of the picture
     read: Callable[[Path, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
 
     def show(self, value: float, sign: str = "") -> str:
-        """A value or a difference, as tables have it."""
+        """Format a value or a difference for tables."""
         return f"{self.unit * value:{sign}.{self.digits}f}"
 
     def tested(self) -> dict[str, str]:
-        """Measures that are tested, and the result of each."""
+        """Return the tested measures, and the result of each."""
         return {f"{result}.{self.headline}": result for result in TESTED}
 
 
@@ -41,7 +41,7 @@ TESTED = ("test", "test.last")  # entries of scores.json
 
 
 def _read_columns(path: Path, names: tuple[str, str]) -> list[tuple[str, str]]:
-    """Two columns of a file of predictions, in the order of the examples."""
+    """Read two columns of a file of predictions, in the order of the examples."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
@@ -50,13 +50,13 @@ def _read_columns(path: Path, names: tuple[str, str]) -> list[tuple[str, str]]:
 
 
 def _read_right(folder: Path, result: str) -> dict[str, str]:
-    """Whether each prediction is right."""
+    """Read whether each prediction is right."""
     rows = _read_columns(folder / f"predictions.{result}.tsv", ("predicted", "label"))
     return {result: show_numbers(int(predicted == label) for predicted, label in rows)}
 
 
 def _read_scores(folder: Path, result: str) -> dict[str, str]:
-    """Predicted scores of pairs, and those of people."""
+    """Read predicted scores of pairs, and the human scores."""
     path = folder / f"predictions.{result}.tsv"
     columns = list(zip(*_read_columns(path, ("predicted", "score")), strict=True))
     try:

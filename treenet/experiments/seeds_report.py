@@ -1,7 +1,7 @@
 """The report of a comparison over seeds: OUT/comparison.json, a table and a picture.
 
-Means and deviations are over seeds. A difference from the baseline is over the seeds that both systems ran with, which share
-the batch order, and its test is about training with other seeds and scoring on other sentences. It needs three seeds.
+Means and deviations are over seeds. A difference from the baseline is over the seeds of both systems, which share the batch
+order. Its test is about other seeds of training and other sentences. It needs three seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import MinLen
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.origin import recorded_origin
 from treenet.evaluation.significance import (
@@ -39,7 +39,7 @@ LABELS = {"system": str, "seed": int}
 
 
 def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
-    """The comparison in the folder `out`, with the records of its cells in another, if they are kept."""
+    """Make the comparison in the folder `out`, with the records of its cells in another folder, if they are kept."""
     return Study(
         config,
         out,
@@ -53,7 +53,7 @@ def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
 
 
 def read_result(measures: Measures, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
-    """The recorded results of a cell's predictions: their scores, and the numbers of single examples."""
+    """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
     scores = read_fresh_scores(SCORED, folder, "remove the folder and run the same command again", dict[str, _Scores])
     lines: dict[str, str] = {}
     for result in TESTED:
@@ -63,7 +63,7 @@ def read_result(measures: Measures, folder: Path) -> tuple[dict[str, dict], dict
 
 
 def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
-    """Everything that the records say; what comparison.json holds."""
+    """Build the content of comparison.json from the records."""
     measures = MEASURES[config.task]
     cells = [_read_cell(record, measures) for record in records]
     examples = {record["cell"]: {name: numbers(record, name) for name in record["sentences"]} for record in records}
@@ -83,7 +83,7 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
 
 
 class _Scores(TypedDict, total=False):
-    """The fields of an entry of scores.json that are read."""
+    """The fields of an entry of scores.json that the report reads."""
 
     accuracy: float
     binary_accuracy: float
@@ -111,7 +111,7 @@ def _read_cell(record: Record, measures: Measures) -> dict:
 def _summarize_system(
     system: str, cells: Sequence[dict], baseline: str, examples: Mapping[str, Numbers], measures: Measures
 ) -> dict:
-    """A row of the table, with tests that are not corrected yet."""
+    """Build a row of the table, with tests that are not corrected yet."""
     own, base = ({c["seed"]: c for c in cells if c["system"] == name} for name in (system, baseline))
     row: dict = {"system": system, "seeds": sorted(own)}
     for entry, name in measures.columns:
@@ -131,7 +131,7 @@ def _summarize_system(
 def _compare(
     baselines: Sequence[str], systems: Sequence[str], examples: Mapping[str, Numbers], result: str, measures: Measures
 ) -> SeedTest:
-    """The test of the headline score over pairs of baseline and system, one pair a seed."""
+    """Test the headline score over pairs of baseline and system, one pair per seed."""
     names = [*baselines, *systems]
     for name in names:
         if result not in examples[name] or len(examples[name][result]) != len(examples[names[0]][result]):
@@ -140,7 +140,7 @@ def _compare(
 
 
 def format_table(report: dict) -> str:
-    """One line a system: mean and deviation over seeds, the difference from the baseline, and what it is about."""
+    """Return one line per system: mean and deviation over seeds, the difference from the baseline, and notes."""
     rows, measures = report["systems"], MEASURES[report["task"]]
     if not rows:
         return "no cell is done yet"
@@ -182,14 +182,14 @@ def _mean_and_deviation(summary: dict, measures: Measures) -> str:
 
 
 def _show_test(test: SeedTest, measures: Measures) -> str:
-    """Difference and interval, p, and Holm's p."""
+    """Format difference and interval, p, and Holm's p."""
     interval = f"[{', '.join(measures.show(end, '+') for end in test.interval)}]" if test.interval else "-"
     p_value, holm = show_p_values(test)
     return f"{measures.show(test.difference, '+'):>20}{interval:>20}{p_value:>9}{holm:>10}"
 
 
 def draw(report: dict) -> "Figure":
-    """The test score of every seed of every system, and the 95 % intervals of the means; the baseline's mean as a line."""
+    """Draw the test score of every seed of every system, and the 95 % intervals of the means. The baseline's mean is a line."""
     from matplotlib.figure import Figure
 
     measures = MEASURES[report["task"]]
@@ -214,7 +214,7 @@ def draw(report: dict) -> "Figure":
 
 
 def write_report(config: SeedsConfig, records: Sequence[Record], out: Path) -> str:
-    """Write comparison.json and comparison.png; returns the table and where the files are."""
+    """Write comparison.json and comparison.png. Returns the table and the paths."""
     report = build_report(config, records)
     atomic_write(out / "comparison.json", json_bytes(report))
     if not report["systems"]:

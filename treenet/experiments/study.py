@@ -1,4 +1,4 @@
-"""Code that the workflows of studies share: they run the missing cells, report, and list the remaining ones."""
+"""Shared code of the workflows of studies. They run the missing cells, report, and list the remaining ones."""
 
 import re
 import sys
@@ -24,32 +24,32 @@ _REPORT_LOCK = ".report-lock"
 
 
 def check_once(values: tuple) -> tuple:
-    """Raises ValueError for a value that stands twice."""
+    """Raise ValueError for a value that occurs twice."""
     if len(set(values)) < len(values):
         raise ValueError(f"must hold every value once, but is {list(values)}")
     return values
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises ValueError for a name that cannot be part of a folder's."""
+    """Raise ValueError for a name that cannot be part of a folder's name."""
     if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
 def stale_scores(names: Sequence[str], folder: Path) -> dict[str, Standing]:
-    """The stale scores of a run folder, of those that are named."""
+    """Return the stale scores of a run folder among those with these names."""
     scores, state = read_scores(folder), RunState(folder)
     standings = {name: state.judge(scores[name]) for name in names if name in scores}
     return {name: standing for name, standing in standings.items() if standing.changed}
 
 
 def describe_stale(names: Sequence[str], folder: Path) -> str:
-    """The changes since those scores were made, in words; empty where nothing changed."""
+    """Describe the changes since those scores were made; empty without a change."""
     return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
 
 
 def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type | None = None) -> dict[str, dict]:
-    """scores.json of a run. Raises UserError where it has not the `form`, or where those of `names` are stale."""
+    """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
     scores = read_json(folder / SCORES, hint, form)
     for name, standing in stale_scores(names, folder).items():
         raise UserError(
@@ -59,13 +59,13 @@ def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type 
 
 
 def count_not_recorded(cells: Sequence[dict]) -> str:
-    """A line about cells whose scores name no weights; empty where there are none."""
+    """Return a line about cells whose scores do not name their weights; empty if there are none."""
     count = sum(cell.get("weights_sha256") is None for cell in cells)
     return f"{count} of {len(cells)} cells {NOT_RECORDED}" if count else ""
 
 
 def show_p_values(test: SeedTest) -> tuple[str, str]:
-    """p, and what its family makes of it, of the same width with a star or without."""
+    """Format p and the corrected p of its family. The width is the same with and without a star."""
     star = "*" if test.starred else " "
     if test.p_value is None:
         return "- ", "- "
@@ -75,7 +75,7 @@ def show_p_values(test: SeedTest) -> tuple[str, str]:
 
 
 def add_study_options(parser: ArgumentParser) -> None:
-    """Adds the options of the workflows of studies, beside settings."""
+    """Add the options of the workflows of studies."""
     parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
     parser.add_argument(
         "--records",
@@ -88,9 +88,9 @@ def add_study_options(parser: ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Study:
-    """A grid of runs in the folder `out`: its cells, how they are run and recorded, and what becomes of the records.
+    """A grid of runs in the folder `out`: its cells, how they run and are recorded, and the report of the records.
 
-    `table` is what a person reads of them, `write` leaves it in files too.
+    `table` returns the report for a person; `write` also writes its files.
     """
 
     config: TrainConfig
@@ -104,7 +104,7 @@ class Study:
 
 
 def show_study(study: Study) -> str:
-    """The state of every cell, one a line, and the table so far."""
+    """Print the state of every cell, one per line, and the table so far."""
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
 
     def state(name: str) -> str:
@@ -115,9 +115,9 @@ def show_study(study: Study) -> str:
 
 
 def run_study(study: Study) -> None:
-    """Run the cells that are not done, print the report of all, and leave the process with a status where some are left.
+    """Run the cells that are not done, and print the report of all. If some cells remain, end the process with an error status.
 
-    Without Ray, several such commands may work on one study: the last one to end reports on all cells.
+    Without Ray, several such commands may work on one study. The last one to end reports on all cells.
     """
     out, recording = study.out, study.recording
     make_run_folder(out)
