@@ -1,6 +1,6 @@
-"""A control for translation: every sentence read with a wrong tree.
+"""A control for translation: the model reads every sentence with a wrong tree.
 
-A model whose translations stay the same does not use its trees.
+If its translations stay the same, the model does not use its trees.
 """
 
 import numpy as np
@@ -11,10 +11,10 @@ ATTEMPTS = 20
 
 
 def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -> list[tuple[int, int]]:
-    """Nested or disjoint spans [start, end) of a random tree in pre-order, the first one over all leaves.
+    """Draw nested or disjoint spans [start, end) of a random tree in pre-order. The first span covers all leaves.
 
-    They are drawn from the `2 * num_leaves - 1` subtrees of a random binary tree, leaves included,
-    without repetition while there are enough; repeated spans are unary chains.
+    They are drawn from the `2 * num_leaves - 1` subtrees of a random binary tree, with its leaves. No span repeats while there
+    are enough. Repeated spans are unary chains.
     """
     binary, unsplit = [], [(0, num_leaves)]
     while unsplit:
@@ -30,10 +30,10 @@ def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -
 
 
 def shuffle_tree(example: dict, seed: int) -> dict:
-    """The example of an encoded shard with a random tree of another shape over its own leaves.
+    """Return the example of an encoded shard with a random tree of another shape over its own leaves.
 
-    Its nonterminals are the same, in random order. The tree is a function of `seed` and
-    `example_id`. Sentences too short for a second shape keep theirs.
+    Its nonterminals are the same, in random order. The tree is a function of `seed` and `example_id`. A sentence that is too
+    short for a second shape keeps its tree.
     """
     num_leaves, num_nodes = len(example["leaves"]["piece"]), len(example["nodes"]["label"])
     if not num_leaves or not num_nodes:

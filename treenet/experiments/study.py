@@ -81,8 +81,8 @@ def add_study_options(parser: ArgumentParser) -> None:
         "--records",
         type=partial(local_path, option="--records"),
         metavar="DIR",
-        help="keep a small file of every finished cell, without weights, in this folder; a cell that has one there is done, and "
-        "the table is made of them, so that the same command continues a study whose --out is lost",
+        help="keep a small file of every finished cell in this folder, without weights. A cell with such a file is done, and the "
+        "table is made of these files. So the same command continues a study even if its --out is lost",
     )
 
 

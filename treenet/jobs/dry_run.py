@@ -1,4 +1,4 @@
-"""The dry run of a training: its sizes, and memory, disk and hours measured in ten updates."""
+"""The dry run of a training: its sizes, and its memory, disk space and hours, measured in ten updates."""
 
 import tempfile
 from pathlib import Path
@@ -19,15 +19,15 @@ _NEVER = 10**9
 
 
 def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
-    """Train for ten updates in a temporary folder as the run itself would, with its workers and devices, and report.
+    """Train for ten updates in a temporary folder, with the run's own workers and devices, and report.
 
-    The probe begins with the batch that needs the most memory, as every run does, and ends with one validation and one
-    checkpoint. Raises UserError as the run would.
+    The probe begins with the batch that needs the most memory, as every run does. It ends with one validation and one checkpoint.
+    Raises UserError as the run would.
     """
     refuse_relative_in_job({"data": config.data, **({"--out": out} if out else {})})
     job = check_job(config)
     done = RunMirror(out).last_step() if out else 0
-    # Near --out: on a cluster, that is where all nodes see it.
+    # Near --out: on a cluster, all nodes see that place.
     near = next(folder for folder in out.absolute().parents if folder.is_dir()) if isinstance(out, Path) else None
     with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=near) as name:
         probe = _probe(job, Path(name))
@@ -39,7 +39,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
 
 
 def _sizes(job: Job) -> list[str]:
-    """Data, model and update, from the plan alone."""
+    """Return sizes of data, model and update, from the plan alone."""
     config, facts = job.config, job.facts
     task = build_task(config)
     batches = facts["batches_per_epoch"]
@@ -59,7 +59,7 @@ def _sizes(job: Job) -> list[str]:
 
 
 def _probe(job: Job, folder: Path) -> dict:
-    """Measurements of ten updates after one that warms up (of fewer where the run has fewer)."""
+    """Measure ten updates after one that warms up; fewer if the run has fewer."""
     steps = min(1 + _PROBE_STEPS, job.config.max_steps)
     change = {"max_steps": steps, "log_every": 1, "validate_every": _NEVER, "checkpoint_every": _NEVER, "patience": 0}
     train_job(job.config.model_copy(update=change), folder)
@@ -80,7 +80,7 @@ def _probe(job: Job, folder: Path) -> dict:
 
 
 def _costs(job: Job, probe: dict, left: int) -> list[str]:
-    """Speed, memory, disk and time of the `left` updates."""
+    """Return speed, memory, disk space and time of the `left` updates."""
     config, facts = job.config, job.facts
     per_update = probe["seconds"] / probe["steps"]
     rate = facts["target_tokens"] / facts["batches_per_epoch"] / per_update / max(1, config.workers)
@@ -99,5 +99,5 @@ def _costs(job: Job, probe: dict, left: int) -> list[str]:
 
 
 def _size(count: float) -> str:
-    """Bytes as a person reads them."""
+    """Format bytes for a person."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"

@@ -1,4 +1,4 @@
-"""Settings that depend on the GPU, chosen where a run begins and recorded in its folder: later commands keep them."""
+"""Settings that depend on the GPU. A run chooses them at its start and records them in its folder; later commands keep them."""
 
 import sys
 from pathlib import Path
@@ -11,13 +11,13 @@ from treeproc.common.settings import load_settings
 
 
 def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
-    """The settings with what `auto` is: for a run that has begun as it is recorded, else as the GPU wants it.
+    """Return the settings with values for `auto`: the recorded ones if the run has begun, else the best ones for the GPU.
 
-    Says so where a run goes on in another precision than this GPU would take.
+    It prints a note if a run continues in another precision than this GPU would choose.
     """
     if config.precision != "auto":
         return config
-    expand_segments()  # before anything asks for the GPU
+    expand_segments()  # before any code uses the GPU
     best = _best_precision(config)
     chosen = best
     if checkpoint_folders(run_dir):
@@ -29,7 +29,7 @@ def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
 
 
 def _best_precision(config: TrainConfig) -> str:
-    """The precision of the GPUs that train; `auto` where none is found, which is refused later."""
+    """Return the precision of the GPUs that train; `auto` if there is none, which raises an error later."""
     if config.workers:
         from treenet.jobs.ray_train import precision_of_workers  # training without Ray must not import it
 

@@ -1,4 +1,4 @@
-"""Ray Train's trainer with Ctrl-C as everywhere in Python."""
+"""Ray Train's trainer with the usual Ctrl-C of Python."""
 
 from contextlib import suppress
 
@@ -9,10 +9,10 @@ from ray.train.torch import TorchTrainer
 
 
 class InterruptibleTrainer(TorchTrainer):
-    """A trainer whose `fit` raises KeyboardInterrupt. Ray Train's own handler ends the driver with status 1 and says nothing.
+    """A trainer whose `fit` raises KeyboardInterrupt. Ray Train's own handler ends the driver with status 1 and prints nothing.
 
-    No documentation promises the method that sets that handler, nor the controller that it gets. Where it is called no more,
-    Ray's own handler stays, and the workers end with their driver.
+    The method that sets that handler is undocumented, and so is the controller that it gets. If Ray no longer calls it, Ray's own
+    handler stays, and the workers end with their driver.
     """
 
     _controller: ActorHandle | None = None
@@ -21,7 +21,7 @@ class InterruptibleTrainer(TorchTrainer):
         self._controller = controller
 
     def abort(self, timeout_s: float) -> None:
-        """End workers and controller, where the controller is known."""
+        """End the workers and the controller, if the controller is known."""
         if self._controller is not None:
-            with suppress(RayError):  # the controller leaves without an answer
+            with suppress(RayError):  # the controller exits without an answer
                 ray.get(self._controller.abort.remote(), timeout=timeout_s)

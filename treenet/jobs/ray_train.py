@@ -1,7 +1,8 @@
-"""The training loop on Ray Train workers, CPU (gloo) or GPU (NCCL).
+"""The training loop on Ray Train workers, on CPU (gloo) or GPU (NCCL).
 
-Ray starts the workers and ends all of them when one dies; the driver starts them again as long as they get on. Checkpoints
-are ours: new workers continue from the latest complete one in the run folder, which may be in an object store.
+Ray starts the workers, and ends all of them if one dies. The driver starts them again as long as they make progress. The
+checkpoints are those of this package. New workers continue from the latest complete one in the run folder, which may be in an
+object store.
 """
 
 import os
@@ -36,25 +37,25 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError, build_settings, describe_refusal
 from treeproc.common.storage import RemotePath, as_path
 
-# Failures in a row without a new checkpoint between them, after which a run gives up.
+# After so many failures in a row without a new checkpoint, a run gives up.
 MAX_FAILURES = 3
-# Longer than any save of a checkpoint by rank 0, during which the other ranks wait.
+# Longer than any save of a checkpoint by rank 0. The other ranks wait during it.
 COLLECTIVE_TIMEOUT_S = 900
-# Seconds between two looks for new metrics, on disk and in an object store.
+# Seconds between two checks for new metrics, on disk and in an object store.
 POLL_S, REMOTE_POLL_S = 1.0, 5.0
-# Seconds that the driver waits after Ctrl-C for workers to end, before it leaves that to Ray.
+# Seconds that the driver waits after Ctrl-C for workers to end. Then Ray ends them.
 ABORT_S = 10
-# Workers of a driver that was killed live on for some seconds.
+# After a kill of the driver, its workers live for some seconds.
 ORPHANS_S = 120
 _STARTING = "starting workers, building the plan, trying the largest batch"
 
 
 def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]) -> TrainOutcome:
-    """Run `config.workers` workers to the end; a local run folder and `config.data` are absolute paths that every node sees.
+    """Run `config.workers` workers to the end. All nodes see a local run folder and `config.data` under the same absolute paths.
 
-    `count_usage` gets the `Meter.usage` of every worker that comes to its end.
-    Lost workers and nodes are replaced, however often, as long as there is a new checkpoint between two failures or a few.
-    Raises UserError for what a user can resolve, also when a worker finds it.
+    `count_usage` gets the `Meter.usage` of every worker that finishes. Lost workers and nodes are replaced. There is no limit on
+    their number, as long as a new checkpoint appears between two failures, or between a few. Raises UserError for problems that a
+    user can resolve, also if a worker finds them.
     """
     start_ray()
     _check_resources(config)
@@ -75,7 +76,10 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 def _fit_with_restarts(
     config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None] = lambda usage: None
 ) -> dict:
-    """The result of `_work`, after restarts. Ray's own limit counts all failures; a run of weeks on spot nodes would reach it."""
+    """Return the result of `_work`, after restarts.
+
+    Ray's own limit counts all failures, and weeks on spot nodes would reach it.
+    """
     failures, reached = 0, mirror.last_step()
     while True:
         try:
@@ -85,7 +89,7 @@ def _fit_with_restarts(
             if not outcome.pop("node_ends", False) or stop_file.exists():
                 return outcome
             sys.stderr.write(f"a node was called back; other workers continue from step {outcome['step']}\n")
-        except (TrainingFailedError, RayActorError) as error:  # the latter: Ray Train's controller died
+        except (TrainingFailedError, RayActorError) as error:  # the second: Ray Train's controller died
             lost = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
             for _, failure in lost:
                 if isinstance(failure, UserError):
@@ -99,7 +103,7 @@ def _fit_with_restarts(
 
 
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
-    """One group of workers, from its start to its end."""
+    """Run one group of workers, from its start to its end."""
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
     trainer = InterruptibleTrainer(
@@ -107,9 +111,9 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
         train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
         run_config=RunConfig(
-            name=f"start-{time.time_ns()}",  # a name used before would restore Ray's own record of it
+            name=f"start-{time.time_ns()}",  # with an earlier name, Ray would restore its own record of that run
             storage_path=str(mirror.out / RAY_FOLDER),
-            failure_config=FailureConfig(max_failures=0),  # but nodes that announce their end do not count
+            failure_config=FailureConfig(max_failures=0),  # nodes that announce their end do not count
         ),
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
@@ -121,14 +125,14 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
 
 
 def _one_line(error: BaseException) -> str:
-    """The first line of what Ray says; the rest is in its logs."""
+    """Return the first line of Ray's message. Its logs have the rest."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 class _Follow:
-    """Shows in the driver what rank 0 writes to metrics.jsonl: workers have no terminal of their own.
+    """Prints in the driver the lines that rank 0 writes to metrics.jsonl, because workers have no terminal.
 
-    And tells rank 0 on another machine, which does not see `stop_file`, when that file appears.
+    It also tells rank 0 when `stop_file` appears, because rank 0 on another machine does not see that file.
     """
 
     def __init__(self, config: TrainConfig, mirror: RunMirror, stop_file: Path):
@@ -171,14 +175,14 @@ class _Follow:
 
 
 def precision_of_workers(config: TrainConfig) -> str:
-    """What `precision: auto` is on the workers' GPUs, asked of one of them."""
+    """Ask one worker for the value of `precision: auto` on the workers' GPUs."""
     start_ray()
     _check_resources(config)
     return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
 
 
 def _check_resources(config: TrainConfig) -> None:
-    """Refuses, on a Ray of this machine alone, requests that would wait for ever: it never grows."""
+    """Refuse requests that a local Ray can never satisfy. Without this check they would wait for ever."""
     if os.environ.get("RAY_ADDRESS", "local") != "local":
         return
     kind = "GPU" if config.use_gpu else "CPU"
@@ -190,7 +194,7 @@ def _check_resources(config: TrainConfig) -> None:
 
 
 def _work(settings: dict) -> dict:
-    """One worker. Returns the outcome, or the error that a restart would only repeat."""
+    """Run one worker. Returns the outcome, or an error that a restart would only repeat."""
     out = as_path(settings["out"])
     mirror, rank = RunMirror(out), ray.train.get_context().get_world_rank()
     if not isinstance(out, RemotePath) and not out.is_dir():
@@ -200,7 +204,7 @@ def _work(settings: dict) -> dict:
         )
     with _only_writer(mirror.folder) if rank == 0 else nullcontext():
         if isinstance(out, RemotePath):
-            ray.train.collective.barrier()  # nobody uploads any more: all ranks get the same files
+            ray.train.collective.barrier()  # no upload is running now, so all ranks get the same files
             mirror.pull()
         config = build_settings(TrainConfig, settings["config"], str(out / "config.yaml"))
         stop_file = mirror.folder / settings["stop_file"]
@@ -209,12 +213,12 @@ def _work(settings: dict) -> dict:
 
 
 def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
-    """Train until the end, until the file is there, or until a node announces its end, as spot nodes do two minutes before."""
+    """Train until the end, until the stop file exists, or until a node announces its end, as spot nodes do two minutes before."""
     announced, last, meter = threading.Event(), {}, Meter()
 
     def report(metrics: dict) -> None:
         last.update(metrics)
-        if ray.train.get_preemption_info() is not None:  # asked by all ranks together
+        if ray.train.get_preemption_info() is not None:  # all ranks ask together
             announced.set()
 
     if not config.use_gpu:
@@ -234,11 +238,11 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
         )
     except TrainingFailed as error:
         return {"error": str(error)}
-    except OSError as error:  # of one rank, while the others wait for it: Ray ends them
+    except OSError as error:  # an error of one rank; the others wait for it, and Ray ends them
         if reason := describe_refusal(error):
             raise UserError(reason) from None
         raise
-    # Once: Ray takes a report every two seconds, and a rank with one more waits. All lines are in metrics.jsonl.
+    # Once: Ray takes one report every two seconds, and a rank with a second one waits. metrics.jsonl has all lines.
     ray.train.report(last)
     usage = Ranks(rank, context.get_world_size(), ray.train.torch.get_device()).gather(meter.usage())
     return {**vars(outcome), "node_ends": announced.is_set() and not outcome.finished, "usage": usage}
@@ -246,7 +250,7 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
 
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
-    """Rank 0 alone writes, and after the rank 0 of a driver that was killed: both would write the same files."""
+    """Let only rank 0 write, after the rank 0 of a killed driver has ended. Otherwise both would write the same files."""
     deadline = time.monotonic() + ORPHANS_S
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     while True:

@@ -31,9 +31,9 @@ STOPPED_BY_SIGTERM = 143
 
 @dataclass(frozen=True)
 class RunSummary:
-    """The outcome of `run_training`. `averaged` and `curves` are None when the run was stopped before its end.
+    """The outcome of `run_training`. `averaged` and `curves` are None if the run was stopped before its end.
 
-    `curves` is None too where matplotlib is not installed.
+    `curves` is also None if matplotlib is not installed.
     """
 
     run_dir: AnyPath
@@ -46,10 +46,10 @@ class RunSummary:
 
 
 def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
-    """Train in folder `out`, or continue there; at the end average checkpoints and draw the learning curves.
+    """Train in folder `out`, or continue there. At the end, average checkpoints and draw the learning curves.
 
-    A finished run returns at once. SIGTERM saves a checkpoint at the next step and returns. Raises
-    UserError for a run folder of another configuration, of other data, or in use.
+    For a finished run it returns at once. After SIGTERM, it saves a checkpoint at the next step and returns. Raises UserError if
+    the run folder is of another configuration or other data, or is in use.
     """
     refuse_relative_in_job({"data": config.data, "--out": out})
     out = out.resolve()
@@ -79,7 +79,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
 
 
 def run_to_end(config: TrainConfig, out: AnyPath) -> None:
-    """`run_training` as a workflow has it: prints the summary. Raises CommandEnded with status 143 where it was stopped."""
+    """Call `run_training` for a command, and print the summary. Raises CommandEnded with status 143 if the run was stopped."""
     summary = run_training(config, out)
     print(describe_run(summary))
     if not summary.finished:
@@ -88,7 +88,7 @@ def run_to_end(config: TrainConfig, out: AnyPath) -> None:
 
 
 def describe_run(summary: RunSummary) -> str:
-    """The summary at the end of a training."""
+    """Return the summary at the end of a training."""
     run_dir, lines = summary.run_dir, read_metrics(summary.run_dir)
     train = [line for line in lines if line["event"] == "train"]
     config = load_settings(TrainConfig, run_dir / "config.yaml")
@@ -133,9 +133,9 @@ def make_run_folder(run_dir: AnyPath) -> None:
 
 
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
-    """Refuse to continue a run of another configuration or other data, naming what differs."""
+    """Refuse to continue a run of another configuration or other data. The message names the differences."""
     if not checkpoint_folders(run_dir):
-        return  # nothing was trained here yet: a setting that was refused may be corrected
+        return  # no checkpoint yet, so the user may correct a refused setting
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], MAY_CHANGE)]

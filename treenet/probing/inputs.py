@@ -1,7 +1,7 @@
-"""The inputs of probing: the pieces of the sentences, and copies in which two adjacent words are exchanged.
+"""The inputs of probing: the pieces of the sentences, and copies with two adjacent words exchanged.
 
-Exchanged are pieces alone: tree, tags and arcs stay as they are and so are those of the sentence as it was written, for
-every model. Only words of as many pieces change places, so that nothing but the pieces differs.
+Only pieces are exchanged. Tree, tags and arcs stay those of the original sentence, for every model. The two words have the same
+number of pieces, so that nothing except the pieces differs.
 
 Shapes: n sentences, w chosen words, k copies, B batch, L leaves.
 """
@@ -19,20 +19,20 @@ from treenet.data.plan import cut_batches
 from treenet.probing.sentences import ProbeSentences, keys
 from treeproc.common.storage import AnyPath
 
-# The random draws for a sentence or a word, each from a stream of its own.
+# Random draws for a sentence or a word, each from a separate stream.
 _EXCHANGED, _PAIR, _WORD = 1, 2, 3
 _BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class ProbeInputs:
-    """Rows of states that a split gives: one for each sentence, then one for each copy; and one for each chosen word."""
+    """The rows of states of a split: one for each sentence, then one for each copy; and one for each chosen word."""
 
     source: ExampleSource
     sentences: ProbeSentences
     word_of_leaf: list[np.ndarray]  # of each sentence, [leaves]
-    pair: np.ndarray  # [n, 2] first leaf of the two words that may be exchanged, and leaves of each; 0, 0 where there are none
-    copies: np.ndarray  # [k] sentences that have a copy with the two exchanged: about half of those that have a pair
+    pair: np.ndarray  # [n, 2] first leaf of the two words that may be exchanged, and leaves of each; 0, 0 without such a pair
+    copies: np.ndarray  # [k] sentences that have a copy with the pair exchanged: about half of those with a pair
     words: np.ndarray  # [w] chosen words among those of `sentences.syntax`, ascending
     word_leaves: np.ndarray  # [w, 2] first leaf of each in its sentence, and number of its leaves
 
@@ -40,7 +40,7 @@ class ProbeInputs:
     def build(
         cls, data: AnyPath, split: str, reads: InputKind, sentences: ProbeSentences, most_words: int, seed: int
     ) -> "ProbeInputs":
-        """The inputs for a model that reads `reads`. Words and pairs depend only on ids and `seed`."""
+        """Build the inputs for a model that reads `reads`. Words and pairs depend only on ids and `seed`."""
         source = ExampleSource(data / "encoded", split, reads)
         picked = source.pick(sentences.rows)
         pieces, words = (list(source.lists(picked, "leaves", name)) for name in ("piece", "word_index"))
@@ -69,17 +69,17 @@ class ProbeInputs:
 
     @property
     def num_rows(self) -> int:
-        """n + k."""
+        """The number of rows, n + k."""
         return len(self.word_of_leaf) + len(self.copies)
 
     def batches(self) -> list[np.ndarray]:
-        """All rows of sentences and copies once, in batches of similar length."""
+        """Yield all rows of sentences and copies once, in batches of similar length."""
         leaves = np.array([len(self.word_of_leaf[sentence]) for sentence in self._sentence(np.arange(self.num_rows))])
         order = np.argsort(leaves, kind="stable")
         return np.split(order, cut_batches(leaves[order], _BATCH_TOKENS)[1:-1])
 
     def batch(self, rows: np.ndarray) -> tuple[TreeBatch, Tensor]:
-        """Rows of sentences and copies as a batch of the form that the model reads, and the word of every leaf [B, L]."""
+        """Return rows of sentences and copies as a batch in the form that the model reads, and the word of every leaf [B, L]."""
         sentence = self._sentence(rows)
         batch = self.source.batch(self.sentences.rows[sentence])
         for place in np.flatnonzero(rows >= len(self.word_of_leaf)).tolist():
@@ -89,9 +89,9 @@ class ProbeInputs:
         return batch, torch.from_numpy(padded)
 
     def leaves_of_words(self, rows: np.ndarray, width: int, word_state: str) -> tuple[np.ndarray, np.ndarray]:
-        """The chosen words of a batch of `width` leaves, by their place in `words`, and which leaves their states come from.
+        """Return the chosen words of a batch of `width` leaves, by their place in `words`, and the leaves of their states.
 
-        Both have an entry for each leaf: (word, b * width + leaf). Copies give none.
+        Both have an entry for each leaf: (word, b * width + leaf). Copies have no entries.
         """
         sentence_of_word = np.searchsorted(self.sentences.syntax.word_edges, self.words, side="right") - 1
         row_of_sentence = np.full(len(self.word_of_leaf), -1)
@@ -105,12 +105,12 @@ class ProbeInputs:
         return np.repeat(word, size), np.repeat(row * width + first, size) + offset
 
     def _sentence(self, rows: np.ndarray) -> np.ndarray:
-        """Sentence of each row."""
+        """Return the sentence of each row."""
         return np.concatenate([np.arange(len(self.word_of_leaf)), self.copies])[rows]
 
 
 def exchangeable_pairs(pieces: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """[pairs, 2]: first leaf, and leaves of each, of adjacent words of as many pieces that are not the same."""
+    """Return [pairs, 2] for adjacent, different words with the same number of pieces: the first leaf, and the leaves of each."""
     first = np.flatnonzero(np.diff(words, prepend=-1))
     size = np.diff(first, append=len(words))
     alike = np.flatnonzero((size[1:] == size[:-1]) & (words[first[1:]] == words[first[:-1]] + 1))
@@ -119,6 +119,6 @@ def exchangeable_pairs(pieces: np.ndarray, words: np.ndarray) -> np.ndarray:
 
 
 def exchange(pieces: Tensor, first: int, size: int) -> Tensor:
-    """A copy of pieces [L] in which `size` of them from `first` have changed places with as many behind them."""
+    """Copy pieces [L], and exchange `size` of them from `first` with the next `size` pieces."""
     middle, end = first + size, first + 2 * size
     return torch.cat([pieces[:first], pieces[middle:end], pieces[first:middle], pieces[end:]])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Examples:
-    """States and classes of a split; UNSEEN classes (-1) are never right."""
+    """States and classes of a split. A probe never predicts the class UNSEEN (-1)."""
 
     x: Tensor  # [m, D]
     y: Tensor  # [m] int64
@@ -21,7 +21,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """Accuracies of the probe whose penalty was the best on valid."""
+    """Accuracies of the probe with the best penalty on valid."""
 
     test: float
     valid: float
@@ -30,9 +30,9 @@ class ProbeScore:
 
 
 def fit(train: Examples, l2: float, max_iterations: int, start: Tensor) -> Tensor:
-    """Weights [D + 1, C], biases last, that minimise mean cross-entropy + l2 / 2 |weights|^2, biases not penalised.
+    """Return weights [D + 1, C], biases last, that minimise mean cross-entropy + l2 / 2 |weights|^2. Biases have no penalty.
 
-    By L-BFGS over all examples at once, from `start`: the problem is convex, and nothing depends on a learning rate.
+    It runs L-BFGS over all examples at once, from `start`. The problem is convex, and there is no learning rate to choose.
     """
     table = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -50,7 +50,7 @@ def fit(train: Examples, l2: float, max_iterations: int, start: Tensor) -> Tenso
 
 
 def scores(table: Tensor, x: Tensor) -> Tensor:
-    """Logits [m, C] of x [m, D]."""
+    """Return logits [m, C] of x [m, D]."""
     return torch.addmm(table[-1], x, table[:-1])
 
 
@@ -61,12 +61,13 @@ def accuracy(table: Tensor, examples: Examples) -> float:
 def train_probe(
     train: Examples, valid: Examples, test: Examples, num_classes: int, strengths: Sequence[float], max_iterations: int
 ) -> ProbeScore:
-    """Fit on train, choose the penalty on valid (of equal ones the strongest), score on test.
+    """Fit on train, choose the penalty on valid (the strongest of equal ones), and score on test.
 
-    States are standardised by mean and deviation of train. The strongest penalty is fitted first, each from the one before.
+    States are standardised by mean and deviation of train. The strongest penalty is fitted first. Each fit starts from the one
+    before.
     """
     mean, deviation = train.x.mean(0), train.x.std(0, correction=0)
-    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)  # a column that does not vary says nothing
+    deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)  # a constant column carries no information
     train, valid, test = (Examples((one.x - mean) / deviation, one.y) for one in (train, valid, test))
     table = train.x.new_zeros(train.x.shape[1] + 1, num_classes)
     best, chosen, chosen_table = -1.0, 0.0, table

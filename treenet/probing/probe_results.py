@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.run_results import PROBES
 from treeproc.common.files import read_json
@@ -39,23 +39,23 @@ class _Entry(TypedDict):
 
 
 def read_probes(folder: Path) -> dict[str, dict]:
-    """The entries of probes.json, none where there is no such file yet."""
+    """Read the entries of probes.json; empty if there is no such file yet."""
     path = folder / PROBES
     return read_json(path, "remove it and run the same command again", dict[str, _Entry]) if path.exists() else {}
 
 
 def figure_name(name: str) -> str:
-    """File name of the figure of an entry."""
+    """Return the file name of the figure of an entry."""
     return f"probes.{name}.png"
 
 
 def task_name(name: str) -> str:
-    """The name of a task in tables."""
+    """Return the name of a task in tables."""
     return name.replace("_", " ")
 
 
 def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, float]]]:
-    """(task, layer, what of it, accuracies by column) for each layer and state that the trained model was probed at."""
+    """Return (task, layer, state, accuracies by column) for each layer and state of the trained model that was probed."""
     for name, facts in entry["tasks"].items():
         found = {(one["states"], one["layer"], one["of"]): one["test"] for one in facts["results"]}
         embeddings = {of: test for (states, _, of), test in found.items() if states == "embeddings"}
@@ -74,7 +74,7 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
 
 
 def format_probes(name: str, entry: dict) -> str:
-    """A table, accuracies on test in per cent."""
+    """Return a table of accuracies on test in per cent."""
     titles = ("majority", *_COLUMNS)
     lines = [
         f"{name}: accuracy on test in %; baselines are the most frequent class, the embeddings of pieces, the untrained model",
@@ -89,11 +89,14 @@ def format_probes(name: str, entry: dict) -> str:
 
 
 def draw_layers(entry: dict) -> "Figure | None":
-    """Accuracy on test by layer, a panel for each task; layer 0 are the embeddings. None where one layer was probed."""
+    """Draw accuracy on test by layer, one panel per task. Layer 0 is the embeddings.
+
+    Returns None if only one layer was probed.
+    """
     tasks = {name: facts for name, facts in entry["tasks"].items() if len({one["layer"] for one in facts["results"]}) > 2}
     if not tasks:
         return None
-    from matplotlib.figure import Figure  # a quarter of the imports of a command that draws nothing
+    from matplotlib.figure import Figure  # here, because a command that draws nothing would spend a quarter of its imports on it
 
     columns = min(4, len(tasks))
     rows = -(-len(tasks) // columns)

@@ -27,14 +27,14 @@ from treeproc.shards.hashes import check_hashes
 from treeproc.shards.schema import SPLITS
 
 TRAINED, PIECES = "trained", "embeddings"
-# Keys of an entry that may differ between earlier probes and those that are added.
+# Keys of an entry that may differ between earlier and new probes.
 _MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with"}
 STATES = (PIECES, UNTRAINED, TRAINED)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe: which task, on which states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces."""
+    """One probe: its task and its states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces."""
 
     task: TaskName
     states: str
@@ -48,11 +48,13 @@ class Probe:
 
 
 def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
-    """Add the entry NAME to `probes.json` of a run folder, and a figure where there are several layers.
+    """Add the entry NAME to `probes.json` of a run folder, and a figure if there are several layers.
 
-    Returns NAME, that of the checkpoint, and the entry. Every probe is written as soon as it is trained, and one that is there,
-    of the same model, data and settings, is not trained again. Raises UserError when the folder is no run, run and data do not
-    fit, the data set has no parsed trees, or the settings ask for what the model or the data set has not got.
+    Returns NAME, that of the checkpoint, and the entry. Every probe is written as soon as it is trained. An existing probe of the
+    same model, data and settings is not trained again.
+
+    Raises UserError if the folder is no run, if run and data do not fit, or if the data set has no parsed trees. It also does so
+    if the settings ask for something that the model or the data set lacks.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -103,12 +105,12 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     if figure := draw_layers(entry):
         write_png(figure, path)
     else:
-        path.unlink(missing_ok=True)  # of results that are no more
+        path.unlink(missing_ok=True)  # of results that were dropped
     return name, entry
 
 
 def choose_layers(layer: int | str, count: int) -> list[int]:
-    """Numbers of layers, from 1. Raises UserError for one that the encoder has not got."""
+    """Return the numbers of layers, from 1. Raises UserError for a layer that the encoder lacks."""
     if layer == "all":
         return list(range(1, count + 1))
     if layer == "last":
@@ -120,7 +122,7 @@ def choose_layers(layer: int | str, count: int) -> list[int]:
 
 
 def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskName]:
-    """The tasks in their order; by default all that the data set has labels of. Raises UserError for those it has not."""
+    """Return the tasks in their order, by default all that the data set has labels for. Raises UserError for others."""
     arcs = has_arcs(data)
     wanted = [name for name in PROBE_TASKS if chosen is None or name in chosen]
     missing = [name for name in wanted if name in ARC_TASKS and not arcs]
@@ -133,7 +135,7 @@ def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskN
 
 
 def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, ProbeInputs]:
-    """The sentences of each split, in the form that the model reads."""
+    """Read the sentences of each split, in the form that the model reads."""
     device = next(trained.model.parameters()).device
     data, reads, found = trained.data, trained.model.reads.for_device(device), {}
     check_hashes(data / "encoded", "valid", "test")
@@ -151,7 +153,7 @@ def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, Prob
 
 
 def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
-    """An entry of probes.json before any probe: the weights, data and settings of its results."""
+    """Return an entry of probes.json before any probe: the weights, data and settings of its results."""
     return {
         **origin(trained, settings),
         "settings": {**settings.identity(), "max_leaves": trained.config.batch.max_leaves},
@@ -171,7 +173,7 @@ def _describe(task: ProbeTask) -> dict:
 
 
 def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str) -> list[Probe]:
-    """The probes of a task; none where there is nothing to tell apart."""
+    """Return the probes of a task; none if the task has only one class."""
     if task.empty:
         return []
     kinds = [word_state] if task.of_words else ["mean", "root"] if rooted else ["mean"]
@@ -182,7 +184,7 @@ def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str
 def _collect(
     loaded: LoadedModel, inputs: dict[str, ProbeInputs], layers: Sequence[int], word_state: str, states: str
 ) -> dict[str, dict[int, States]]:
-    """States of all splits, by layer."""
+    """Collect states of all splits, by layer."""
     total = sum(one.num_rows for one in inputs.values())
     with Progress(f"states of the {states} model", total, unit="sentences") as progress:
         return {split: collect_states(loaded.model, one, layers, word_state, progress.update) for split, one in inputs.items()}

@@ -14,7 +14,7 @@ WORD_TASKS: tuple[TaskName, ...] = ("pos_tag", "phrase", "deprel", "arc_depth")
 ARC_TASKS: tuple[TaskName, ...] = ("deprel", "arc_depth")
 PROBE_TASKS = SENTENCE_TASKS + WORD_TASKS
 
-# Settings that say what is computed, not what comes out of it.
+# Settings that choose what is computed. They do not change the result of a probe.
 _CHOICES = {"tasks", "layer", "word_state", "data", "checkpoint"}
 
 
@@ -33,24 +33,27 @@ class ProbeSettings(Settings):
     word_state: Literal["first", "mean"] = Field(
         "first", description="state of a word: that of its first piece, or the mean over its pieces"
     )
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the one of the run")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
     use_gpu: bool = Field(False, description="encode and train the probes on the GPU")
     seed: int = Field(1, ge=0, lt=2**63, description="seed of the choice of sentences and words, and of the exchanged words")
-    train_sentences: PositiveInt = Field(10_000, description="at most so many sentences of train, to train the probes on")
-    eval_sentences: PositiveInt = Field(2_000, description="at most so many of valid, and of test")
-    train_words: PositiveInt = Field(30_000, description="at most so many words of those sentences of train")
-    eval_words: PositiveInt = Field(10_000, description="at most so many words of valid, and of test")
-    bins: int = Field(6, ge=2, description="classes that depths and lengths are put into, of about as many examples each")
+    train_sentences: PositiveInt = Field(10_000, description="most sentences of train, to train the probes on")
+    eval_sentences: PositiveInt = Field(2_000, description="most sentences of valid, and of test")
+    train_words: PositiveInt = Field(30_000, description="most words of those sentences of train")
+    eval_words: PositiveInt = Field(10_000, description="most words of valid, and of test")
+    bins: int = Field(
+        6, ge=2, description="number of classes for depths and lengths; the classes have about equal numbers of examples"
+    )
     top_sequences: PositiveInt = Field(
-        19, description="sequences of top constituents that are classes of their own, the most frequent ones; others are one more"
+        19,
+        description="number of frequent sequences of top constituents with separate classes; all others share one class",
     )
     l2: tuple[float, ...] = Field(
         (1e-4, 1e-3, 1e-2, 1e-1), description="strengths of the L2 penalty to choose from by accuracy on valid"
     )
-    max_iterations: PositiveInt = Field(100, description="iterations of L-BFGS at most, for each strength")
+    max_iterations: PositiveInt = Field(100, description="most iterations of L-BFGS, for each strength")
 
     @field_validator("l2")
     @classmethod
@@ -60,5 +63,5 @@ class ProbeSettings(Settings):
         return values
 
     def identity(self) -> dict:
-        """The settings that results depend on, beside the model and the data."""
+        """Return the settings that results depend on, beside the model and the data."""
         return self.model_dump(mode="json", exclude=_CHOICES)

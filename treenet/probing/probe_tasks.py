@@ -1,4 +1,4 @@
-"""Probing tasks: the classes of sentences, copies and words, and the rows of states that they belong to."""
+"""Probing tasks: the classes of sentences, copies and words, and their rows of states."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from treenet.probing.inputs import ProbeInputs
 from treenet.probing.probe_settings import WORD_TASKS, ProbeSettings, TaskName
 
 OTHER = "other"
-UNSEEN = -1  # a class that train has not: no probe can find it
+UNSEEN = -1  # a class that train does not have, so no probe can predict it
 
 
 @dataclass(frozen=True)
 class ProbeTask:
-    """A classification task: its classes are those of train. A row is one of `States.sentences`, or of `States.words`."""
+    """A classification task. Its classes are those of train. A row is one of `States.sentences`, or of `States.words`."""
 
     name: TaskName
     classes: list[str]
@@ -28,17 +28,17 @@ class ProbeTask:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to tell apart: one class alone, or a split without examples."""
+        """Whether the task is trivial: it has one class, or a split without examples."""
         return len(np.unique(self.labels["train"])) < 2 or not all(len(one) for one in self.labels.values())
 
     def majority(self, split: str) -> float:
-        """Accuracy of always giving the most frequent class of train."""
+        """The accuracy of a constant prediction, the most frequent class of train."""
         most = np.bincount(self.labels["train"], minlength=len(self.classes)).argmax()
         return float((self.labels[split] == most).mean()) if len(self.labels[split]) else 0.0
 
 
 def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings: ProbeSettings) -> ProbeTask:
-    """The examples of a task in each split, one of which is train; its classes are those of train."""
+    """Build the examples of a task in each split, one of which is train. Its classes are those of train."""
     if name == "word_order":
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}
@@ -56,7 +56,7 @@ def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings
 
 
 def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:
-    """The gold value of a task for every sentence, or for every chosen word."""
+    """Return the gold value of a task for every sentence, or for every chosen word."""
     syntax, words = inputs.sentences.syntax, inputs.words
     if name == "depth":
         return syntax.depth
@@ -70,15 +70,18 @@ def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:
 
 
 def _order_rows(inputs: ProbeInputs) -> np.ndarray:
-    """Every sentence with a pair to exchange: as it is, or its copy where it has one."""
+    """Return a row for every sentence with an exchangeable pair: its copy if it has one, else the sentence itself."""
     rows = np.arange(len(inputs.pair))
     rows[inputs.copies] = len(inputs.pair) + np.arange(len(inputs.copies))
     return rows[inputs.pair[:, 1] > 0]
 
 
 def bin_values(values: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
-    """At most `count` ranges of whole numbers with about as many of `values` each: (their names, the last number of each
-    but the last one). Fewer where one number is very frequent."""
+    """Split whole numbers into at most `count` ranges, each with about the same number of `values`.
+
+    Returns their names, and the last number of each range except the last range. There are fewer ranges if one number is very
+    frequent.
+    """
     lasts = np.unique(np.quantile(values, np.arange(1, count) / count, method="inverted_cdf")).astype(np.int64)
     lasts = lasts[lasts < values.max()]
     firsts = [None, *(last + 1 for last in lasts.tolist())]
@@ -92,6 +95,6 @@ def bin_values(values: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
 
 
 def frequent_classes(values: Sequence[str], most: int | None) -> list[str]:
-    """Values by frequency, ties by name; with `most`, so many of them and OTHER for the rest where there is any."""
+    """Return values by frequency, ties by name. With `most`, it returns so many of them, and OTHER if there are more."""
     ordered = [value for value, _ in sorted(Counter(values).items(), key=lambda item: (-item[1], item[0]))]
     return ordered if most is None or len(ordered) <= most else [*ordered[:most], OTHER]

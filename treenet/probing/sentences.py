@@ -1,7 +1,7 @@
 """The sentences to probe and their syntax, from the parsed shards.
 
-The labels are those of the parser, in one normal form (unary chains collapsed, nothing binarised), whatever trees the model
-was given: a model on control trees is asked for the same labels as one on parses.
+The labels are those of the parser, in one normal form: unary chains collapsed, no binarisation. They do not depend on the trees
+that the model reads. So a model on control trees has the same labels as one on parses.
 
 Shapes: n sentences, W words of all of them one after the other, N nodes of all of them.
 """
@@ -20,25 +20,25 @@ from treeproc.shards.shard import open_shards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.trees.flat_trees import normal_form, read_flat_trees
 
-_PARSED = "parsed"  # parse_status of what the parser analysed; all others are fallbacks
+_PARSED = "parsed"  # parse_status of sentences that the parser analysed; all others are fallbacks
 
 
 @dataclass(frozen=True)
 class Syntax:
-    """The syntax of n sentences, as parsed. Depths count from 1 for trees, nonterminals alone, and from 0 for arcs."""
+    """The syntax of n sentences, as parsed. Depths of trees count nonterminals, from 1. Depths of arcs count from 0."""
 
     word_edges: np.ndarray  # [n + 1], words of sentence i are [word_edges[i], word_edges[i + 1])
     depth: np.ndarray  # [n] nonterminals on the longest path from the root down to a word
-    top: list[str]  # [n] labels of the root's children, words by their tag
+    top: list[str]  # [n] labels of the root's children, and tags of its words
     pos_tag: list[str]  # [W]
     phrase: list[str]  # [W] label of the smallest phrase that holds a word
-    deprel: list[str] | None  # [W] relation to the governor; None where the data set has no arcs
+    deprel: list[str] | None  # [W] relation to the governor; None if the data set has no arcs
     arc_depth: np.ndarray | None  # [W] arcs between a word and its root
 
 
 @dataclass(frozen=True)
 class ProbeSentences:
-    """Sentences of a split: rows count as in `lengths.arrow`, ascending."""
+    """Sentences of a split. Rows are numbered as in `lengths.arrow`, ascending."""
 
     rows: np.ndarray  # [n]
     example_ids: np.ndarray  # [n]
@@ -46,7 +46,7 @@ class ProbeSentences:
 
 
 def keys(ids: np.ndarray, *salts: int | np.ndarray) -> np.ndarray:
-    """A number drawn for each id [n] uint64, a function of id and salts alone."""
+    """Return a random number for each id [n] uint64, a function of id and salts only."""
     mixed = hash_ids(ids)
     for salt in salts:
         mixed = hash_ids(mixed ^ hash_ids(np.asarray(salt)))
@@ -54,15 +54,15 @@ def keys(ids: np.ndarray, *salts: int | np.ndarray) -> np.ndarray:
 
 
 def has_arcs(data: AnyPath) -> bool:
-    """Whether there are dependencies of the side that models read."""
+    """Whether the data set has dependencies of the side that models read."""
     return "arcs" in read_index(data / "encoded").get("columns", [])
 
 
 def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed: int) -> ProbeSentences:
-    """At most `most` sentences of a split that the parser gave one tree, of up to `max_leaves` leaves.
+    """Choose at most `most` sentences of a split with one tree from the parser and up to `max_leaves` leaves.
 
-    Which ones depends on their ids and `seed` alone; fewer are a subset of more. Raises UserError when there are none, and when
-    parsed and encoded shards do not belong together.
+    The choice depends only on their ids and `seed`. A smaller choice is a subset of a larger one. Raises UserError if there are
+    none, or if parsed and encoded shards do not belong together.
     """
     lengths, prefix = read_lengths(data / "encoded", split), _prefix(data)
     fits = np.flatnonzero((lengths["leaves"] >= 1) & (lengths["nodes"] >= 1) & (lengths["leaves"] <= max_leaves))
@@ -87,7 +87,7 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
 
 
 def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
-    """Rows of the parsed stage that belong to rows of the encoded one."""
+    """Return the rows of the parsed stage that belong to rows of the encoded stage."""
     shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, "parsed"), split)}
     places = zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
     for shard, row, example_id in places:
@@ -98,7 +98,7 @@ def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows
 
 
 def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
-    """The syntax of parsed rows of one tree each. Raises ValueError when words, trees and arcs do not belong together."""
+    """Read the syntax of parsed rows of one tree each. Raises ValueError if words, trees and arcs do not belong together."""
     brackets = read_flat_trees(pa.array([example[f"{prefix}trees"][0] for example in examples], pa.string()))
     trees, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
     words = [len(example[f"{prefix}words"]["text"]) for example in examples]
@@ -111,7 +111,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
     level = np.arange(1, len(trees) + 1) - closed
     lowest = np.zeros(edges[-1], dtype=np.int64)
     for node, (start, end) in enumerate(zip(trees.starts.tolist(), trees.ends.tolist(), strict=True)):
-        lowest[start:end] = node  # pre-order: what is below comes later
+        lowest[start:end] = node  # pre-order: descendants come later
 
     children, bare = np.flatnonzero(level == 2), np.flatnonzero(level[lowest] == 1)
     start = np.concatenate([trees.starts[children], bare])
@@ -141,7 +141,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
 
 
 def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
-    """Arcs between each word [w] and its root, whose governor is -1."""
+    """Return the number of arcs between each word [w] and its root, whose governor is -1."""
     depth, above = np.zeros(len(governor), dtype=np.int64), governor.astype(np.int64)
     for _ in range(len(governor) + 1):
         if (above < 0).all():
@@ -152,5 +152,5 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
 
 
 def _prefix(data: AnyPath) -> str:
-    """The prefix of the columns of the leaves' side in a parsed shard."""
+    """Return the prefix of the columns of the leaves' side in a parsed shard."""
     return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""

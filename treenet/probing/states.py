@@ -18,7 +18,7 @@ from treenet.probing.inputs import ProbeInputs
 from treenet.runs.precision import scoring
 from treeproc.common.settings import UserError
 
-EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces alone, without positions
+EMBEDDINGS = 0  # the layer below the first: the vectors of the pieces, without positions
 
 
 @dataclass
@@ -30,13 +30,13 @@ class States:
 
 
 def num_layers(model: nn.Module) -> int:
-    """Layers whose states can be had; 1 of encoders that do not keep theirs in a list."""
+    """Return the number of layers with states; 1 for encoders that do not keep their layers in a list."""
     return max(1, len(model.encoder.probed_layers()))
 
 
 @contextmanager
 def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-    """A dict that gets the output [B, S, D] of encoder layers, counted from 1, whenever they run."""
+    """Return a dict that gets the output [B, S, D] of encoder layers, counted from 1, at every forward pass in this context."""
     recorded: dict[int, Tensor] = {}
 
     def recorder(layer: int) -> Callable:
@@ -55,7 +55,7 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
 @torch.no_grad()
 def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> dict[int, Tensor]:
-    """States [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
+    """Compute states [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
     last = num_layers(model)
     with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states, scoring(model):
         memory = model.encoder(batch)
@@ -67,9 +67,10 @@ def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> 
 
 
 def leaf_states(states: Tensor, reads: InputKind, num_leaves: int, words: Tensor) -> Tensor:
-    """[B, L, D] of [B, S, D]: where positions are words, which arcs join, a leaf has the state of its word, `words` [B, L].
+    """Return the states of leaves [B, L, D] from states of positions [B, S, D].
 
-    Raises UserError when there are too few positions.
+    If positions are words, which arcs join, a leaf has the state of its word, `words` [B, L]. Raises UserError if there are too
+    few positions.
     """
     if reads.positions != "words":
         if states.shape[1] < num_leaves:
@@ -81,9 +82,9 @@ def leaf_states(states: Tensor, reads: InputKind, num_leaves: int, words: Tensor
 def collect_states(
     model: nn.Module, inputs: ProbeInputs, layers: Sequence[int], word_state: str, advance: Callable[[int], None]
 ) -> dict[int, States]:
-    """States of every sentence, copy and chosen word of a split, by layer. The model must be in evaluation mode.
+    """Collect states of every sentence, copy and chosen word of a split, by layer. The model must be in evaluation mode.
 
-    `advance` is called with the sentences of every batch that is done. Raises UserError for states that are not finite.
+    `advance` is called after every batch with its number of sentences. Raises UserError for states that are not finite.
     """
     device = next(model.parameters()).device
     found = {layer: States() for layer in layers}
@@ -116,7 +117,7 @@ def collect_states(
 
 
 def _stored(out: Tensor | None, place: Tensor, values: Tensor, rows: int) -> Tensor:
-    """`out` [rows, D], made where there is none yet, with values in their places."""
+    """Write values to their places in `out` [rows, D], which is created if it is None."""
     out = torch.zeros(rows, values.shape[1]) if out is None else out
     out[place] = values.cpu()
     return out

@@ -1,4 +1,4 @@
-"""The interface of a task: its data, its model, its losses, and how a validation is judged."""
+"""The interface of a task: its data, its model, its losses, and the criterion of a validation."""
 
 import math
 from abc import ABC, abstractmethod
@@ -22,48 +22,48 @@ from treeproc.shards.schema import PAD_ID
 
 
 class Task(ABC):
-    """One kind of training. `num_sums` is the length of the sums of a validation, loss and nll first.
+    """One kind of training. `num_sums` is the length of the sums of a validation; the first two are loss and nll.
 
-    Losses and counts are computed from what `output` of the model returns.
+    Losses and counts are computed from the result of the model's method `output`.
     """
 
     use: Use  # the models of the registry that it trains
     num_sums = 2
-    score = ""  # the metric of a validation that it is judged by, the higher the better; empty for its nll
+    score = ""  # the metric that judges a validation, higher is better; empty for the nll
     auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
     examples, targets = "examples", "targets"  # their names in reports
     workflow = "train_wmt.py"  # the script that trains its models
     scorer = "evaluate.py"  # the script that scores them
     output = "forward"  # a method of the model
-    ties_embeddings = True  # whether the output reads the table of pieces too
+    ties_embeddings = True  # whether the output also reads the table of pieces
 
     def __init__(self, config: TrainConfig):
         self.config = config
 
     @property
     def encoder(self) -> type[Encoder]:
-        """The class of the model's encoder. Raises UserError for an unknown name."""
+        """Return the class of the model's encoder. Raises UserError for an unknown name."""
         return find_encoder(self.config.model, self.use)
 
     @property
     def reads(self) -> InputKind:
-        """The input kind of the model's encoder."""
+        """Return the input kind of the model's encoder."""
         return self.encoder.reads_with(self.config.model)
 
     @abstractmethod
     def check(self, index: Mapping) -> None:
-        """Raises UserError when the settings do not fit the data set with this index."""
+        """Raise UserError if the settings do not fit the data set with this index."""
 
     @abstractmethod
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
-        """Examples of a split for a model on `device`; `training` ones may be others than those that are scored."""
+        """Open examples of a split for a model on `device`. Examples for `training` may differ from those for scoring."""
 
     @abstractmethod
     def build_model(self, sizes: Mapping) -> nn.Module:
-        """A freshly initialised model; `sizes` as `sizes` gives them, or as in meta.json of a checkpoint."""
+        """Build a freshly initialised model. `sizes` are as from `sizes`, or from meta.json of a checkpoint."""
 
     def count_parameters(self, sizes: Mapping, copies: int = 1) -> int:
-        """Parameters of the model, without making it. Raises UserError when `copies` of them are more than memory holds."""
+        """Count the parameters of the model without making it. Raises UserError if memory cannot hold `copies` of them."""
         try:
             with torch.device("meta"):
                 parameters = sum(parameter.numel() for parameter in self.build_model(sizes).parameters())
@@ -73,58 +73,63 @@ class Task(ABC):
         return parameters
 
     def build_model_that_fits(self, sizes: Mapping) -> nn.Module:
-        """`build_model`. Raises UserError when this machine has no memory for it."""
+        """Call `build_model`. Raises UserError if this machine lacks the memory."""
         self.count_parameters(sizes)
         return self.build_model(sizes)
 
     def choose_targets(self, batch: TreeBatch, seed: int | None) -> TreeBatch:
-        """A batch, still on the CPU, with its targets: those of the data set, unless they are drawn. Without a seed, those of
-        all validations."""
+        """Return a batch, still on the CPU, with its targets. They come from the data set, or are drawn by the seed.
+
+        Without a seed, the drawn targets are those of all validations.
+        """
         return batch
 
     @abstractmethod
     def sum_losses(
         self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
     ) -> LossSums:
-        """The losses of a batch, from the model's output in one pass, or with R-Drop in two; `counted` of `counted_targets`."""
+        """Compute the losses of a batch from the model's output in one pass, or in two with R-Drop.
+
+        `counted` is from `counted_targets`.
+        """
 
     def counted_targets(self, batch: TreeBatch) -> Tensor | None:
-        """Flat places [M] of the targets that count in the loss, of a batch on the CPU; None where all do."""
+        """Return flat places [M] of the targets that count in the loss, of a batch on the CPU; None if all count."""
         return (batch.tgt_out != PAD_ID).flatten().nonzero()[:, 0]
 
     def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
-        """The sums of a validation beside loss and nll."""
+        """Return the sums of a validation beside loss and nll."""
         return ()
 
     def sizes(self, index: Mapping) -> dict[str, int]:
-        """The sizes that determine the model's shape, for run.json and meta.json."""
+        """Return the sizes that determine the model's shape, for run.json and meta.json."""
         sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
         vocab, again = self.config.data / "encoded" / "vocab", "run workflows/preprocess.py again"
         files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
         return sizes | {name: len(read_text(path, again).splitlines()) for name, path in files.items() if path.exists()}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
-        """The metrics of a validation over so many targets."""
+        """Return the metrics of a validation over so many targets."""
         loss, nll = (sums[:2] / targets).tolist()
         return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
 
     def criterion(self, line: Mapping[str, float]) -> float:
-        """The criterion of validations, the lower the better."""
+        """Return the criterion of validations, lower is better."""
         return 1.0 - line[self.score] if self.score else line["nll"]
 
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
-        """The facts of a validation for meta.json, beside valid_nll."""
+        """Return the facts of a validation for meta.json, beside valid_nll."""
         return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
 
     def describe(self, line: Mapping[str, float]) -> str:
-        """A validation as a person reads it."""
+        """Describe a validation for a person."""
         return f"nll {line['nll']:.3f}, perplexity {line['perplexity']:.2f}"
 
     def describe_best(self, line: Mapping[str, float]) -> str:
-        """The best validation, in words."""
+        """Describe the best validation."""
         return f"{line['nll']:.3f}"
 
 
 def vocab_sizes(sizes: Mapping) -> VocabSizes:
-    """Sizes as meta.json keeps them; checkpoints of earlier times know of pieces and labels alone."""
+    """Return the sizes as in meta.json. Older checkpoints only have those of pieces and labels."""
     return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))

@@ -1,4 +1,4 @@
-"""Classification of sentences, and of the phrases in them.
+"""Classification of sentences and of their phrases.
 
 Shapes: B batch, P positions, C classes.
 """
@@ -20,7 +20,7 @@ from treeproc.common.settings import UserError
 
 
 class Classification(PredictionTask):
-    """Classifiers of examples, which may learn the classes of phrases too."""
+    """Classifiers of examples, which may also learn the classes of phrases."""
 
     num_sums = 8
     score = "accuracy"
@@ -32,7 +32,7 @@ class Classification(PredictionTask):
         return self.config.classifier.neutral_class
 
     def check(self, index: Mapping) -> None:
-        data, encoder = self.config.data, self.encoder  # an unknown model is refused before what it would read is looked for
+        data, encoder = self.config.data, self.encoder  # refuses an unknown model before it looks for the model's input
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
@@ -62,7 +62,7 @@ class Classification(PredictionTask):
 
     @property
     def _learns_positions(self) -> bool:
-        """Whether the model predicts classes of positions, and learns from these alone."""
+        """Return whether the model predicts classes of positions, and learns only from these."""
         return self.config.classifier.supervision == "all_phrases" and self.reads.positions != "leaves"
 
     def sum_losses(
@@ -112,7 +112,7 @@ class Classification(PredictionTask):
 
 
 def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:
-    """Examples and how many of them are right; the same of examples read as two classes, and of labelled positions."""
+    """Count examples and how many are right. Count the same for examples read as two classes, and for labelled positions."""
     labels = batch.labels
     right = output.examples.argmax(-1) == labels
     counts = [torch.full((), len(labels), device=labels.device), right.sum()]
@@ -129,12 +129,12 @@ def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) 
 
 
 def above_neutral(probabilities: Tensor, neutral: int) -> Tensor:
-    """[B, C] -> [B] bool: whether the classes above the neutral one have more probability than those below."""
+    """Return [B] for logits [B, C]: whether the classes above the neutral one have more probability than those below."""
     return probabilities[:, neutral + 1 :].sum(-1) > probabilities[:, :neutral].sum(-1)
 
 
 def summarize_counts(counts: Tensor) -> dict[str, float]:
-    """Accuracies, as fractions, from the sums of `count_right`; those of what was not counted are left out."""
+    """Return accuracies, as fractions, from the sums of `count_right`. If something was not counted, its accuracy is left out."""
     pairs = counts.view(3, 2).tolist()
     names = ("accuracy", "binary_accuracy", "phrase_accuracy")
     return {name: right / count for name, (count, right) in zip(names, pairs, strict=True) if count}

@@ -1,4 +1,4 @@
-"""Checks that trees, arcs, tags and labels of a data set are those that a model is about."""
+"""Checks that a data set has the trees, arcs, tags and labels that a model needs."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -16,7 +16,7 @@ PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose
 
 
 def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder]) -> None:
-    """Raises UserError where trees, arcs, tags or labels of the data set are not those that the encoder is about."""
+    """Raise UserError if the data set lacks trees, arcs, tags or labels that the encoder is made for."""
     model, data, reads = config.model, config.data, encoder.reads_with(config.model)
     if reads.binary and index.get("tree_settings", {}).get("binarize") == "none":
         raise UserError(
@@ -28,7 +28,7 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
 
 
 def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:
-    """Raises UserError for control trees where the model reads arcs, which are the parser's whatever the trees."""
+    """Raise UserError for control trees if the model reads arcs, because arcs always come from the parser."""
     source = index.get("tree_settings", {}).get("tree_source", "parsed")
     if reads.reads_arcs and source not in PARSER_TREES and "arcs" in index.get("columns", ["arcs"]):
         raise UserError(
@@ -38,7 +38,7 @@ def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str)
 
 
 def _says_anything(data: AnyPath, vocabulary: str) -> bool:
-    """Whether tags or labels tell apart: two of them at least, beside the unknown and those of split words and of binarising."""
+    """Return whether there are two tags or labels at least, without the unknown one and those of split words and binarisation."""
     names = read_text(data / "encoded" / "vocab" / f"{vocabulary}.txt", "run workflows/preprocess.py again").splitlines()
     informative = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
     return len(informative - {UNKNOWN_LABEL, UNANALYSED}) > 1

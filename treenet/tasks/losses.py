@@ -10,23 +10,23 @@ from treenet.layers.autocast import product_dtype, without_autocast
 from treenet.layers.compiled import CompiledOnGpu
 from treeproc.shards.schema import PAD_ID
 
-# Tokens whose logits are computed at once: on CPUs the fastest of 64 to 1,024 at 10,000 to 32,000 pieces, on GPUs what
-# keeps them busy. With fewer, passes over the gradient of the table would cost more than those over logits.
+# Number of tokens whose logits are computed at once. On CPUs it is the fastest of 64 to 1,024 at 10,000 to 32,000 pieces.
+# On GPUs it keeps them busy. With fewer, passes over the gradient of the table would cost more than those over logits.
 _ROWS = 256
 _LOGITS_GPU = 2**26
-# Of gradients of logits in float16, where most would be 0 or rounded to a bit or two: probabilities of 1 / 32,000 and less.
+# Scales gradients of logits in float16. Most would be 0, or rounded to a bit or two: probabilities of 1 / 32,000 and less.
 _FLOAT16_FACTOR = 256.0
 
 
 class LossSums(NamedTuple):
-    """Sums over the target tokens of a batch, scalars; divide by the token count for a mean."""
+    """Sums over the target tokens of a batch, scalars. Divide by the token count for a mean."""
 
     loss: Tensor
     nll: Tensor
     auxiliary: Tensor | None = None  # the model's own loss, a part of `loss`
 
     def totals(self) -> Tensor:
-        """Detached: loss, nll and auxiliary loss, 0 for none, [3] float64."""
+        """Return loss, nll and auxiliary loss, 0 for none, detached: [3] float64."""
         auxiliary = self.nll.new_zeros(()) if self.auxiliary is None else self.auxiliary
         return torch.stack([value.detach().double() for value in (self.loss, self.nll, auxiliary)])
 
@@ -34,15 +34,17 @@ class LossSums(NamedTuple):
 def score_chunk(
     states: Tensor, table: Tensor, target: Tensor, smoothing: float, factor: float, with_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Sums of loss and nll of states [m, D] for targets [m, 1] and a table [V, D], and `factor` times the gradient [m, V] of
-    the logits, in the type of the states."""
+    """Return sums of loss and nll of states [m, D] for targets [m, 1] and a table [V, D], and the gradient of the logits.
+
+    The gradient [m, V] is multiplied by `factor`, in the type of the states.
+    """
     logits = states @ table.t()
     logits = logits.to(torch.promote_types(states.dtype, torch.float32))
     score, mean, top = logits.gather(1, target), logits.mean(1, keepdim=True), logits.amax(1, keepdim=True)
     odds = logits.sub_(top).exp_()
     total = odds.sum(1, keepdim=True)
     normaliser = top + total.log()
-    # With z the logits, -log p_i = logsumexp(z) - z_i: no tensor of log-probabilities is needed.
+    # With z the logits, -log p_i = logsumexp(z) - z_i. This needs no tensor of log-probabilities.
     nll = normaliser - score
     loss = ((1 - smoothing) * nll + smoothing * (normaliser - mean)).sum()
     if not with_grad:
@@ -58,8 +60,8 @@ _score_on_gpu = CompiledOnGpu(score_chunk)
 class _ProjectedNll(torch.autograd.Function):
     """Sums of loss and nll of states [M, D] under the softmax of a table [V, D], computed a few tokens at a time.
 
-    The gradients of a chunk are computed with it, while its logits are in the cache: on CPUs, where passes over [M, V] cost
-    more than the products, the same sums take little over half the time, and no tensor of that size is kept.
+    The gradients of a chunk are computed together with its sums, while its logits are in the cache. On CPUs, passes over [M, V]
+    cost more than the products. So the same sums take little over half the time, and no tensor of that size is kept.
     """
 
     @staticmethod
@@ -96,7 +98,10 @@ class _ProjectedNll(torch.autograd.Function):
 
 
 def keep_counted(x: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tensor, Tensor]:
-    """Rows [M, D] of x [..., D] whose targets [...] count, and these [M]. With `ignored` None all do, and M needs no data."""
+    """Return the rows [M, D] of x [..., D] whose targets [...] count, and these targets [M]. With `ignored` None all count.
+
+    Then M follows from the shapes, without reading data.
+    """
     if ignored is None:
         return x.flatten(0, -2), targets.flatten()
     counted = targets != ignored
@@ -106,16 +111,16 @@ def keep_counted(x: Tensor, targets: Tensor, ignored: int | None) -> tuple[Tenso
 def take_counted(
     counted: Tensor | None, targets: Tensor, ignored: int, *states: Tensor
 ) -> tuple[Tensor, int | None, list[Tensor]]:
-    """Targets, what they are `ignored` by, and states [..., D]: with the places [M] of those that count, only these are left."""
+    """Return targets, the value to ignore, and states [..., D]. With the places [M] of counted targets, only these are left."""
     if counted is None:
         return targets, ignored, list(states)
     return targets.flatten().index_select(0, counted), None, [x.flatten(0, -2).index_select(0, counted) for x in states]
 
 
 def projected_nll(states: Tensor, table: Tensor, targets: Tensor, smoothing: float, ignored: int | None = PAD_ID) -> LossSums:
-    """`label_smoothed_nll` of the logits `states @ table.T` without making them: states [..., D], table [V, D], targets [...].
+    """Compute `label_smoothed_nll` of the logits `states @ table.T` without making them.
 
-    Under autocast the products are of its type; sums are float64.
+    Shapes: states [..., D], table [V, D], targets [...]. Under autocast, the products have its type; sums are float64.
     """
     dtype = product_dtype(table)
     with without_autocast(states.device):
@@ -125,9 +130,9 @@ def projected_nll(states: Tensor, table: Tensor, targets: Tensor, smoothing: flo
 
 
 def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignored: int | None = PAD_ID) -> LossSums:
-    """Cross-entropy against (1 - smoothing) on the target and smoothing / V on every piece; targets `ignored` are left out.
+    """Compute cross-entropy against (1 - smoothing) on the target and smoothing / V on every piece, without targets `ignored`.
 
-    logits [..., V], targets [...] int64. Differentiable in the loss; `nll` is for reading.
+    Shapes: logits [..., V], targets [...] int64. The loss is differentiable; `nll` is only for reading.
     """
     logits, targets = keep_counted(logits, targets, ignored)
     log_probs = logits.float().log_softmax(dim=-1)
@@ -136,7 +141,7 @@ def label_smoothed_nll(logits: Tensor, targets: Tensor, smoothing: float, ignore
 
 
 def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored: int | None = PAD_ID) -> Tensor:
-    """Sum over the target tokens of (KL(p || q) + KL(q || p)) / 2, p and q the softmax of two logits [..., V]."""
+    """Sum (KL(p || q) + KL(q || p)) / 2 over the target tokens; p and q are the softmax of two logits [..., V]."""
     log_p, log_q = (keep_counted(logits, targets, ignored)[0].float().log_softmax(dim=-1) for logits in (first, second))
     return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum()
 
@@ -144,7 +149,10 @@ def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored
 def r_drop_loss(
     first: Tensor, second: Tensor, targets: Tensor, smoothing: float, alpha: float, ignored: int | None = PAD_ID
 ) -> LossSums:
-    """R-Drop (Wu et al., 2021): both passes' loss, plus alpha times their divergence. `nll` is the mean of the passes."""
+    """Compute R-Drop (Wu et al., 2021): the loss of both passes, plus alpha times their divergence.
+
+    `nll` is the mean of the passes.
+    """
     one, other = (label_smoothed_nll(logits, targets, smoothing, ignored) for logits in (first, second))
     loss = one.loss + other.loss + alpha * symmetric_divergence(first, second, targets, ignored)
     return LossSums(loss, (one.nll + other.nll) / 2)
@@ -158,10 +166,10 @@ def sum_tied_losses(
     second: Any = None,
     counted: Tensor | None = None,
 ) -> LossSums:
-    """The losses of pieces, through the table that the model reads them from: of one pass, or with R-Drop of two.
+    """Compute the losses of pieces through the table that the model also reads: of one pass, or of two with R-Drop.
 
-    A pass is states [..., D], or states and a loss of the model's own. `counted` [M] are the flat places of the targets that
-    count, where they are known.
+    A pass is states [..., D], or states and the model's own loss. `counted` [M] are the flat places of the targets that count, if
+    they are known.
     """
     passes = [output if isinstance(output, tuple) else (output, None) for output in (first, second) if output is not None]
     all_states, auxiliary = zip(*passes, strict=True)

@@ -1,8 +1,8 @@
-"""Masked language models: encoders that predict pieces which are hidden from them.
+"""Masked language models: encoders that predict hidden pieces.
 
-A text of n pieces has max(1, round(rate * n)) of them predicted: a function of its length, so that the targets of a batch
-are counted without reading it. Which, and what the model sees in their place, follows from (seed, step, example, position)
-alone, not from batch-mates, workers or resume. Shapes: B batch, L leaves.
+Of a text with n pieces, max(1, round(rate * n)) are predicted. This number depends only on the length, so the targets of a batch
+can be counted without reading it. The choice of pieces and their replacements follow only from (seed, step, example, position).
+They do not depend on batch-mates, workers or resume. Shapes: B batch, L leaves.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,49 +26,50 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import EOS_ID, PAD_ID
 from treeproc.shards.store import read_index
 
-# Validations of all steps, and of runs with the same settings and vocabulary, ask for the same pieces.
+# Validations of all steps, and of runs with the same settings and vocabulary, predict the same pieces.
 _VALIDATION_SEED = 0
 
 
 @dataclass
 class MaskedBatch(SourceBatch):
-    """A padded batch whose targets [B, L] are pieces of its leaves, PAD_ID where none is asked for."""
+    """A padded batch whose targets [B, L] are pieces of its leaves. Other places have PAD_ID."""
 
 
 class MaskedSource(ExampleSource):
-    """One split of a data set of any kind, of which nothing but the leaves, and what models read beside them, is used."""
+    """One split of a data set of any kind. It uses only the leaves, and the other inputs that a model reads with them."""
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, rate: float):
         super().__init__(folder, split, reads)
-        # Batches are planned and cut by the leaves alone.
+        # Batches are planned and cut only by the leaves.
         self.lengths = {**self.lengths, "tgt_pieces": np.zeros_like(self.lengths["tgt_pieces"])}
         self._targets = count_masked(self.lengths["leaves"], rate)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> MaskedBatch:
-        """The rows as one padded batch, without targets: `mask_pieces` chooses them."""
+        """Return the rows as one padded batch, without targets: `mask_pieces` chooses them."""
         batch = super().batch(rows)
         none = torch.full_like(batch.leaf_pieces, PAD_ID)
         return MaskedBatch(**{**vars(batch), "tgt_in": none, "tgt_out": none})
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Pieces to be predicted, which the loss of a batch is divided by."""
+        """Return the number of pieces to predict. The loss of a batch is divided by it."""
         return int(self._targets[rows].sum())
 
 
 def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:
-    """The number of predicted pieces in texts of these lengths [n]."""
+    """Return the number of predicted pieces in texts of these lengths [n]."""
     return np.where(lengths > 0, np.maximum(1, np.floor(rate * lengths + 0.5)), 0).astype(np.int64)
 
 
 def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: int) -> MaskedBatch:
-    """The batch, on a CPU, with targets and with leaves as the model sees them; `mask_id` is one past the last piece.
+    """Return the batch, on a CPU, with targets and with masked leaves; `mask_id` is one past the last piece.
 
-    Of the predicted pieces, `config.mask` are masked, `config.random` any piece that is no special one, the rest as they are.
+    Of the predicted pieces, the share `config.mask` is masked, and the share `config.random` becomes any normal piece. The rest
+    stays.
     """
     pieces, padding = batch.leaf_pieces.numpy(), batch.leaf_pad_mask.numpy()
     examples = hash_ids(batch.example_ids.numpy() + (seed << 31))[:, None]
     drawn = hash_ids(examples + np.arange(pieces.shape[1], dtype=np.uint64))
-    # The predicted ones are those with the lowest hashes; padding has the highest.
+    # The predicted pieces are those with the lowest hashes; padding has the highest.
     rank = np.where(padding, np.iinfo(np.uint64).max, drawn).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     chosen = rank < count_masked((~padding).sum(axis=1), config.rate)[:, None]
     high, low = np.divmod(hash_ids(drawn), np.uint64(2**32))
@@ -91,7 +92,7 @@ class MaskedLanguageModel(Task):
     scorer = "unsupervised_parse.py"
 
     def check(self, index: Mapping) -> None:
-        """Any data set has leaves; what may be wrong is the name of the model."""
+        """Check the name of the model. Any data set has leaves."""
         find_encoder(self.config.model, self.use)
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
@@ -110,5 +111,5 @@ class MaskedLanguageModel(Task):
     def sum_losses(
         self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None, counted: Tensor | None = None
     ) -> LossSums:
-        """The losses of the pieces that are asked for, through the tied table."""
+        """Compute the losses of the predicted pieces, through the tied table."""
         return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)

@@ -8,7 +8,7 @@ from treeproc.common.settings import UserError
 
 
 def machine_memory() -> int:
-    """Bytes of memory that a process may have: of the machine, or of the container where that is less."""
+    """Return the bytes of memory that a process may have: of the machine, or of the container if that is less."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
         memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -16,7 +16,7 @@ def machine_memory() -> int:
 
 
 def check_fits(parameters: int, copies: int) -> None:
-    """Raises UserError when so many copies of a model's float32 parameters are more than the memory of this machine."""
+    """Raise UserError if so many copies of a model's float32 parameters exceed the memory of this machine."""
     needed, there = 4 * copies * parameters, machine_memory()
     if needed > there:
         what = "weights, gradients and Adam's two moments" if copies > 1 else "weights"

@@ -1,4 +1,4 @@
-"""The interface of tasks whose model, a classifier's encoder below a head, predicts the label of every example."""
+"""The interface of tasks that predict the label of every example, by a classifier's encoder below a head."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from treenet.tasks.base import Task
 
 
 class PredictionTask(Task):
-    """A task that is scored by its predictions. The metrics of a split are `percentages` and `figures`, as tables show them."""
+    """A task that is scored by its predictions. Tables show the metrics `percentages` and `figures` of a split."""
 
     use = "classification"
     workflow = scorer = "train_classifier.py"
@@ -22,4 +22,4 @@ class PredictionTask(Task):
     def score_predictions(
         self, predictions: Iterable[tuple[LabelledBatch | PairBatch, ClassLogits]]
     ) -> tuple[list[str], dict[str, float]]:
-        """The lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""
+        """Return the lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""

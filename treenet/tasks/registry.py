@@ -1,4 +1,4 @@
-"""The tasks by the name that a configuration has."""
+"""The tasks by their names in a configuration."""
 
 from treenet.config import TrainConfig
 from treenet.tasks.base import Task
@@ -18,12 +18,12 @@ TASKS: dict[str, type[Task]] = {
 
 
 def build_task(config: TrainConfig) -> Task:
-    """The task of a configuration."""
+    """Build the task of a configuration."""
     return TASKS[config.task](config)
 
 
 def workflow_of(run_dir: AnyPath) -> str:
-    """The script that trains the run in this folder, as messages name it."""
+    """Return the name of the script that trains the run in this folder, for messages."""
     try:
         return f"workflows/{TASKS[load_settings(TrainConfig, run_dir / 'config.yaml').task].workflow}"
     except UserError:
@@ -31,7 +31,7 @@ def workflow_of(run_dir: AnyPath) -> str:
 
 
 def check_task(config: TrainConfig, workflow: str) -> None:
-    """Raises UserError when the configuration is of a task that another script of workflows/ trains."""
+    """Raise UserError if another script of workflows/ trains the task of the configuration."""
     if TASKS[config.task].workflow != workflow:
         names = [name for name, task in TASKS.items() if task.workflow == workflow]
         raise UserError(

@@ -1,4 +1,4 @@
-"""Relatedness: scores of pairs of sentences, and how they go with those of people. Shapes: P pairs, K scores."""
+"""Relatedness: scores of pairs of sentences, and their correlation with human scores. Shapes: P pairs, K scores."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from treeproc.common.settings import UserError
 
 
 class Relatedness(PredictionTask):
-    """Scores of pairs of sentences, from a classifier's encoder that reads each of them."""
+    """Scores of pairs of sentences, from a classifier's encoder that reads both sentences."""
 
     num_sums = 8
     score = "pearson"
@@ -43,7 +43,7 @@ class Relatedness(PredictionTask):
         return build_relatedness(self.config.model, vocab_sizes(sizes), self.config.classifier)
 
     def counted_targets(self, batch: PairBatch) -> None:
-        """Every pair has a score."""
+        """Return None: every pair has a score."""
 
     def sum_losses(
         self, model: nn.Module, batch: PairBatch, first: ClassLogits, second: None = None, counted: None = None
@@ -77,12 +77,12 @@ class Relatedness(PredictionTask):
 
 
 def moments(predicted: Tensor, scores: Tensor) -> list[Tensor]:
-    """Sums over pairs that Pearson's correlation and the squared error follow from: 1, x, y, x^2, y^2, x y."""
+    """Return sums over pairs that give Pearson's correlation and the squared error: 1, x, y, x^2, y^2, x y."""
     return [torch.ones_like(scores).sum(), *(x.sum() for x in (predicted, scores, predicted**2, scores**2, predicted * scores))]
 
 
 def summarize_moments(sums: Tensor) -> dict[str, float]:
-    """Pearson's correlation, 0 where a side does not vary, and the mean squared error."""
+    """Return Pearson's correlation, 0 if a side does not vary, and the mean squared error."""
     count, x, y, xx, yy, xy = sums.tolist()
     deviations = math.sqrt(max(0.0, count * xx - x * x) * max(0.0, count * yy - y * y))
     pearson = (count * xy - x * y) / deviations if deviations > 1e-9 * count * count else 0.0
@@ -90,7 +90,7 @@ def summarize_moments(sums: Tensor) -> dict[str, float]:
 
 
 def correlations(predicted: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Pearson's and Spearman's correlation, 0 where a side does not vary, and the mean squared error, of two vectors [n]."""
+    """Return Pearson's and Spearman's correlation, 0 if a side does not vary, and the mean squared error of two vectors [n]."""
     return {
         "pearson": pearson(predicted, scores),
         "spearman": pearson(average_ranks(predicted), average_ranks(scores)),
@@ -99,14 +99,14 @@ def correlations(predicted: np.ndarray, scores: np.ndarray) -> dict[str, float]:
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks [n] from 1 on; equal values share the mean of theirs. NaN throughout where one value is NaN."""
+    """Return ranks [n] from 1 on. Equal values share the mean of their ranks. If one value is NaN, all ranks are NaN."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
     return np.full(len(values), np.nan) if np.isnan(values).any() else ranks
 
 
 def pearson(x: np.ndarray, y: np.ndarray) -> float:
-    """Pearson's correlation of two vectors [n]; 0 where one does not vary."""
+    """Return Pearson's correlation of two vectors [n]; 0 if one does not vary."""
     if not (np.ptp(x) and np.ptp(y)):
         return 0.0
     x, y = x - x.mean(), y - y.mean()
