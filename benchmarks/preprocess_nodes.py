@@ -1,6 +1,6 @@
 """A Ray cluster of nodes of one core preprocesses from and to an S3 server on loopback, and nodes are killed meanwhile.
 
-    python benchmarks/preprocess_nodes.py              # 4 nodes, 48 shards, two nodes killed; some minutes on two cores
+    python benchmarks/preprocess_nodes.py              # 4 nodes, 24 shards, two nodes killed; some minutes on two cores
     python benchmarks/preprocess_nodes.py --quick      # 2 nodes, 8 shards, one node killed
 
 Inputs and data set are objects. The nodes are processes of this machine (`ray.cluster_utils`), each with its own cache for
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args(argv).quick
-    count, shards, kills = (2, 8, 1) if quick else (4, 48, 2)
+    count, shards, kills = (2, 8, 1) if quick else (4, 24, 2)
     with tempfile.TemporaryDirectory() as name, s3_server(Path(name)) as bucket:
         scratch, out = Path(name), as_path(bucket) / "data"
         config = write_config(scratch, as_path(bucket) / "inputs", shards)
