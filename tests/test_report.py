@@ -325,6 +325,17 @@ def test_sentences_for_which_there_is_no_room_are_left_out(folder, tmp_path, mon
     assert f"{8 - len(shown)} more sentences were asked for" in (tmp_path / "index.html").read_text()
 
 
+def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "_MOST_SELF_WEIGHTS", 1500)
+    write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
+    text = (tmp_path / "index.html").read_text()
+    views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
+    kept = [view["encoder"] for view in views if view["encoder"]]
+    assert len(views) == 8 and 0 < len(kept) < 8 and sum(len(one["weights"]) for one in kept) <= 1500
+    assert f"The encoder&#x27;s attention of {8 - len(kept)} sentences is left out" in text
+    assert text.count('class="source"') == len(kept)
+
+
 def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     study = tmp_path / "study"
     config = ScalingConfig(data=folder / "data", grid={"fractions": (1.0,), "seeds": (1,), "bootstrap_samples": 50})
@@ -506,6 +517,35 @@ def test_in_a_browser_layer_and_head_are_chosen(window, first_view):
             assert (f", layer {layer + 1}" in message) == (layer >= 0) and (f", head {head + 1}" in message) == (head >= 0)
     choose(window, 0, -1)
     choose(window, 1, -1)
+
+
+def test_in_a_browser_the_attention_of_the_encoder_is_shown(window, first_view):
+    weights, positions = first_view.self_weights, len(first_view.leaves) + len(first_view.labels)
+    assert weights.shape == (1, 2, positions, positions)
+    window.click(token(window, -1))
+    window.run(
+        FIRST
+        + """const select = figure.querySelector('select.source');
+        select.value = 'encoder'; select.dispatchEvent(new Event('change'));"""
+    )
+    assert_shows(window, weights.mean(axis=(0, 1, 2)))
+    options = "return [...figure.querySelector('select').options].map((option) => option.textContent);"
+    assert window.run(FIRST + options) == ["mean", "1"]  # one encoder layer, two decoder layers
+    for place in (0, positions - 1):
+        window.click(token(window, place))
+        window.hover(window.run(FIRST + "return figure.querySelector('h4');"))
+        assert_shows(window, weights[:, :, place].mean(axis=(0, 1)))
+    window.press("\ue012")  # arrow left
+    assert_shows(window, weights[:, :, positions - 2].mean(axis=(0, 1)))
+    window.run(FIRST + "figure.querySelector('[data-p]').dispatchEvent(new MouseEvent('click'));")  # the first leaf of the tree
+    assert_shows(window, weights[:, :, 0].mean(axis=(0, 1)))
+    window.run(
+        FIRST
+        + """const select = figure.querySelector('select.source');
+        select.value = 'decoder'; select.dispatchEvent(new Event('change'));"""
+    )
+    assert_shows(window, first_view.weights.mean(axis=(0, 1, 2)))
+    assert window.run(FIRST + options) == ["mean", "1", "2"]
 
 
 def test_in_a_browser_the_keyboard_does_the_same(window, first_view):

@@ -1,6 +1,7 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -37,6 +38,8 @@ from treeproc.common.settings import UserError
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
 # Bytes of attention weights in a page; with more, it would pass 3 MB.
 _MOST_WEIGHTS = 2_200_000
+# The same of encoder self-attention, which grows with the square of a sentence.
+_MOST_SELF_WEIGHTS = 2_000_000
 
 
 def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
@@ -140,7 +143,13 @@ def _fit(report: Report) -> None:
         if total > _MOST_WEIGHTS and count:
             report.left_out = len(report.views) - count
             report.views = dict(list(report.views.items())[:count])
-            return
+            break
+    total = 0
+    for number, views in report.views.items():
+        total += sum(len(pack(view.self_weights)) for view in views if view.self_weights is not None)
+        if total > _MOST_SELF_WEIGHTS:
+            report.views[number] = [replace(view, self_weights=None) for view in views]
+            report.without_encoder += any(view.self_weights is not None for view in views)
 
 
 def _draw(report: Report, folder: Path) -> None:

@@ -36,6 +36,7 @@ class Report:
     lines: Lines | None = None  # all sentences of the split
     made: dict[str, list[Session]] = field(default_factory=dict)  # by run or data set, oldest first
     left_out: int = 0  # examples for which there was no room
+    without_encoder: int = 0  # examples of `views` whose encoder self-attention had no room
     figures: dict[str, str] = field(default_factory=dict)  # SVG of the page by name
 
 

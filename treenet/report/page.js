@@ -1,6 +1,7 @@
 "use strict";
-// Attention pictures: a target token shades the leaves and phrases that it attends to.
-// Weights of a view are uint16 [layers][heads][tokens][positions], 65535 is 1; positions are leaves, then phrases.
+// Attention pictures: a target token shades the leaves and phrases that it attends to; so does, in the encoder, a leaf or phrase.
+// Weights are uint16 [layers][heads][tokens][positions], 65535 is 1; positions are leaves, then phrases. Tokens of the encoder
+// are its positions.
 (() => {
   const views = JSON.parse(document.getElementById("views").textContent);
   const ALL = -1;
@@ -13,14 +14,14 @@
     return out;
   };
 
-  // [positions]: mean over the chosen layers, heads and tokens; ALL is every one of them.
-  const attention = (view, layer, head, token) => {
+  // [positions]: mean over the chosen layers, heads and tokens of the decoder or the encoder; ALL is every one of them.
+  const attention = (view, from, layer, head, token) => {
     const range = (chosen, count) => (chosen === ALL ? [...Array(count).keys()] : [chosen]);
     const sum = new Float64Array(view.positions);
-    const layers = range(layer, view.layers), heads = range(head, view.heads), tokens = range(token, view.tokens.length);
+    const layers = range(layer, from.layers), heads = range(head, view.heads), tokens = range(token, from.tokens.length);
     for (const a of layers) for (const h of heads) for (const t of tokens) {
-      const first = ((a * view.heads + h) * view.tokens.length + t) * view.positions;
-      for (let p = 0; p < view.positions; p++) sum[p] += view.weights[first + p];
+      const first = ((a * view.heads + h) * from.tokens.length + t) * view.positions;
+      for (let p = 0; p < view.positions; p++) sum[p] += from.weights[first + p];
     }
     return sum.map((x) => x / (layers.length * heads.length * tokens.length));
   };
@@ -32,9 +33,12 @@
 
   for (const figure of document.querySelectorAll(".attention")) {
     const view = views[figure.dataset.view];
-    view.weights = unpack(view.weights);
-    const [layer, head] = figure.querySelectorAll("select");
-    const buttons = [...figure.querySelectorAll(".tokens button")];
+    const names = view.names.map((name) => name.replace("\t", " "));
+    const decoder = { layers: view.layers, tokens: view.tokens, weights: unpack(view.weights), what: "target tokens" };
+    const encoder = view.encoder && { layers: view.encoder.layers, tokens: names, weights: null, what: "positions of the source" };
+    const [layer, head, source] = figure.querySelectorAll("select");
+    const group = figure.querySelector(".tokens"), decoders = [...group.childNodes], label = group.getAttribute("aria-label");
+    let from = decoder, buttons = [...group.querySelectorAll("button")];
     const boxes = [...figure.querySelectorAll("[data-p]")].map((group) => {
       const rect = group.querySelector("rect"), fill = rect.cloneNode();
       fill.setAttribute("class", "fill");
@@ -46,7 +50,7 @@
 
     const paint = (button) => {
       const token = Number(button.dataset.t);
-      const shares = attention(view, Number(layer.value), Number(head.value), token);
+      const shares = attention(view, from, Number(layer.value), Number(head.value), token);
       boxes.forEach(({ fill, share }, p) => {
         fill.style.fillOpacity = shade(shares[p]).toFixed(3);
         share.textContent = short(shares[p]);
@@ -55,7 +59,7 @@
       const what = document.createElement("p"), list = document.createElement("ol");
       const chosen = [["layer", layer], ["head", head]].filter(([, select]) => Number(select.value) !== ALL);
       const where = chosen.map(([name, select]) => `, ${name} ${Number(select.value) + 1}`).join("");
-      const name = (token === ALL ? "All target tokens" : `\u201c${view.tokens[token]}\u201d`) + where;
+      const name = (token === ALL ? `All ${from.what}` : `\u201c${from.tokens[token]}\u201d`) + where;
       what.textContent = view.positions === view.leaves ? `${name}: all attention is on leaves, this model reads no tree`
         : `${name}: ${percent(onPhrases)} of the attention is on phrases, ${percent(1 - onPhrases)} on leaves`;
       const order = [...shares.keys()].sort((a, b) => shares[b] - shares[a] || a - b);
@@ -88,7 +92,7 @@
       paint(button);
     };
 
-    buttons.forEach((button, i) => {
+    const listen = (button, i) => {
       button.addEventListener("mouseenter", () => paint(button));
       button.addEventListener("mouseleave", () => paint(pinned));
       button.addEventListener("click", () => pin(button, false));
@@ -100,7 +104,37 @@
         event.preventDefault();
         pin(buttons[next], true);
       });
-    });
+    };
+    buttons.forEach(listen);
+
+    // One button a leaf and phrase, in place of the target tokens.
+    const makeButton = (text, token) => {
+      const button = document.createElement("button"), label = text.split("\t");
+      Object.assign(button, { type: "button", textContent: label[0], title: label.join(" ") });
+      button.dataset.t = token;
+      button.setAttribute("role", "radio");
+      if (token === ALL || token >= view.leaves) button.className = "aside";
+      return button;
+    };
+    const change = () => {
+      const chosen = source.value === "encoder" ? encoder : decoder;
+      if (chosen === encoder) encoder.weights ??= unpack(view.encoder.weights);
+      from = chosen;
+      const made = from === encoder ? [makeButton("all positions", ALL), ...view.names.map(makeButton)] : decoders;
+      group.replaceChildren(...made.flatMap((one) => (from === encoder ? [one, " "] : [one])));
+      group.setAttribute("aria-label", from === encoder ? label.replace("Target tokens", "Leaves and phrases") : label);
+      buttons = [...group.querySelectorAll("button")];
+      if (from === encoder) buttons.forEach(listen);
+      const kept = Number(layer.value) < from.layers ? layer.value : String(ALL);
+      const options = [...Array(from.layers).keys()].map((i) => new Option(String(i + 1), String(i)));
+      layer.replaceChildren(new Option("mean", String(ALL)), ...options);
+      layer.value = kept;
+      pin(buttons[0], false);
+    };
+    source?.addEventListener("change", change);
+    figure.querySelectorAll("[data-p]").forEach((group, p) => group.addEventListener("click", () => {
+      if (from === encoder) pin(buttons[p + 1], false);
+    }));
     for (const select of [layer, head]) select.addEventListener("change", () => paint(pinned));
     pin(pinned, false);
   }

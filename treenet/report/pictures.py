@@ -20,12 +20,15 @@ def show_sentences(page: Page) -> list[str]:
         paragraph(
             "Choose a target token by pointing, tapping or with the arrow keys: leaves and phrases are shaded by the attention "
             "that they get from it, with the number in % below. Translations are the models' own, and the weights are those of "
-            "predicting the token."
+            "predicting the token. The encoder's own attention, from each leaf and phrase, is chosen beside the heads."
         ),
         tag("div", "".join(_swatch(share) for share in (0.01, 0.05, 0.2, 0.5, 1)), class_="swatches", aria_hidden="true"),
     ]
     if report.left_out:
         out.append(paragraph(f"{report.left_out} more sentences were asked for; they are left out to keep this page small."))
+    if report.without_encoder:
+        message = f"The encoder's attention of {report.without_encoder} sentences is left out to keep this page small."
+        out.append(paragraph(message))
     for views in report.views.values():
         first = views[0]
         pairs = [("source", first.source), ("reference", first.reference)]
@@ -60,6 +63,8 @@ def _view(page: Page, view: View) -> str:
             "tokens": tokens,
             "names": names,
             "weights": pack(view.weights),
+            "encoder": view.self_weights is not None
+            and {"layers": view.self_weights.shape[0], "weights": pack(view.self_weights)},
         }
     )
     words: list[list[str]] = []  # buttons of a word stay on one line
@@ -71,6 +76,9 @@ def _view(page: Page, view: View) -> str:
     buttons = [tag("span", "".join(word), class_="word") for word in words]
     label = f"{view.run}, line {view.line}"
     selects = _select("layer", layers, label) + _select("head", heads, label)
+    if view.self_weights is not None:
+        choice = tag("option", "decoder, to the source", value="decoder") + tag("option", "encoder, within it", value="encoder")
+        selects += tag("label", "attention of" + tag("select", choice, class_="source", aria_label=f"attention of {label}"))
     title = f'{escape(view.run)} <span class="p">chrF of this sentence {view.chrf:.1f}; {links(view.figure)}</span>'
     what = "Parse tree of the source" if view.labels else "Leaves of the source"
     tree = tag("div", draw_svg(layout, f"{what}: {view.source}"), class_="box", tabindex=0, role="group", aria_label=what)

@@ -1,12 +1,13 @@
 """The sentences of a report: their selection, trees, translations and attention."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import numpy as np
 
 from treenet.analysis.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
+from treenet.analysis.self_attention import encode_examples, has_self_attention
 from treenet.data.splits import read_split
 from treenet.evaluation.metrics import sentence_chrf
 from treenet.report.report_runs import ReportRun
@@ -41,6 +42,7 @@ class View:
     heights: list[int]
     tokens: list[str]  # target pieces as the vocabulary has them, the last one END
     weights: np.ndarray  # [A, H, T, S]
+    self_weights: np.ndarray | None = None  # of the encoder [layers, H, S, S]; None where they are not known, or left out
 
     @property
     def line(self) -> int:
@@ -90,10 +92,15 @@ def build_views(name: str, run: LoadedRun, split: str, ids: Sequence[int]) -> li
     references = {row["example_id"]: row for row in read_split(run.data, "encoded", split) if row["example_id"] in wanted}
     own = translated(run, list(references.values()))
     labels = read_labels(run.data)
+    encoded: dict[int, np.ndarray | None] = {}
+    if has_self_attention(run.model):
+        found = encode_examples(run.model, references.values())
+        encoded = dict(zip(references, found, strict=True))
     views = {}
     for sentence in attend_examples(run.model, own):
         number = sentence.example["example_id"]
-        views[number] = _view(name, run, sentence, references[number]["tgt_pieces"].tolist(), labels)
+        view = _view(name, run, sentence, references[number]["tgt_pieces"].tolist(), labels)
+        views[number] = replace(view, self_weights=encoded.get(number))
     return [views[number] for number in ids if number in views]
 
 

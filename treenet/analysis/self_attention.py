@@ -1,0 +1,80 @@
+"""Self-attention of an encoder: from every leaf and node of the source to those that it attends to.
+
+The weights are computed again from the inputs of the encoder's attention modules, as those of the cross-attention are. Shapes:
+A encoder layers, H heads, S positions: leaves, then nodes in pre-order (plain models: leaves alone).
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.data.batch import TreeBatch
+from treenet.data.in_order import count_leaves, in_order
+from treenet.layers.attention import SelfAttention
+from treenet.models.seq2seq import Seq2Seq
+from treenet.structure import TreeStructure
+
+_WINDOW = 256
+
+
+def has_self_attention(model: Seq2Seq) -> bool:
+    """Whether every layer of the encoder has self-attention whose weights can be computed here.
+
+    Those of relation-aware attention and of what is no attention cannot.
+    """
+    layers = list(getattr(model.encoder, "layers", ()))
+    return bool(layers) and all(type(getattr(layer, "self_attention", None)) is SelfAttention for layer in layers)
+
+
+def compute_self_weights(
+    module: SelfAttention,
+    x: Tensor,
+    attend_mask: Tensor | None = None,
+    structure: TreeStructure | None = None,
+    prior: Tensor | None = None,
+) -> Tensor:
+    """softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
+    queries, keys, values = module.queries_keys_values(x).chunk(3, dim=2)
+    if module.accumulation is not None and structure is not None:
+        keys, _ = module.accumulation(x, keys, values, structure)
+        if attend_mask is None:
+            attend_mask = structure.attend_mask()[:, None]
+    queries, keys = module.split_heads(queries), module.split_heads(keys)
+    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
+    if attend_mask is not None:
+        scores = scores.masked_fill(~attend_mask, -torch.inf)
+    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
+    return weights if prior is None else weights * prior[:, None]
+
+
+def encode_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[np.ndarray | None]:
+    """Weights [A, H, S, S] of every example, in order; None for one without leaves.
+
+    The model must be in evaluation mode, and `has_self_attention` of it true.
+    """
+    device = next(model.parameters()).device
+    return in_order(partial(_encode_batch, model), model.reads, examples, None, count_leaves, max_tokens, device, _WINDOW)
+
+
+@torch.inference_mode()
+def _encode_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray | None]:
+    recorded: list[Tensor] = []
+
+    def record(module: SelfAttention, inputs: tuple, named: dict, _: Tensor) -> None:
+        recorded.append(compute_self_weights(module, *inputs, **named))
+
+    with ExitStack() as stack:
+        for layer in model.encoder.layers:
+            hook = layer.self_attention.register_forward_hook(record, with_kwargs=True)
+            stack.callback(hook.remove)
+        model.encode(batch)
+    weights = torch.stack(recorded, dim=1)  # [B, A, H, S, S]
+    real = ~batch.leaf_pad_mask
+    if batch.structure is not None and batch.structure.adds_positions:
+        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
+    return [weights[row][:, :, real[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
