@@ -40,6 +40,7 @@ SLOW = {
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
     "training_resume", "training_updates", "translate", "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
     "verify", "vocab_from", "vocabulary_counts",
+    "api_trees::test_self_attention_equals_the_oracle",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
     "cache::test_processes_share_a_cache_that_is_too_small_for_them",
     "compact::test_processes_that_make_batches_do_not_load_the_compiler",

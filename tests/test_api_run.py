@@ -5,7 +5,6 @@ import pickle
 import re
 import subprocess
 import sys
-import warnings
 from importlib.util import find_spec
 
 import numpy as np
@@ -99,9 +98,10 @@ def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, gi
         found = run.translate([lines[0], "a", lines[1]], trees=spoilt)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert found == [*run.translate(lines[:1], trees[:1]), "", *run.translate(lines[1:2], trees[1:2])]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with pytest.warns(UserWarning, match="^line 2: ") as caught:
         assert run.score([lines[0], "a"], targets[:2], trees=spoilt[:2])[1] is None
+        assert run.candidates(["a"], trees=["(S"]) == [[]]
+    assert {one.filename for one in caught} == {__file__} and len(caught) == 2
     mistakes = {
         "text must be a list of strings, one a line, but is one string": lambda: run.translate("a b"),
         "trees must be one a line, 1, but are 2": lambda: run.translate(["a"], trees=trees[:2]),

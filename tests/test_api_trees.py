@@ -31,7 +31,7 @@ def check_same(found: TreeStructure, expected: TreeStructure) -> None:
     assert torch.equal(found.attend_mask(), expected.attend_mask())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(sentences=st.lists(WITH_ROOT, min_size=1, max_size=3), random=st.randoms(use_true_random=False))
 def test_brackets_and_spans_are_the_same_trees(sentences, random):
     labels = [name_labels(tree) for tree in sentences]
@@ -49,7 +49,7 @@ def test_brackets_and_spans_are_the_same_trees(sentences, random):
         assert found.labels == tuple(map(tuple, labels))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(sentences=st.lists(governors(max_words=7, max_roots=1), min_size=1, max_size=3))
 def test_arcs_make_a_phrase_of_every_head_and_what_is_below_it(sentences):
     spans = []

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from treeproc.common.extras import EXTRAS
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
@@ -105,6 +107,20 @@ def test_treeproc_loads_neither_torch_nor_models(path):
     assert not loaded & forbidden
     assert "ray" not in loaded or path.name in ("ray_job.py", "ray_session.py")
     assert "treenet" not in {name.split(".")[0] for name in imports(path)}
+
+
+@pytest.mark.parametrize("path", [*files("treeproc"), *files("treenet")], ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_packages_of_extras_are_loaded_where_they_are_used(path):
+    """An installation without extras imports everything but these rooms and files, which are loaded after `require`."""
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    allowed = set()
+    if parts[:2] == ("treenet", "report"):
+        allowed = {"matplotlib"}
+    elif parts[:2] == ("treeproc", "parser_training"):
+        allowed = {"matplotlib", "stanza"}
+    elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
+        allowed = {"ray"}
+    assert {name.split(".")[0] for name in imports(path, module_level_only=True)} & EXTRAS.keys() <= allowed
 
 
 def test_the_job_and_its_parsers_start_without_torch():

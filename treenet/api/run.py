@@ -56,7 +56,7 @@ class Run:
 
     def translate(self, lines: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any) -> list[str]:
         """The best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1."""
-        return [found[0].text if found else "" for found in self.candidates(lines, trees, 1, **decoding)]
+        return [found[0].text if found else "" for found in self._search(lines, trees, 1, decoding)]
 
     def candidates(
         self, lines: Sequence[str], trees: Sequence[str] | None = None, num_best: int = 5, **decoding: Any
@@ -65,6 +65,11 @@ class Run:
 
         Raises UserError for wrong settings, and for more translations than the beam holds.
         """
+        return self._search(lines, trees, num_best, decoding)
+
+    def _search(
+        self, lines: Sequence[str], trees: Sequence[str] | None, num_best: int, decoding: dict[str, Any]
+    ) -> list[list[Translation]]:
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
         if not 1 <= num_best <= settings.beam_size:
             raise UserError(f"num_best must be from 1 to beam_size = {settings.beam_size}, but is {num_best}")
@@ -84,7 +89,7 @@ class Run:
         `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
         """
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        encoded = self._encode(lines, trees, targets)
+        encoded = self._encode(lines, trees, targets, caller=3)
 
         def score(rows: list[dict]) -> Iterable[ScoredTarget]:
             return score_examples(self.model, rows, settings, device=self._device)
@@ -99,7 +104,7 @@ class Run:
         """
         if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
             raise UserError(f"{self.config.model.name} has no Transformer's decoder, so there are no attention weights of it")
-        [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], warn=False)
+        [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
         if encoded.row is None:
             raise UserError(f"the line cannot be read: {encoded.problem}")
         row = encoded.row if target is not None else translated(self.loaded, [encoded.row])[0]
@@ -115,9 +120,9 @@ class Run:
         return next(self.model.parameters()).device
 
     def _encode(
-        self, lines: Sequence[str], trees: Sequence[str] | None, targets: Sequence[str] | None = None, *, warn: bool = True
+        self, lines: Sequence[str], trees: Sequence[str] | None, targets: Sequence[str] | None = None, *, caller: int | None = 4
     ) -> list[EncodedLine]:
-        """The lines as the model reads them, and a warning about each that it cannot."""
+        """The lines as the model reads them, and a warning about each that it cannot: of the `caller`, so many calls up."""
         columns = {"text": lines, "trees": trees, "target": targets}
         given = {name: values for name, values in columns.items() if values is not None}
         for name, values in given.items():
@@ -127,9 +132,9 @@ class Run:
                 raise UserError(f"{name} must be one a line, {len(lines)}, but are {len(values)}")
         raw = [RawLine(**{name: values[i].encode() for name, values in given.items()}) for i in range(len(lines))]
         encoded = self._source(trees is not None).encode(raw)
-        for number, line in enumerate(encoded if warn else (), start=1):
-            if line.problem or line.note:
-                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=4)
+        for number, line in enumerate(encoded, start=1):
+            if caller is not None and (line.problem or line.note):
+                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=caller)
         return encoded
 
     def _source(self, given_trees: bool) -> LineSource:
