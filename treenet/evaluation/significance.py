@@ -76,10 +76,10 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
     to the variance over seeds, divided by their number. The sum is a little too large, because the variance between seeds also
     contains each seed's noise on these sentences.
 
-    The critical value is that of Cochran and Cox (1950). It is a mean of Student's t for seeds and for sentences,
-    weighted by the two variances. The degrees of freedom for seeds are their number less one. With the first value alone, intervals of three seeds are twice too
-    wide if sentences make up most of the variance. Satterthwaite's degrees of freedom, estimated from three seeds, cover 92 % at
-    worst.
+    The critical value is that of Cochran and Cox (1950). It is a mean of Student's t for seeds and for sentences, weighted by the
+    two variances. The degrees of freedom for seeds are their number less one. With the first value alone, intervals of three
+    seeds are twice too wide if sentences make up most of the variance. Satterthwaite's degrees of freedom, estimated from three
+    seeds, cover 92 % at worst.
     """
     count, difference = len(differences), fmean(differences)
     over_seeds = variance(differences) / count if count > 1 else None

@@ -47,8 +47,8 @@ class SeedGridConfig(Settings):
 
     peak_on_test: bool = Field(
         False,
-        description="also score every kept checkpoint on test, and show the score of the best with a mark. This choice is not valid "
-        "for a model, but some published results may use it. keep_checkpoints sets the number of checkpoints",
+        description="also score every kept checkpoint on test, and show the score of the best with a mark. This choice is not "
+        "valid for a model, but some published results may use it. keep_checkpoints sets the number of checkpoints",
     )
 
     _check_values = field_validator("seeds")(check_once)

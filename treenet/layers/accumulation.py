@@ -1,22 +1,23 @@
 """Hierarchical accumulation (sections 4.1 and 4.2, equations 5 to 10) without the tensor S.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
-P branches (node i, leaf j), Q pairs (node i, node t of its subtree); see `treenet.structure`.
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights per leaf (1 or H).
+P are branches (node i, leaf j), Q are pairs (node i, node t of its subtree); see `treenet.structure`.
 
 Equations 5 to 8 are linear in the vectors of leaves and nodes. The weight of leaf j in node i is
-`a_ij = w_j / (span length of i * |C_j^i|)`; node t of i's subtree lies on the branches of its own leaves, so its weight
-in node i is the sum of a_ij over the span of t, a difference of two running sums. These P + Q scalars replace S in
-R^{(m+1) x n x d}; the nodes are one product with the vectors for all heads, by matrices [N, S] for sentences and as a sum
-over the P + Q entries for documents.
+`a_ij = w_j / (span length of i * |C_j^i|)`. Node t of i's subtree is on the branches of the leaves of t. So its weight in node i
+is the sum of a_ij over the span of t, a difference of two running sums.
 
-Equation 10 adds, for every node t of a branch, row |V_j^t| of the vertical table to the first K / 2 dimensions and row
-|H_j^t| of the horizontal table to the last K / 2. How often each node takes each row, weighted, are scalars too, added up
-in a matrix [B * N, rows] whose product with the table serves all heads that share leaf weights.
+These P + Q scalars replace S in R^{(m+1) x n x d}. The nodes are then one product with the vectors for all heads. Sentences use
+matrices [N, S]; documents use a sum over the P + Q entries.
 
-Precision. All of this runs in float32 at least, autocast or not; only inputs and outputs are rounded. Vectors are added,
-never subtracted, so that nothing cancels; the running sums that are subtracted are scalars, kept in float64, each over one
-example of the batch. TF32, when it is switched on for matrix products, rounds weights and vectors to 11 bits once each, no
-worse than bf16 inputs are: it may stay on.
+Equation 10 adds embeddings for every node t of a branch: row |V_j^t| of the vertical table in the first K / 2 dimensions, and row
+|H_j^t| of the horizontal table in the last K / 2. The weighted counts of the rows in each node are scalars too. They are added up
+in a matrix [B * N, rows]. Its product with the table serves all heads that share leaf weights.
+
+Precision. All of this runs at least in float32, with or without autocast; only inputs and outputs are rounded. Vectors are added,
+never subtracted, so that nothing cancels. The running sums that are subtracted are scalars in float64, each over one example of
+the batch. TF32 may stay on for matrix products. It rounds weights and vectors to 11 bits once each, which is no worse than bf16
+inputs.
 """
 
 from __future__ import annotations
@@ -56,27 +57,30 @@ class HierarchicalAccumulation(nn.Module):
         self.accumulate_on = config.accumulate_on
         self.num_heads = num_heads
         d_head = d_model // num_heads
-        # Layer inputs have about unit variance, so that N(0, 1/D) gives |w_j| of about 1: nodes start at the scale
-        # of leaves. Zeros would hide the trees at first.
+        # Layer inputs have about unit variance, so N(0, 1/D) gives |w_j| of about 1: nodes start at the scale of leaves.
+        # Zeros would hide the trees at first.
         num_weights = num_heads if config.leaf_weights == "per_head" else 1
         self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5))
-        # A row [v; h] then has norm 1 beside projected values of norm sqrt(K): a bias, not the signal.
+        # A row [v; h] then has norm 1 beside projected values of norm sqrt(K), so it is only a bias.
         self.embeds = config.hierarchical_embeddings and config.accumulate_on != "scores"
         if self.embeds:
             self.vertical = nn.Parameter(torch.empty(config.vertical_rows, d_head // 2).normal_(std=d_head**-0.5))
             self.horizontal = nn.Parameter(torch.empty(config.horizontal_rows, d_head // 2).normal_(std=d_head**-0.5))
 
     def forward(self, states: Tensor, keys: Tensor, values: Tensor, structure: TreeStructure) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, S, D] with the accumulated ones in place of the nodes'.
+        """Return keys and values [B, S, D], with the accumulated ones at the nodes.
 
-        `states` [B, S, D] is what keys and values were projected from; it gives w = L u.
+        Keys and values were projected from `states` [B, S, D], which also give w = L u.
         """
         if self.accumulate_on == "value":
             return keys, self.accumulate(states, values, structure)
         return self.accumulate(states, keys, structure), values
 
     def accumulate(self, states: Tensor, vectors: Tensor, structure: TreeStructure) -> Tensor:
-        """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay. Accumulates in float32 at least."""
+        """Replace node rows of `vectors` [B, S, D] by N-bar' (equation 10); leaf rows stay.
+
+        It accumulates at least in float32.
+        """
         branches, given = structure.branches, vectors.dtype
         dtype = torch.promote_types(given, torch.float32)
         with without_autocast(vectors.device):
@@ -91,22 +95,22 @@ class HierarchicalAccumulation(nn.Module):
             return replace_nodes(vectors.to(dtype), entries, embedding, branches.entries, self.num_heads).to(given)
 
     def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
-        """a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
+        """Return a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""
         leaf_weights = self._weigh_leaves(states).flatten(0, 1).t()  # [W, B * S]
         count = branches.height + 1 if self.rule == "paper" else branches.height
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
 
     def _weigh_leaves(self, states: Tensor) -> Tensor:
-        """w = L u of all positions [B, S, W]: dropping the nodes' is cheaper than slicing the states."""
+        """Return w = L u of all positions [B, S, W]. To drop those of the nodes is cheaper than to slice the states."""
         return states @ self.leaf_weight.to(states.dtype)
 
     def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:
-        """The sum of the embeddings E of equation 9 in each node [B, N, W, K]; heads of the same leaf weights share it."""
+        """Return the sum of the embeddings E of equation 9 in each node [B, N, W, K]. Heads of the same leaf weights share it."""
         branches, num_nodes = structure.branches, structure.node_pad_mask.numel()
         rows = take_rows(self.vertical.to(weights.dtype), torch.arange(branches.max_height, device=weights.device))
         if self.rule == "paper":  # by the height of t above j: the nodes of a branch take the rows up to its own height
             vertical = add_up(weights, branches.height_cell, num_nodes, branches.max_height) @ rows.cumsum(0)
-        else:  # by the depth of t, the same for all leaves
+        else:  # by the depth of t, which is the same for all leaves
             vertical = add_up(pair_weights, branches.depth_cell, num_nodes, branches.max_height) @ rows
         table = self.horizontal.to(weights.dtype)
         if branches.paths is None:
@@ -121,18 +125,18 @@ class HierarchicalAccumulation(nn.Module):
 
 
 def take_rows(table: Tensor, count: Tensor) -> Tensor:
-    """Rows of the counts [C] less 1 of a table: [C, K / 2]. A count past the table uses its last row."""
+    """Return row count - 1 of a table for each of the counts [C]: [C, K / 2]. A count past the table takes its last row."""
     return F.embedding(count.clamp(max=len(table) - 1), table)
 
 
 def add_up(weights: Tensor, cell: Tensor, num_nodes: int, num_rows: int) -> Tensor:
-    """Sums of weights [W, E] by cells [E] of [B * N, rows]: [W * B * N, rows]."""
+    """Sum weights [W, E] by cells [E] of [B * N, rows]: [W * B * N, rows]."""
     cells = weights.new_zeros(len(weights), num_nodes * num_rows)
     return cells.scatter_add(1, cell.expand(len(weights), -1), weights).view(-1, num_rows)
 
 
 def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) -> Tensor:
-    """Weights of branches [W, P] times the sums of the horizontal rows of their nodes: [W * B * N, K / 2]."""
+    """Multiply weights of branches [W, P] with the sums of the horizontal rows of their nodes: [W * B * N, K / 2]."""
     num_weights, num_branches = weights.shape
     rows = take_rows(table, paths.rank)
     padded = rows.new_zeros(paths.num_leaves * max_height, rows.shape[1]).index_copy(0, paths.cell, rows)
@@ -143,10 +147,10 @@ def sum_paths(weights: Tensor, table: Tensor, paths: PathMaps, max_height: int) 
 
 
 def sum_pairs(weights: Tensor, branches: BranchMaps) -> Tensor:
-    """Weights of branches [W, P] -> of pairs (i, t) [W, Q]: the sum over the branches of i that pass through t.
+    """Map weights of branches [W, P] to those of pairs (i, t) [W, Q]: the sum over the branches of i that pass through t.
 
-    The running sums start anew at every example of the batch. One sum over all would carry an infinite or NaN weight, and
-    the rounding of a huge one, from an example to its batch-mates.
+    The running sums start again at every example of the batch. One sum over all would spread an infinite or NaN weight, and the
+    rounding of a huge one, from an example to its batch-mates.
     """
     cells = weights.new_zeros(len(weights), math.prod(branches.running_shape), dtype=torch.float64)
     cells = cells.index_copy(1, branches.running, weights.double()).unflatten(1, branches.running_shape)

@@ -1,4 +1,4 @@
-"""Autocast, where a device has it: the device "meta", which tests count operations on, has none."""
+"""Autocast on devices that have it. The device "meta", on which tests count operations, has none."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A context in which operations compute in the types that they are given."""
+    """Return a context in which operations compute in the types of their inputs."""
     if torch.amp.is_autocast_available(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The type that a matrix product with `x` is computed in: that of autocast where it is on."""
+    """Return the type in which a matrix product with `x` is computed: that of autocast if it is on."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)

@@ -13,18 +13,18 @@ Layers = nn.ModuleList
 
 
 def build_bilstm(width: int, num_layers: int) -> tuple[Layers, Layers]:
-    """Layers forward and layers backward, half as wide each."""
+    """Build layers of both directions, each half as wide."""
     forward, backward = (build_lstm(width, width // 2, num_layers) for _ in range(2))
     return forward, backward
 
 
 def build_lstm(width: int, size: int, num_layers: int) -> Layers:
-    """Layers of one direction, from inputs [..., D] to states of `size`."""
+    """Build layers of one direction, from inputs [..., D] to states of `size`."""
     return nn.ModuleList([nn.LSTM(width, size, batch_first=True) for _ in range(num_layers)])
 
 
 def run_lstm(x: Tensor, layers: Layers, dropout: Dropout, *, with_cells: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Forward alone, as `run_bilstm`: padding comes last, where no real position sees it."""
+    """Run the forward direction, as `run_bilstm` does. Padding comes last, so no real position reads it."""
     for layer in layers:
         before = x if layer is layers[0] else dropout(x)
         x = layer(before)[0]
@@ -34,11 +34,11 @@ def run_lstm(x: Tensor, layers: Layers, dropout: Dropout, *, with_cells: bool = 
 def run_bilstm(
     x: Tensor, pad_mask: Tensor, forward: Layers, backward: Layers, dropout: Dropout, *, with_cells: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Both directions side by side: hidden states [B, L, D] of the last layer, and its cells; dropout between layers.
+    """Run both directions: hidden states [B, L, D] of the last layer side by side, and its cells. Dropout is between layers.
 
-    x [B, L, D]; pad_mask [B, L], True = padding, which comes last.
+    Inputs: x [B, L, D]; pad_mask [B, L], True = padding, which comes last.
     """
-    # Padding comes last in both directions, where no real position sees it.
+    # Padding comes last in both directions, so no real position reads it.
     turned = _reversed_order(pad_mask)
     for ahead_layer, back_layer in zip(forward, backward, strict=True):
         if ahead_layer is not forward[0]:
@@ -52,22 +52,22 @@ def run_bilstm(
 
 
 def last_states(x: Tensor, pad_mask: Tensor) -> Tensor:
-    """[B, L, D] of both directions -> [B, D]: forward at the last position, backward at the first."""
+    """Return the last state of each direction, [B, L, D] -> [B, D]: forward at the last position, backward at the first."""
     ahead, back = x.chunk(2, dim=2)
     return torch.cat([last_state(ahead, pad_mask), back[:, 0]], dim=1)
 
 
 def last_state(x: Tensor, pad_mask: Tensor) -> Tensor:
-    """[B, L, D] -> [B, D], at the last real position."""
+    """Return the state at the last real position, [B, L, D] -> [B, D]."""
     last = (~pad_mask).sum(1) - 1
     return x[torch.arange(len(last), device=last.device), last]
 
 
 def lstm_cells(lstm: nn.LSTM, x: Tensor, hidden: Tensor) -> Tensor:
-    """Cells [B, L, H] of one layer that began at zeros, from its inputs x [B, L, D] and hidden states [B, L, H].
+    """Compute cells [B, L, H] of one layer that began at zeros, from its inputs x [B, L, D] and hidden states [B, L, H].
 
-    `nn.LSTM` keeps all hidden states, but the last cell alone. With hidden states known, all gates are two products, and
-    c = f * c_before + i * u is all that is left to do in order.
+    `nn.LSTM` returns all hidden states, but only the last cell. With known hidden states, all gates are two products. Then only c
+    = f * c_before + i * u must run in order.
     """
     before = F.pad(hidden, (0, 0, 1, 0))[:, :-1]
     gates = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0) + F.linear(before, lstm.weight_hh_l0, lstm.bias_hh_l0)
@@ -80,12 +80,12 @@ def lstm_cells(lstm: nn.LSTM, x: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _reversed_order(pad_mask: Tensor) -> Tensor:
-    """[B, L]: real positions from last to first, padding where it is."""
+    """Return the order [B, L]: real positions from last to first, padding where it is."""
     positions = torch.arange(pad_mask.shape[1], device=pad_mask.device).expand(pad_mask.shape)
     lengths = (~pad_mask).sum(1, keepdim=True)
     return torch.where(pad_mask, positions, lengths - 1 - positions)
 
 
 def _turn(x: Tensor, order: Tensor) -> Tensor:
-    """x [B, L, D] with its positions in that order [B, L]."""
+    """Reorder the positions of x [B, L, D] by [B, L]."""
     return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))

@@ -23,12 +23,12 @@ class FeedForward(nn.Module):
         self.outer = build_linear(d_ff, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+        """Map [..., D] -> [..., D]."""
         return self.outer(F.relu(self.inner(x)))
 
 
 class EncoderLayer(nn.Module):
-    """A self-attention, or what takes its place, and a feed-forward sub-layer (over trees equations 19, 20)."""
+    """A self-attention, or its replacement, and a feed-forward sub-layer (over trees equations 19, 20)."""
 
     def __init__(self, self_attention: nn.Module, feed_forward: nn.Module, d_model: int, dropout: float):
         super().__init__()
@@ -39,20 +39,20 @@ class EncoderLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, *inputs: Any, num_leaves: int | None = None, **named_inputs: Any) -> Tensor:
-        """x [B, S, D] -> [B, S, D]. The inputs are what the self-attention reads beside the states.
+        """Map x [B, S, D] -> [B, S, D]. The self-attention reads `inputs` beside the states.
 
         With `num_leaves`, positions from there on are nodes.
         """
         return self.finish(x, self.self_attention(x, *inputs, **named_inputs), num_leaves)
 
     def finish(self, x: Tensor, attended: Tensor, num_leaves: int | None = None) -> Tensor:
-        """The rest of the layer after self-attention, both [B, S, D] -> [B, S, D]."""
+        """Compute the rest of the layer after self-attention, both [B, S, D] -> [B, S, D]."""
         x = self.self_attention_norm(x + self.dropout(attended, num_leaves))
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
 
 
 class DecoderLayer(nn.Module):
-    """A causal self-attention, or what takes its place, a cross-attention and a feed-forward sub-layer."""
+    """A causal self-attention, or its replacement, a cross-attention and a feed-forward sub-layer."""
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class DecoderLayer(nn.Module):
         layout: BeamLayout | None = None,
         structure: TreeStructure | None = None,
     ) -> tuple[Tensor, KeysValues]:
-        """x [B, T, D] -> [B, T, D] and the self-attention keys and values, the `past` of the next step.
+        """Map x [B, T, D] -> [B, T, D]. Also returns the self-attention keys and values, the `past` of the next step.
 
-        The memory comes as states [B, S, D], with the trees that they have in `structure`, or as its keys and values.
-        With a `layout` (beam search), x is one position of several hypotheses a sentence, which share a memory.
+        The memory is given as states [B, S, D], with their trees in `structure`, or as its keys and values. With a `layout` (beam
+        search), x is one position of several hypotheses per sentence, which share a memory.
         """
         if isinstance(memory, Tensor):
             memory = self.cross_attention.project_memory(memory, structure)

@@ -1,7 +1,7 @@
-"""Tree-LSTM cells (Tai et al., 2015), a level of all trees of a batch at a time.
+"""Tree-LSTM cells (Tai et al., 2015). They compute one level of all trees of a batch at a time.
 
-Autograd over single levels would keep and copy the states of all others at every level: these functions write states,
-gates and gradients in place, and compute the gradients of the weights in one product at the end.
+Autograd over single levels would copy the states of all other levels at every level. So these functions write states, gates and
+gradients in place. They compute the gradients of the weights in one product at the end.
 
 Shapes: M nodes in the order of levels, A arcs, H width of states.
 """
@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 def binary_tree_lstm(
     hidden: Tensor, cell: Tensor, weight: Tensor, bias: Tensor, children: Tensor, edges: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Hidden and cell states [1 + leaves + M, H]: zeros, those of the leaves as given, those of the nodes (N-ary cell, N = 2).
+    """Compute hidden and cell states [1 + leaves + M, H]: row of zeros, given leaves, then nodes (N-ary cell, N = 2).
 
-    `hidden` and `cell` [leaves, H] are of the leaves; `weight` [2H, 5H] and `bias` [5H] give the gates i, f of the left
-    child, f of the right child, o and the candidate u from the children's hidden states. `children` [M, 2] are rows of
-    the result; those of a level are in earlier levels or leaves. All is computed in the type of `weight`, autocast or not.
+    `hidden` and `cell` [leaves, H] are those of the leaves. `weight` [2H, 5H] and `bias` [5H] map the children's hidden states to
+    the gates: i, f of the left child, f of the right child, o and the candidate u. `children` [M, 2] are rows of the result, from
+    earlier levels or leaves. All is computed in the type of `weight`, with or without autocast.
     """
     with torch.autocast(weight.device.type, enabled=False):
         return _BinaryTreeLSTM.apply(hidden.to(weight.dtype), cell.to(weight.dtype), weight, bias, children, edges)
@@ -58,7 +58,7 @@ class _BinaryTreeLSTM(torch.autograd.Function):
         enter, left, right, out, candidate = gates.chunk(5, 1)
         below = children.flatten()
         tanh = cell[first:].tanh()
-        # Everything that the recursion multiplies the gradients with, of all nodes at once.
+        # All factors of the gradients in the recursion, for all nodes at once.
         to_cell = torch.addcmul(out, out * tanh, tanh, value=-1)
         to_out = tanh * out * (1 - out)
         of_cell = cell.index_select(0, below).view(-1, 2 * size)
@@ -91,12 +91,12 @@ class _BinaryTreeLSTM(torch.autograd.Function):
 def child_sum_tree_lstm(
     projected: Tensor, weight: Tensor, child: Tensor, governor: Tensor, edges: Sequence[int], arc_edges: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Hidden and cell states [M, H] of the child-sum cell, over any number of children.
+    """Compute hidden and cell states [M, H] of the child-sum cell, over any number of children.
 
-    `projected` [M, 4H] is the inputs' share of the gates i, o, u and f, biases included; `weight` [H, 4H] the share of
-    hidden states: of the sum of the children for i, o and u, of the single child for its f. Arc a goes from node
-    `governor[a]` down to node `child[a]`, which is in an earlier level; `arc_edges` are the first arcs of every level. All is
-    computed in the type of `weight`, autocast or not.
+    `projected` [M, 4H] is the part of the gates i, o, u and f from the inputs, with biases. `weight` [H, 4H] gives the part from
+    hidden states: of the sum of the children for i, o and u, of the single child for its f. Arc a goes from node `governor[a]`
+    down to node `child[a]`, which is in an earlier level. `arc_edges` are the first arcs of every level. All is computed in the
+    type of `weight`, with or without autocast.
     """
     with torch.autocast(weight.device.type, enabled=False):
         return _ChildSumTreeLSTM.apply(projected.to(weight.dtype), weight, child, governor, edges, arc_edges)
@@ -134,7 +134,7 @@ class _ChildSumTreeLSTM(torch.autograd.Function):
         size = weight.shape[0]
         enter, out, candidate = gates.chunk(3, 1)
         tanh = cell.tanh()
-        # Everything that the recursion multiplies the gradients with, of all nodes and arcs at once.
+        # All factors of the gradients in the recursion, for all nodes and arcs at once.
         to_cell = torch.addcmul(out, out * tanh, tanh, value=-1)
         to_enter, to_out = candidate * enter * (1 - enter), tanh * out * (1 - out)
         to_candidate = enter * (1 - candidate * candidate)

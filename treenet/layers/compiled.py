@@ -1,4 +1,4 @@
-"""A small function compiled for GPUs, where the model around it is not."""
+"""A small function that is compiled for GPUs, inside a model that is not compiled."""
 
 import sys
 from collections.abc import Callable
@@ -11,25 +11,25 @@ from torch._dynamo.exc import TorchDynamoException
 
 from treenet.layers.autocast import without_autocast
 
-# Of one function: types of numbers, with nodes or without, sizes of one.
+# Graphs of one function: types of numbers, with nodes or without, sizes of one.
 _MOST_GRAPHS = 32
 
 
 class CompiledOnGpu:
-    """A function that runs on CUDA as `torch.compile` makes it, elsewhere as it is. It has no gradient of its own.
+    """A function that runs compiled on CUDA and uncompiled elsewhere. It has no gradient.
 
-    Where the compiler is missing or fails, one line says so, and the function runs as it is from then on.
+    If the compiler is missing or fails, it prints one line, and the function runs uncompiled from then on.
     """
 
     def __init__(self, function: Callable[..., Any]):
         self._function, self._failed = function, False
 
     def __call__(self, x: Tensor, *arguments: Any) -> Any:
-        """The function of `x`, whose device decides, and other arguments."""
+        """Call the function on `x`, whose device decides, and other arguments."""
         if self._failed or torch.compiler.is_compiling() or not _is_gpu(x.device):
             return self._function(x, *arguments)
         try:
-            # Forward and backward passes, with autocast or without, would have graphs of their own.
+            # Forward and backward passes, with or without autocast, would have separate graphs.
             with torch.no_grad(), without_autocast(x.device):
                 return compiled(self._function)(x, *arguments)
         except TorchDynamoException as error:
@@ -45,6 +45,6 @@ def _is_gpu(device: torch.device) -> bool:
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function by `torch.compile`, for all sizes."""
+    """The function under `torch.compile`, for all sizes."""
     options: dict[str, Any] = {"dynamic": True, "recompile_limit": _MOST_GRAPHS}
     return torch.compile(function, **options)

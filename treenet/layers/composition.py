@@ -1,4 +1,4 @@
-"""A vector for every phrase of a partition, composed of its leaves (Hao et al., 2019, arXiv 1909.02222).
+"""Composition: a vector for every phrase of a partition, from its leaves (Hao et al., 2019, arXiv 1909.02222).
 
 Every composition is a module with `forward(x, partition)`: states of leaves [B, L, D] -> [B, P, `width`], zeros for padding.
 
@@ -15,9 +15,9 @@ from treenet.structure import Partition
 
 
 def pool_max(x: Tensor, partition: Partition) -> Tensor:
-    """The maximum over the leaves of each phrase: [B, L, W] -> [B, P, W]."""
+    """Return the maximum over the leaves of each phrase: [B, L, W] -> [B, P, W]."""
     batch, num_phrases = partition.pad_mask.shape
-    # From -inf: a maximum of exactly 0 would share its gradient with a start of 0.
+    # Start from -inf: with 0, a maximum of exactly 0 would share its gradient with the start.
     pooled = x.new_full((batch, num_phrases + 1, x.shape[2]), -torch.inf)
     pooled = pooled.scatter_reduce(1, partition.phrase[..., None].expand(-1, -1, x.shape[2]), x, "amax")
     return pooled[:, :-1].masked_fill(partition.pad_mask[..., None], 0)
@@ -35,7 +35,7 @@ class MaxPool(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution over three leaves, ReLU, and the maximum over the phrase, beyond whose ends there are zeros."""
+    """A convolution over three leaves, ReLU, and the maximum over the phrase. Beyond the ends of a phrase there are zeros."""
 
     def __init__(self, d_model: int, d_head: int):
         super().__init__()
@@ -52,7 +52,7 @@ class Convolution(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """The last hidden state of an LSTM that starts anew with every phrase.
+    """The last hidden state of an LSTM that restarts with every phrase.
 
     One loop over the leaves serves phrases of any length.
     """
@@ -63,7 +63,7 @@ class Recurrence(nn.Module):
         self.input = build_linear(d_model, d_head, num_blocks=4)  # i, f, o and the candidate
         self.recurrent = build_linear(d_head, d_head, num_blocks=4, bias=False)
 
-    @torch.compiler.disable  # tracing would unroll the loop, anew for every length
+    @torch.compiler.disable  # tracing would unroll the loop, separately for every length
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
         phrase = partition.phrase
         projected = self.input(x).unbind(1)

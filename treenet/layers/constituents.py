@@ -1,4 +1,4 @@
-"""Constituent attention (Wang et al., 2019): link probabilities of neighbours, and the prior of attention made of them.
+"""Constituent attention (Wang et al., 2019): link probabilities of neighbours, and the prior of attention that they give.
 
 Shapes: B batch, L leaves, D model. Between L leaves there are L - 1 links; link k joins leaves k and k + 1.
 """
@@ -16,7 +16,7 @@ from treenet.layers.linear import build_linear
 if TYPE_CHECKING:
     from treenet.config import ConstituentConfig
 
-# The released code adds this below its square root, which leaves a leaf next to no attention to itself.
+# The released code adds this below its square root. A leaf then keeps almost no attention to itself.
 _RELEASED_EPSILON = 1e-9
 
 
@@ -30,11 +30,11 @@ class NeighbouringAttention(nn.Module):
         self.queries_keys = build_linear(d_model, d_model, num_blocks=2)
 
     def forward(self, x: Tensor, links: Tensor, below: Tensor | None = None) -> Tensor:
-        """Probabilities a^l [B, L - 1] that the leaves of a link are of one constituent, in float32 at least.
+        """Return probabilities a^l [B, L - 1] that the leaves of a link are in one constituent, at least in float32.
 
-        x [B, L, D]; `links` [B, L - 1] is True between two real leaves; `below` is a^{l-1} of the layer below. The softmax
-        over two neighbours is a sigmoid of the difference of their scores, whose logarithm does not underflow; at the ends
-        of a sentence it is over one neighbour, and 1.
+        x [B, L, D]; `links` [B, L - 1] is True between two real leaves; `below` is a^{l-1} of the layer below. The softmax over
+        two neighbours is a sigmoid of the difference of their scores, and its logarithm does not underflow. At the ends of a
+        sentence it is over one neighbour, and is 1.
         """
         queries, keys = self.queries_keys(self.norm(x)).chunk(2, dim=2)
         queries, keys = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (queries, keys))
@@ -48,10 +48,11 @@ class NeighbouringAttention(nn.Module):
 
 
 def constituent_prior(link_probs: Tensor, layer: int, config: ConstituentConfig) -> Tensor:
-    """C [B, L, L], the product of a_k over the links between two leaves, from a [B, L - 1] of layer `layer`, counted from 0.
+    """Return C [B, L, L], the product of a_k over the links between two leaves.
 
-    The product is the exponential of a sum of logarithms, and the sum a difference of two cumulative sums, which never grow:
-    C_ij = exp(-|S_i - S_j|). A leaf and itself have the empty product, 1, or what the released code makes of it.
+    `a` [B, L - 1] is that of layer `layer`, counted from 0. The product is the exponential of a sum of logarithms. The sum is a
+    difference of two cumulative sums, which never grow: C_ij = exp(-|S_i - S_j|). A leaf and itself have the empty product, 1, or
+    the value of the released code.
     """
     sums = F.pad(link_probs.clamp_min(torch.finfo(link_probs.dtype).tiny).log().cumsum(1), (1, 0))
     prior = (-(sums[:, :, None] - sums[:, None, :]).abs()).exp()

@@ -1,9 +1,9 @@
-"""Lightweight and dynamic convolution (Wu et al., 2019) in place of self-attention: centred for encoders, causal for decoders.
+"""Lightweight and dynamic convolution (Wu et al., 2019) instead of self-attention: centred for encoders, causal for decoders.
 
 The weights of a kernel are a softmax over its taps, shared by the channels of a head. A convolution is a product with a band
-matrix, row t of which is the kernel of position t: at most as long as attention's product of weights and values, and much faster
-than one pass a tap over the states, or than windows of them. Long sequences are cut into chunks, so that time and memory grow
-with S * W and not with S * S.
+matrix. Row t of the matrix is the kernel of position t. This takes at most as long as attention's product of weights and values.
+It is much faster than one pass per tap over the states or over windows of them. Long sequences are cut into chunks, so that time
+and memory grow with S * W and not with S * S.
 
 Shapes: B batch, S positions, D model, H heads, K = D / H channels, W kernel size, C positions of a chunk.
 """
@@ -28,7 +28,7 @@ _AT_ONCE, _CHUNK = 128, 32  # positions; measured on CPUs
 
 
 def convolve(x: Tensor, kernels: Tensor, left: int) -> Tensor:
-    """out[t] = sum over w of kernels[t, w] * x[t + w - left], where x is 0 beyond its ends.
+    """Compute out[t] = sum over w of kernels[t, w] * x[t + w - left]. Beyond its ends, x is 0.
 
     x [B, H, S, K] and kernels [B or 1, H, S or 1, W] -> [B, H, S, K].
     """
@@ -47,20 +47,20 @@ def convolve(x: Tensor, kernels: Tensor, left: int) -> Tensor:
 
 
 def _bands(kernels: Tensor) -> Tensor:
-    """Rows [..., C, W], row t moved to the right by t and filled up with 0: [..., C, C + W - 1]."""
+    """Move row t of rows [..., C, W] to the right by t and fill up with 0: [..., C, C + W - 1]."""
     size, width = kernels.shape[-2:]
-    # Rows of C + W entries, cut at every C + W - 1: each begins one entry later than the one before.
+    # Rows of C + W entries, cut every C + W - 1 entries: each begins one entry later than the one before.
     flat = F.pad(kernels, (0, size)).flatten(-2)[..., : size * (size + width - 1)]
     return flat.unflatten(-1, (size, size + width - 1))
 
 
 def kernel_size(sizes: Sequence[int], number: int) -> int:
-    """Kernel size of layer `number`, counted from 0; layers above the last of `sizes` have the last's."""
+    """Return the kernel size of layer `number`, counted from 0. Layers above the last of `sizes` have the last size."""
     return sizes[min(number, len(sizes) - 1)]
 
 
 class LightweightKernels(nn.Module):
-    """One kernel a head for all positions. Dropout takes the same taps from all positions of an example."""
+    """One kernel per head for all positions. Dropout removes the same taps at all positions of an example."""
 
     def __init__(self, config: ModelConfig, size: int):
         super().__init__()
@@ -68,15 +68,15 @@ class LightweightKernels(nn.Module):
         self.dropout = Dropout(config.convolution.weight_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Kernels [B or 1, H, 1, W] of inputs x [B, S, D]."""
+        """Return kernels [B or 1, H, 1, W] of inputs x [B, S, D]."""
         weights = self.weight.softmax(dim=1).view(1, 1, -1)
-        if self.training:  # examples drop taps of their own
+        if self.training:  # examples drop different taps
             weights = self.dropout(weights.expand(len(x), -1, -1))
         return weights.unflatten(2, self.weight.shape).transpose(1, 2)
 
 
 class DynamicKernels(nn.Module):
-    """The kernels of a position are a linear function of its input (section 3.2 of the paper); each has its own dropout."""
+    """The kernels of a position are a linear function of its input (section 3.2 of the paper). Each has separate dropout."""
 
     def __init__(self, config: ModelConfig, size: int):
         super().__init__()
@@ -86,7 +86,7 @@ class DynamicKernels(nn.Module):
         self.dropout = Dropout(config.convolution.weight_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Kernels [B, H, S, W] of inputs x [B, S, D]."""
+        """Return kernels [B, H, S, W] of inputs x [B, S, D]."""
         weights = self.logits(x).unflatten(2, self.shape).softmax(dim=3).flatten(2)
         return self.dropout(weights).unflatten(2, self.shape).transpose(1, 2)
 
@@ -103,16 +103,16 @@ class _Convolution(nn.Module):
         self.output = build_linear(config.d_model, config.d_model)
 
     def project(self, x: Tensor) -> Tensor:
-        """The input of the convolution: [B, S, D] -> [B, S, D]."""
+        """Project the input of the convolution: [B, S, D] -> [B, S, D]."""
         x = self.input(x)
         return F.glu(x, dim=2) if self.gated else x
 
 
 class CentredConvolution(_Convolution):
-    """Convolution of encoders: as many taps before a position as after it; a kernel of even size has one more after."""
+    """Convolution of encoders, with equal numbers of taps before and after a position. An even kernel size has one more after."""
 
     def forward(self, x: Tensor, attend_mask: Tensor) -> Tensor:
-        """x [B, S, D] -> [B, S, D]; attend_mask [B, 1, 1, S] is True where a position may be read, others count as 0."""
+        """Map x [B, S, D] -> [B, S, D]. attend_mask [B, 1, 1, S] is True at readable positions; others count as 0."""
         x = self.project(x).masked_fill(~attend_mask.view(len(x), -1, 1), 0)
         kernels = self.kernels(x)
         left = (kernels.shape[3] - 1) // 2
@@ -120,14 +120,17 @@ class CentredConvolution(_Convolution):
 
 
 class CausalConvolution(_Convolution):
-    """Causal convolution of decoders: the last tap is the position. While decoding, the last W - 1 inputs are kept."""
+    """Causal convolution of decoders: the last tap is the position itself. Decoding keeps the last W - 1 inputs."""
 
     def start(self, like: Tensor) -> tuple[Tensor]:
-        """The `past` before the first position, for `like` [B, H, S, K]."""
+        """Return the `past` before the first position, for `like` [B, H, S, K]."""
         return (like[:, :, :0],)
 
     def forward(self, x: Tensor, past: tuple[Tensor] | None = None) -> tuple[Tensor, tuple[Tensor]]:
-        """x [B, T, D] -> [B, T, D] and the last inputs [B, H, up to W - 1, K]. With `past`, x is the one next position."""
+        """Map x [B, T, D] -> [B, T, D], and return the last inputs [B, H, up to W - 1, K].
+
+        With `past`, x is the next position.
+        """
         x = self.project(x)
         kernels, inputs = self.kernels(x), split_heads(x, self.num_heads)
         width = kernels.shape[3]

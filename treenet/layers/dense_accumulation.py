@@ -1,14 +1,14 @@
 """Hierarchical accumulation by dense products over compact trees, forward and backward: for accelerators.
 
-What `treenet.layers.accumulation` sums by index lists, in the same order of equations. Nothing is scattered: every sum
-is a product or a reduction, so that it is the same in every run. Weights are sums too, never differences. The backward pass
-is written by hand, since autograd would scatter what the forward pass gathers, and keep large tensors of gathered cells.
+It computes the sums of `treenet.layers.accumulation` without index lists, in the same order of equations. Nothing is scattered:
+every sum is a product or a reduction, so every run gives the same result. Weights are sums too, never differences. The backward
+pass is explicit. Autograd would scatter where the forward pass gathers, and keep large tensors of gathered cells.
 
-Weights are computed in float32 at least; the products with vectors take these as they come, in bfloat16 under autocast, as
+Weights are computed at least in float32. The products with vectors use the type of the vectors, bfloat16 under autocast, as
 attention's products with values do.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
-V levels, X = V + L ranks and heights.
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights per leaf (1 or H).
+V are levels, X = V + L are ranks and heights.
 """
 
 import torch
@@ -18,7 +18,7 @@ from treenet.structure.compact import BranchMatrices
 
 
 def build_table(vertical: Tensor, horizontal: Tensor, maps: BranchMatrices) -> Tensor:
-    """[X, K]: the vertical rows that a branch of each height takes, in the left half; the row of each rank in the right."""
+    """Return [X, K]. The left half has the vertical rows for a branch of each height, the right half the row of each rank."""
     left, right = maps.vertical_use @ vertical, maps.horizontal_use @ horizontal
     return torch.cat([torch.cat([left, torch.zeros_like(left)], 1), torch.cat([torch.zeros_like(right), right], 1)])
 
@@ -26,9 +26,9 @@ def build_table(vertical: Tensor, horizontal: Tensor, maps: BranchMatrices) -> T
 def accumulate_densely(
     vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
 ) -> Tensor:
-    """Node rows of `vectors` [B, S, D] become N-bar' (equation 10); leaf rows stay.
+    """Replace node rows of `vectors` [B, S, D] by N-bar' (equation 10); leaf rows stay.
 
-    `leaf_weights` [B, W, L]; `table` as of `build_table`, or None without embeddings; `paper` is the rule.
+    `leaf_weights` [B, W, L]; `table` is from `build_table`, or None without embeddings; `paper` is the rule.
     """
     return _Accumulate.apply(vectors, leaf_weights, table, maps, num_heads, paper)
 
@@ -75,21 +75,21 @@ class _Accumulate(torch.autograd.Function):
                 pair_grad = pair_grad + use_grad[..., :levels] @ maps.node_level.transpose(2, 3)
             weight_grad = weight_grad + _sum_shifted(use_grad[..., levels:], maps.rank, maps.in_span, maps.subtree)
         weight_grad = weight_grad + (pair_grad * maps.subtree) @ maps.span
-        # `scale` is 0 off the span, where the gathered gradients stand for nothing.
+        # `scale` is 0 off the span, where the gathered gradients have no meaning.
         return vector_grad, (weight_grad * maps.scale).sum(2), table_grad, None, None, None
 
 
 def _sum_heights(weights: Tensor, maps: BranchMatrices) -> Tensor:
-    """Weights of branches [B, W, N, L] summed by their height: [B, W, N, V]."""
+    """Sum weights of branches [B, W, N, L] by their height: [B, W, N, V]."""
     level = torch.arange(maps.node_level.shape[3], device=weights.device)
     return torch.where(maps.height[..., None] == level, weights[..., None], 0).sum(3)
 
 
 def _sum_shifted(rows: Tensor, place: Tensor, real: Tensor, subtree: Tensor) -> Tensor:
-    """For every node i, the sum over the nodes t of its subtree of row i [B, W, N, L], read at the places of t.
+    """For every node i, sum row i [B, W, N, L], read at the places of t, over the nodes t of its subtree.
 
-    From leaves to ranks, and in the backward pass from ranks to leaves. `torch.compile` makes one kernel of it; without it,
-    B * W * N * N * L cells are made on the way.
+    It maps from leaves to ranks, and in the backward pass from ranks to leaves. `torch.compile` makes one kernel of it. Without
+    it, B * W * N * N * L cells exist for a moment.
     """
     shape = *rows.shape[:3], *place.shape[3:]
     read = rows[:, :, :, None].expand(shape).gather(4, place.expand(shape))
@@ -97,10 +97,10 @@ def _sum_shifted(rows: Tensor, place: Tensor, real: Tensor, subtree: Tensor) -> 
 
 
 def _split(x: Tensor, num_weights: int) -> Tensor:
-    """[B, S, D] -> [B, W, S, D / W]."""
+    """Reshape [B, S, D] -> [B, W, S, D / W]."""
     return x.unflatten(2, (num_weights, -1)).transpose(1, 2)
 
 
 def _merge(x: Tensor) -> Tensor:
-    """[B, W, S, D / W] -> [B, S, D]."""
+    """Reshape [B, W, S, D / W] -> [B, S, D]."""
     return x.transpose(1, 2).flatten(2)

@@ -1,8 +1,8 @@
 """Dropout by key: the dropped units of an example depend on the example, not on its batch.
 
-So a step computes the same with any number of workers and any micro-batches, on CPUs and on GPUs. On CPUs it takes half the
-time of PyTorch's generator; on GPUs it is one kernel, or a part of one in a compiled model. Shapes: B batch, S positions,
-D model.
+So a step gives the same result with any number of workers and any micro-batches, on CPUs and on GPUs. On CPUs it takes half the
+time of PyTorch's generator. On GPUs it is one kernel, or a part of one in a compiled model. Shapes: B batch, S positions, D
+model.
 """
 
 import numpy as np
@@ -14,12 +14,12 @@ from treenet.layers.keyed_dropout import CALL, FIRST, NODES, POSITION, SECOND, c
 
 
 def keys_of(hashes: np.ndarray) -> Tensor:
-    """Keys [B] int32 of hashes uint64, of which 32 bits are used."""
+    """Return keys [B] int32 from hashes uint64; 32 bits of each are used."""
     return torch.from_numpy(hashes.astype(np.uint32).view(np.int32))
 
 
 def _in_kernel(device: torch.device) -> bool:
-    """Whether masks are made in the kernel that drops."""
+    """Return whether the kernel that drops also makes the masks."""
     return device.type != "cpu"
 
 
@@ -32,20 +32,20 @@ class DropoutKeys:
         self._offsets: Tensor | None = None
 
     def set(self, keys: np.ndarray | Tensor) -> None:
-        """Keys [B] of the next forward pass, as hashes or of `keys_of`; its n-th dropout has the n-th mask."""
+        """Set the keys [B] of the next forward pass, as hashes or from `keys_of`. Its n-th dropout has the n-th mask."""
         self.keys, self.calls = keys if isinstance(keys, Tensor) else keys_of(keys), 0
         if _in_kernel(self.keys.device) and (self._offsets is None or self._offsets.device != self.keys.device):
             self._offsets = call_offsets(self.keys.device)
 
     def keep_mask(self, shape: torch.Size, threshold: int, num_leaves: int | None) -> Tensor:
-        """[B, S, D] int16: 1 where a hash of key, call, position and dimension, 16 bits, is not below `threshold`, else 0."""
+        """Return [B, S, D] int16: 0 if a hash of key, call, position and dimension, 16 bits, is below `threshold`, else 1."""
         self.calls += 1
         positions = torch.arange(shape[1], dtype=torch.int32)
-        if num_leaves is not None:  # the place of a node in its tree, however many leaves the batch is padded to
+        if num_leaves is not None:  # the place of a node in its tree; it does not depend on the padding of the leaves
             positions[num_leaves:] += NODES - num_leaves
         rows = mix(self.keys[:, None] + positions * POSITION + self.calls * CALL)
         columns = mix(torch.arange((shape[2] + 1) // 2, dtype=torch.int32) * POSITION)
-        # One multiplication and xor less than `mix`: these are the tensors of full size, of two dimensions an entry.
+        # One multiplication and xor less than `mix`. These tensors have full size, with two dimensions per entry.
         bits = rows[:, :, None] ^ columns
         bits *= FIRST
         bits ^= (bits >> 15).bitwise_and_(0x1FFFF)
@@ -53,7 +53,7 @@ class DropoutKeys:
         return bits.view(torch.int16)[..., : shape[2]].ge_(threshold - 2**15)  # a bool result would take six times as long
 
     def drop(self, x: Tensor, threshold: int, num_leaves: int | None) -> Tensor:
-        """x [B, S, D] on an accelerator, with the mask of `keep_mask` and the rest scaled up."""
+        """Drop units of x [B, S, D] on an accelerator with the mask of `keep_mask`, and scale up the rest."""
         assert self.keys is not None and self._offsets is not None
         self.calls += 1
         offset = self._offsets[self.calls % len(self._offsets)]
@@ -61,10 +61,10 @@ class DropoutKeys:
 
 
 class Dropout(nn.Module):
-    """`nn.Dropout`, with masks by key when the model was given keys (see `share_dropout_keys`).
+    """`nn.Dropout`, with masks by key if the model has keys (see `share_dropout_keys`).
 
-    Probabilities are multiples of 1 / 65536 then. Dropout of attention weights is not of this kind: it is inside PyTorch's
-    kernels, and draws from PyTorch's generator.
+    Probabilities are then multiples of 1 / 65536. Dropout of attention weights is different: it is inside PyTorch's kernels, and
+    draws from PyTorch's generator.
     """
 
     def __init__(self, p: float):
@@ -73,7 +73,7 @@ class Dropout(nn.Module):
         self.shared: DropoutKeys | None = None
 
     def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
-        """x [B, S, D]; with `num_leaves`, positions from there on are nodes."""
+        """Apply dropout to x [B, S, D]. With `num_leaves`, positions from there on are nodes."""
         if not self.training or not self.p:
             return x
         if self.shared is None or self.shared.keys is None:
@@ -89,7 +89,7 @@ class Dropout(nn.Module):
 
 
 def share_dropout_keys(model: nn.Module) -> DropoutKeys:
-    """Keys that all `Dropout` of a model read from now on."""
+    """Make all `Dropout` of a model read common keys, and return these."""
     shared = DropoutKeys()
     for module in model.modules():
         if isinstance(module, Dropout):

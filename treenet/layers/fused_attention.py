@@ -1,10 +1,12 @@
-"""Subtree attention by two calls or by windows as one operator for the CPU.
+"""Subtree attention by two calls or by windows, as one operator for the CPU.
 
-Composed of PyTorch's own operators (`treenet.layers.scaled_dot_product`), autograd copies: it splits queries, keys and
-values, gathers all windows at once and keeps them, fills the gradients of parts up with zeros and adds them. This operator
-works on views, one window after the other, and adds gradients of keys and values in place: it keeps what plain attention
-keeps and costs what its products cost. It calls the kernels behind `scaled_dot_product_attention` on the CPU, which have
-no dropout of attention weights. As a registered operator it does not break the graphs of `torch.compile`.
+The same attention composed of PyTorch's own operators (`treenet.layers.scaled_dot_product`) copies under autograd. It splits
+queries, keys and values, gathers all windows at once, keeps them, and pads and adds the gradients of parts. This operator works
+on views, one window after the other, and adds gradients of keys and values in place. So it keeps what plain attention keeps, and
+its cost is that of its products.
+
+It calls the CPU kernels behind `scaled_dot_product_attention`, which have no dropout of attention weights. As a registered
+operator it does not break the graphs of `torch.compile`.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, R trees of a call, T queries of a call.
 """
@@ -23,7 +25,7 @@ Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side 
 
 
 def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCalls | Windows, num_heads: int) -> Tensor:
-    """Queries, keys, values [B, S, D] on the CPU -> [B, S, D]."""
+    """Map queries, keys, values [B, S, D] on the CPU to [B, S, D]."""
     if isinstance(maps, TwoCalls):
         node_maps = [maps.node_mask]
     else:
@@ -33,13 +35,13 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
 
 
 def widen(x: Tensor) -> Tensor:
-    """Half precision to float32: the gradient of the CPU's kernel takes fifteen times as long in bf16."""
+    """Convert half precision to float32: in bf16, the gradient of the CPU's kernel takes fifteen times as long."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass
 class _Call:
-    """Queries that attend over keys together."""
+    """Queries that attend over keys in one call."""
 
     queries: Tensor | Range
     keys: Range | list[Range]
@@ -47,14 +49,15 @@ class _Call:
 
 
 def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The bias of scores for a bool mask, True = may attend."""
+    """Return the bias of scores for a bool mask, True = may attend."""
     return None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
 
 
 def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Call]:
-    """All nodes at once and leaves over leaves; or leaves, then chunks of nodes and then the wide nodes of each tree.
+    """Return the calls of a path. The first call is the one over most keys.
 
-    The first call is the one over most keys.
+    Path "two": all nodes at once, and leaves over leaves. Path "window": leaves, then chunks of nodes, then the wide nodes of
+    each tree.
     """
     trees, leaves, nodes, everything = slice(None), slice(0, num_leaves), slice(num_leaves, None), slice(None)
     on_leaves = _Call((trees, leaves), (trees, leaves), _bias(leaf_mask, dtype))
@@ -79,7 +82,7 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
 
 
 def _read(x: Tensor, place: Place) -> Tensor:
-    """[B, S, C] -> [R, T, C], a view where possible."""
+    """Read positions of [B, S, C] as [R, T, C], a view if possible."""
     if isinstance(place, Tensor):
         return x.flatten(0, 1).index_select(0, place)[None]
     return torch.cat([x[part] for part in place], dim=1) if isinstance(place, list) else x[place]
@@ -100,19 +103,19 @@ def _add(x: Tensor, place: Range | list[Range], part: Tensor) -> None:
 
 
 def _with_zero_nodes(x: Tensor, num_leaves: int) -> Tensor:
-    """Memory for a result like `x` [B, S, D]; nodes are 0, as padding and sums must be."""
+    """Allocate a result like `x` [B, S, D]. Its nodes are 0, as padding and sums need."""
     out = torch.empty(x.shape, dtype=x.dtype)
     out[:, num_leaves:] = 0
     return out
 
 
 def _heads(x: Tensor, num_heads: int) -> Tensor:
-    """[R, T, D] -> [R, H, T, D / H]."""
+    """Reshape [R, T, D] -> [R, H, T, D / H]."""
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def _merge(x: Tensor) -> Tensor:
-    """[R, H, T, K] -> [R, T, H * K]."""
+    """Reshape [R, H, T, K] -> [R, T, H * K]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -126,7 +129,7 @@ def _attend(
     leaf_mask: Tensor | None,
     node_maps: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Attention [B, S, D], and the logarithms of its normalisers [B, S, H]."""
+    """Return attention [B, S, D], and the logarithms of its normalisers [B, S, H]."""
     out = _with_zero_nodes(queries, num_leaves)
     log_sums = torch.empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
     for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
@@ -156,7 +159,7 @@ def _attend_backward(
     leaf_mask: Tensor | None,
     node_maps: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+    """Return gradients of queries, keys and values."""
     query_grad = _with_zero_nodes(queries, num_leaves)
     key_grad: Tensor | None = None
     value_grad: Tensor | None = None
@@ -167,7 +170,7 @@ def _attend_backward(
         parts = flash_attention_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias)
         query_part, key_part, value_part = map(_merge, parts)
         _write(query_grad, call.queries, query_part)
-        if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys: take its memory
+        if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys, so its memory is used
             key_grad, value_grad = key_part, value_part
             continue
         if key_grad is None or value_grad is None:
@@ -177,7 +180,7 @@ def _attend_backward(
         else:
             _add(key_grad, call.keys, key_part)
             _add(value_grad, call.keys, value_part)
-    assert key_grad is not None and value_grad is not None  # there is a call at least
+    assert key_grad is not None and value_grad is not None  # there is at least one call
     return query_grad, key_grad, value_grad
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from treenet.config import ModelConfig
 
 EMBEDDING_STD = 0.1  # section 3.5
-HALF = math.sqrt(0.5)  # a sum of two keeps the variance of one
+HALF = math.sqrt(0.5)  # the sum of two values keeps the variance of one
 
 
 def build_normalised_linear(d_in: int, d_out: int, dropout: float, gain: float = 1.0) -> nn.Linear:
-    """A linear layer with weight normalisation whose outputs have `gain` times the variance of its inputs after dropout."""
+    """Build a linear layer with weight normalisation. Its outputs have `gain` times the variance of its inputs after dropout."""
     linear = nn.Linear(d_in, d_out)
     nn.init.normal_(linear.weight, std=math.sqrt(gain * (1 - dropout) / d_in))
     nn.init.zeros_(linear.bias)
@@ -35,8 +35,8 @@ def build_normalised_linear(d_in: int, d_out: int, dropout: float, gain: float =
 class GatedConvolution(nn.Module):
     """Convolution to twice the width and a GLU (section 3.2), of inputs with dropout.
 
-    Centred, it has as many taps before a position as after it, and one of even size one more after; causal, the last tap is
-    the position itself.
+    A centred one has equal numbers of taps before and after a position; an even size has one more after. In a causal one, the
+    last tap is the position itself.
     """
 
     def __init__(self, d_model: int, kernel_size: int, dropout: float, causal: bool = False):
@@ -44,17 +44,17 @@ class GatedConvolution(nn.Module):
         self.before = kernel_size - 1 if causal else (kernel_size - 1) // 2
         self.after = kernel_size - 1 - self.before
         self.dropout = Dropout(dropout)
-        # A GLU takes away three quarters of the variance, which the gain gives back (section 3.5).
+        # A GLU removes three quarters of the variance, and the gain restores it (section 3.5).
         self.windows = build_normalised_linear(kernel_size * d_model, 2 * d_model, dropout, gain=4.0)
 
     def start(self, like: Tensor) -> Tensor:
-        """The `past` of a causal one before the first position, for `like` [B, S, D]: zeros [B, W - 1, D]."""
+        """Return the `past` of a causal one before the first position, for `like` [B, S, D]: zeros [B, W - 1, D]."""
         return like.new_zeros(len(like), self.before, like.shape[2])
 
     def forward(self, x: Tensor, past: Tensor | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x [B, T, D] -> [B, T, D] and the last W - 1 inputs of a causal one, which are the `past` of the next position.
+        """Map x [B, T, D] -> [B, T, D]. Also returns the last W - 1 inputs of a causal one, the `past` of the next position.
 
-        `weight` is that of `windows` where it has been computed before.
+        `weight` is that of `windows`, if it is already computed.
         """
         num_positions = x.shape[1]
         weight = self.windows.weight if weight is None else weight
@@ -73,13 +73,13 @@ class ConvolutionEncoderLayer(nn.Module):
         self.convolution = GatedConvolution(d_model, kernel_size, dropout)
 
     def forward(self, x: Tensor, pad_mask: Tensor) -> Tensor:
-        """x [B, L, D] -> [B, L, D]; padding counts as 0."""
+        """Map x [B, L, D] -> [B, L, D]; padding counts as 0."""
         x = x.masked_fill(pad_mask[..., None], 0)
         return HALF * (self.convolution(x)[0] + x)
 
 
 class MultiStepAttentionLayer(nn.Module):
-    """A decoder layer: causal gated convolution, then attention of its own to the source (section 3.3)."""
+    """A decoder layer: causal gated convolution, then the layer's own attention to the source (section 3.3)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -92,7 +92,7 @@ class MultiStepAttentionLayer(nn.Module):
             self.output = build_normalised_linear(d_model, d_model, 0.0)
 
     def weights(self) -> tuple[Tensor, ...]:
-        """Its normalised weights, for many steps: normalising them costs as much as a step that uses them."""
+        """Return its normalised weights, for many steps. Normalising them costs as much as a step that uses them."""
         linears = [self.convolution.windows, self.queries, *([self.output] if self.released else [])]
         return tuple(linear.weight for linear in linears)
 
@@ -106,10 +106,10 @@ class MultiStepAttentionLayer(nn.Module):
         layout: BeamLayout | None = None,
         weights: tuple[Tensor, ...] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x and the embedded target pieces [B, T, D], memory [B, 1, S, D] -> [B, T, D] and the `past` of the next step.
+        """Map x and the embedded target pieces [B, T, D], with memory [B, 1, S, D], to [B, T, D] and the `past` of the next step.
 
-        With a `layout` (beam search), x is one position of several hypotheses a sentence, which share a memory. `weights` are
-        its own, where they have been computed before.
+        With a `layout` (beam search), x is one position of several hypotheses per sentence, which share a memory. `weights` are
+        its own, if they are already computed.
         """
         windows, query_weight, *rest = self.weights() if weights is None else weights
         convolved, past = self.convolution(x, past, windows)
@@ -122,7 +122,7 @@ class MultiStepAttentionLayer(nn.Module):
         return HALF * (HALF * (attended + convolved) + x), past
 
     def attend(self, queries: Tensor, memory: KeysValues, attend_mask: Tensor, layout: BeamLayout | None) -> Tensor:
-        """One head, scores without a divisor (equations 1 and 2): queries [B, T, D] -> [B, T, D]."""
+        """Attend with one head and scores without a divisor (equations 1 and 2): queries [B, T, D] -> [B, T, D]."""
         if layout is not None:
             queries = layout.pad(queries)
         queries = split_heads(queries * math.sqrt(queries.shape[2]), 1)  # `attend` divides by it

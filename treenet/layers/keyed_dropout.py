@@ -1,4 +1,4 @@
-"""Dropout by key as one kernel: every entry computes its own hash, so that no mask is stored, and backward makes it anew.
+"""Dropout by key as one kernel. Every entry computes its own hash, so no mask is stored, and backward computes it again.
 
 The masks are those of `DropoutKeys.keep_mask`, to the bit. Shapes: B batch, S positions, D model.
 """
@@ -11,25 +11,25 @@ from treenet.layers.compiled import CompiledOnGpu
 FIRST, SECOND = 0x45D9F3B, 0x2C1B3C6D  # odd multipliers of the hash
 POSITION, CALL, NODES = 0x1E3779B1, 0x5851F42D, 0x40000000  # offsets of positions, calls and nodes in a key
 
-_CALLS = 4096  # of a forward pass; no model has so many
+_CALLS = 4096  # of a forward pass; no model has as many
 
 
 def mix(x: Tensor) -> Tensor:
-    """A hash of int32, wrapping around."""
+    """Return a hash of int32 with wrap-around."""
     for _ in range(2):
         x = (x ^ ((x >> 16) & 0xFFFF)) * FIRST
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def call_offsets(device: torch.device) -> Tensor:
-    """The offset of every call in a key [calls] int32. As numbers in a compiled function, each would be a graph of its own."""
+    """Return the offset of every call in a key [calls] int32. As Python numbers, each would need a separate compiled graph."""
     return torch.arange(_CALLS, dtype=torch.int32, device=device) * CALL
 
 
 def drop(x: Tensor, keys: Tensor, offset: Tensor, threshold: int, num_leaves: int) -> Tensor:
-    """x [B, S, D] by keys [B] and the offset [] of the call, int32; `num_leaves` is -1 where there are leaves alone."""
+    """Drop units of x [B, S, D] by keys [B] and the offset [] of the call, int32. `num_leaves` is -1 if there are only leaves."""
     index = torch.arange(x.shape[1], device=x.device)
-    # In int64, and then cast: the number may be a symbol, and all that wraps around must be int32.
+    # In int64, and then cast: the number may be a symbol, and all values that wrap around must be int32.
     place = torch.where(index < num_leaves, index, index - num_leaves + NODES) if num_leaves >= 0 else index
     rows = mix(keys[:, None] + place.to(torch.int32) * POSITION + offset)
     dimension = torch.arange(x.shape[2], device=x.device).to(torch.int32)
@@ -59,7 +59,7 @@ def _setup_context(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad: Tensor):
-    """Dropout is linear: its gradient is the same dropout."""
+    """Return the gradient: dropout is linear, so it is the same dropout."""
     return _operator(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None
 
 
@@ -67,7 +67,7 @@ _operator.register_autograd(_backward, setup_context=_setup_context)
 
 
 def keyed_dropout(x: Tensor, keys: Tensor, offset: Tensor, threshold: int, num_leaves: int) -> Tensor:
-    """`drop`, differentiable. In a compiled model it is plain operations, which fuse with those around them."""
+    """Apply `drop`, differentiably. In a compiled model it is plain operations, which fuse with their neighbours."""
     if torch.compiler.is_compiling():
         return drop(x, keys, offset, threshold, num_leaves)
     return _operator(x, keys, offset, threshold, num_leaves)

@@ -1,14 +1,14 @@
 """ON-LSTM, the LSTM with ordered neurons (Shen et al., 2019).
 
-Two master gates, softmaxes summed up over chunks of C neurons, say how far up a state is forgotten and how far down it is
-written; neurons of high rank so keep what spans many steps. With the sums f~ (ascending) and i~ (descending) of a chunk and
-w = f~ * i~, the gates of its neurons are f * w + (f~ - w) and i * w + (i~ - w).
+Two master gates are cumulative softmaxes over chunks of C neurons. They control how far up a state is forgotten and how far down
+it is written. So neurons of high rank keep information over many steps. With the sums f~ (ascending) and i~ (descending) of a
+chunk and w = f~ * i~, the gates of its neurons are f * w + (f~ - w) and i * w + (i~ - w).
 
-Autograd over single steps would cost more than the products: this function writes states, gates and gradients in place, and
-computes what needs no recursion for all steps at once.
+Autograd over single steps would cost more than the products. So this function writes states, gates and gradients in place, and
+computes everything without recursion for all steps at once.
 
-Shapes: T steps, B batch, D input, H hidden width, C chunk size, N = H / C chunks, G = 2N + 4H gates: of f~, i~ (N each), then
-o, i, f and the candidate g (H each).
+Shapes: T steps, B batch, D input, H hidden width, C chunk size, N = H / C chunks, G = 2N + 4H gates.
+The order of the gates is f~, i~ (N each), then o, i, f and the candidate g (H each).
 """
 
 import torch
@@ -22,7 +22,7 @@ class OnLSTM(nn.Module):
     """One layer in one direction, from states of zero."""
 
     def __init__(self, d_input: int, d_hidden: int, chunk_size: int):
-        """Raises UserError when the chunks do not fill the states."""
+        """Raises UserError if the chunks do not fill the states."""
         super().__init__()
         if d_hidden % chunk_size:
             raise UserError(
@@ -33,17 +33,20 @@ class OnLSTM(nn.Module):
         self.recurrent = nn.Parameter(nn.Linear(d_hidden, num_gates, bias=False).weight.detach().t().contiguous())
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, D] -> [B, T, H]. A step sees those before it: padding at the end changes no real state."""
+        """Map x [B, T, D] -> [B, T, H]. A step reads only earlier steps, so padding at the end changes no real state."""
         projected = self.input(x.transpose(0, 1))
         with torch.autocast(x.device.type, enabled=False):
             hidden = on_lstm(projected.to(self.recurrent.dtype), self.recurrent)
         return hidden.transpose(0, 1)
 
 
-@torch.compiler.disable  # tracing would unroll the loop, anew for every length
+@torch.compiler.disable  # tracing would unroll the loop, separately for every length
 def on_lstm(projected: Tensor, weight: Tensor) -> Tensor:
-    """Hidden states [T, B, H]. `projected` [T, B, G] is the inputs' share of the gates, biases included; `weight` [H, G] is that
-    of the hidden states. Both are float32 or float64, in which softmaxes and sums are computed too."""
+    """Compute hidden states [T, B, H]. Both inputs are float32 or float64, and so are softmaxes and sums.
+
+    `projected` [T, B, G] is the part of the gates from the inputs, with biases. `weight` [H, G] gives the part from the hidden
+    states.
+    """
     return _OnLSTM.apply(projected, weight)
 
 
@@ -83,7 +86,7 @@ class _OnLSTM(torch.autograd.Function):
         by_chunk = steps, batch, num_chunks, -1
         out, enter, forget, candidate = gates[..., masters:].view(steps, batch, 4, num_chunks, -1).unbind(2)
         before, tanh = cell[:-1].view(by_chunk), cell[1:].view(by_chunk).tanh()
-        # Everything that the recursion multiplies the gradients with, of all steps at once.
+        # All factors of the gradients in the recursion, for all steps at once.
         master = shares.cumsum(-1)
         keep, write = master[:, :, 0, :, None], 1 - master[:, :, 1, :, None]
         both = keep * write

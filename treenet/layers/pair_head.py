@@ -17,18 +17,21 @@ class PairHead(nn.Module):
         self.scores = build_linear(d_hidden, NUM_SCORES)
 
     def forward(self, states: Tensor) -> Tensor:
-        """states [2 P, D], those of a pair are neighbours -> logits [P, K]."""
+        """Map states [2 P, D] to logits [P, K]. The states of a pair are neighbours."""
         left, right = states.unflatten(0, (-1, 2)).unbind(1)
         return self.scores(self.compare(torch.cat([left * right, (left - right).abs()], dim=1)).sigmoid())
 
 
 def score_distribution(scores: Tensor) -> Tensor:
-    """[P] -> [P, K]: the distribution over 1 to K that has the score as its mean, on the whole numbers next to it alone."""
+    """Return the distribution [P, K] over 1 to K whose mean is the score [P].
+
+    It uses only the whole numbers next to the score.
+    """
     return (1 - (scores[:, None] - _whole_scores(scores)).abs()).clamp(min=0)
 
 
 def expected_score(logits: Tensor) -> Tensor:
-    """[P, K] -> [P]: the mean of their softmax."""
+    """Return the mean [P] of the softmax of logits [P, K]."""
     return logits.softmax(1) @ _whole_scores(logits)
 
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class PhraseMemory(nn.Module):
-    """F_h of one head: leaves composed to phrases G = COM(H), their tags predicted from G, and interaction H_g = REC(G)."""
+    """F_h of one head.
+
+    It composes leaves to phrases G = COM(H), predicts their tags from G, and lets them interact: H_g = REC(G).
+    """
 
     def __init__(self, d_model: int, d_head: int, config: PhraseConfig, num_tags: int):
         """`num_tags` is 0 for phrases without tags."""
@@ -39,7 +42,10 @@ class PhraseMemory(nn.Module):
         self.keys_values = build_linear(width, d_head, num_blocks=2, gain=ATTENTION_GAIN)
 
     def forward(self, x: Tensor, partition: Partition) -> tuple[KeysValues, Tensor]:
-        """x [B, L, D] -> keys and values [B, 1, P, K], and -log p of the tags, summed, 0 where the partition has none."""
+        """Map x [B, L, D] to keys and values [B, 1, P, K].
+
+        Also returns the summed -log p of the tags, 0 for a partition without tags.
+        """
         phrases = self.composition(x, partition)
         tag_loss = x.new_zeros((), dtype=torch.float32)
         if self.tag_logits is not None and partition.tags is not None:
@@ -53,7 +59,7 @@ class PhraseMemory(nn.Module):
 
 
 class PhraseAttention(nn.Module):
-    """Self-attention whose last G heads attend to a memory of phrases each, the others to leaves.
+    """Self-attention. Each of the last G heads attends to a memory of phrases, the others to leaves.
 
     Q^h = H W_Q^h for all heads; K^h, V^h = H_g W_K^h, H_g W_V^h for those with phrases.
     """
@@ -65,16 +71,16 @@ class PhraseAttention(nn.Module):
         tags = [0] * len(phrases.ngrams) + [num_tags if phrases.tag_loss else 0] * len(phrases.levels)
         self.num_leaf_heads = config.num_heads - len(tags)
         self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
-        # With the spread that they have among the keys and values of all heads.
+        # With the spread that they would have among the keys and values of all heads.
         gain = ATTENTION_GAIN * ((1 + self.num_leaf_heads / self.num_heads) / 2) ** 0.5
         self.keys_values = build_linear(d_model, self.num_leaf_heads * d_head, num_blocks=2, gain=gain)
         self.memories = nn.ModuleList([PhraseMemory(d_model, d_head, phrases, one) for one in tags])
         self.output = build_linear(d_model, d_model)
 
     def forward(self, x: Tensor, attend_mask: Tensor, partitions: Sequence[Partition], tag_losses: list[Tensor]) -> Tensor:
-        """x [B, L, D] with `attend_mask` [B, 1, 1, L] and one partition for each of the G heads -> [B, L, D].
+        """Map x [B, L, D] -> [B, L, D], with `attend_mask` [B, 1, 1, L] and one partition for each of the G heads.
 
-        The sum of -log p of all tags is appended to `tag_losses`.
+        It appends the sum of -log p of all tags to `tag_losses`.
         """
         dropout_p = self.dropout if self.training else 0.0
         queries = split_heads(self.queries(x), self.num_heads)

@@ -1,5 +1,7 @@
-"""Positions: sinusoidal in the sentence (Vaswani et al., 2017) and in its dependency tree (Wang et al., 2019), and learned
-(Gehring et al., 2017)."""
+"""Positions: sinusoids of the place in the sentence or of the depth in its dependency tree, and learned vectors.
+
+Sources: Vaswani et al. (2017), Wang et al. (2019) for depths, Gehring et al. (2017) for learned vectors.
+"""
 
 import math
 
@@ -11,14 +13,14 @@ from treenet.layers.linear import build_linear
 
 
 def compute_sinusoids(length: int, d_model: int) -> Tensor:
-    """[length, d_model] float32: sines in the even dimensions, cosines in the odd ones."""
+    """Return [length, d_model] float32: sines in the even dimensions, cosines in the odd ones."""
     frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :d_model].float()
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds positions; the table is no parameter and grows with the longest sequence seen."""
+    """Adds positions. The table is no parameter, and grows with the longest sequence so far."""
 
     def __init__(self, d_model: int, length: int = 512):
         super().__init__()
@@ -26,19 +28,21 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("table", compute_sinusoids(length, d_model), persistent=False)
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
-        """x [B, T, D] at positions first, first + 1, ... -> [B, T, D]."""
+        """Add positions first, first + 1, ... to x [B, T, D] -> [B, T, D]."""
         return x + self.rows(first + x.shape[1])[first:]
 
     def rows(self, length: int) -> Tensor:
-        """Positions 0 to length - 1: [length, D]."""
+        """Return positions 0 to length - 1: [length, D]."""
         if length > len(self.table):
             self.table = compute_sinusoids(2 * length, self.table.shape[1]).to(self.table)
         return self.table[:length]
 
 
 class StructuralPositions(nn.Module):
-    """Adds absolute structural positions: the sinusoid of a word's depth; fused with that of its place in the sentence,
-    tanh(W_a PE(place) + W_b PE(depth) + b)."""
+    """Adds absolute structural positions: the sinusoid of a word's depth, fused with that of its place in the sentence.
+
+    The formula is tanh(W_a PE(place) + W_b PE(depth) + b).
+    """
 
     def __init__(self, sinusoids: SinusoidalPositions, fused: bool):
         super().__init__()
@@ -47,7 +51,7 @@ class StructuralPositions(nn.Module):
         self.place, self.depth = (build_linear(d_model, d_model) for _ in range(2)) if fused else (None, None)
 
     def forward(self, x: Tensor, depth: Tensor) -> Tensor:
-        """x [B, L, D], depth [B, L] below L -> [B, L, D]."""
+        """Add them to x [B, L, D], with depth [B, L] below L -> [B, L, D]."""
         table = self.sinusoids.rows(x.shape[1])
         if self.place is None:
             return x + F.embedding(depth, table)
@@ -55,13 +59,13 @@ class StructuralPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """Adds a learned vector a position; positions beyond the table share its last row."""
+    """Adds a learned vector per position. Positions beyond the table share its last row."""
 
     def __init__(self, rows: int, d_model: int, std: float):
         super().__init__()
         self.table = nn.Parameter(torch.empty(rows, d_model).normal_(std=std))
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
-        """x [B, T, D] at positions first, first + 1, ... -> [B, T, D]."""
+        """Add positions first, first + 1, ... to x [B, T, D] -> [B, T, D]."""
         rows = torch.arange(first, first + x.shape[1], device=x.device).clamp(max=len(self.table) - 1)
         return x + self.table[rows]

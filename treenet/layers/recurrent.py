@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class LSTM(nn.LSTM):
-    """One layer of PyTorch's LSTM; as the ON-LSTM, in float32 at least."""
+    """One layer of PyTorch's LSTM. It computes at least in float32, as the ON-LSTM does."""
 
     def __init__(self, d_input: int, d_hidden: int):
         super().__init__(d_input, d_hidden, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, D] -> hidden states [B, T, D]."""
+        """Map x [B, T, D] to hidden states [B, T, D]."""
         with torch.autocast(x.device.type, enabled=False):
             return super().forward(x.to(self.weight_hh_l0.dtype))[0]
 
 
 def build_recurrence(cell: RecurrentCell, d_input: int, d_hidden: int, chunk_size: int) -> LSTM | OnLSTM:
-    """[B, T, d_input] -> [B, T, d_hidden]. Raises UserError when the chunks of an ON-LSTM do not fill its states."""
+    """Build a map [B, T, d_input] -> [B, T, d_hidden]. Raises UserError if the chunks of an ON-LSTM do not fill its states."""
     return LSTM(d_input, d_hidden) if cell == "lstm" else OnLSTM(d_input, d_hidden, chunk_size)
 
 
 class RecurrentLayer(nn.Module):
-    """A recurrence with dropout, residual and layer norm around it, as the other sub-layers have (post-norm)."""
+    """A recurrence with dropout, residual and layer norm around it, like the other sub-layers (post-norm)."""
 
     def __init__(self, cell: RecurrentCell, d_model: int, chunk_size: int, dropout: float):
         super().__init__()
@@ -44,5 +44,5 @@ class RecurrentLayer(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, D] -> [B, T, D]."""
+        """Map x [B, T, D] -> [B, T, D]."""
         return self.norm(x + self.dropout(self.recurrence(x)))

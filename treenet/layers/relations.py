@@ -2,9 +2,9 @@
 
     e_ij = q_i (k_j + r_ij)^T / sqrt(K),    z_i = sum_j softmax(e)_ij (v_j + s_ij)
 
-where r_ij is the sum of the rows that the relations of i and j have in a table, one row a relation and shared by the heads.
-No tensor has a vector for every pair: q_i r^T is computed for all rows r of the table, and gathered; weights of one relation
-are added up before they meet its row.
+Here r_ij is the sum of the rows of the relations of i and j in a table, with one row per relation, shared by the heads. No tensor
+has a vector for every pair. Instead, q_i r^T is computed for all rows r of the table, and gathered. Weights of one relation are
+added up before they are multiplied with its row.
 
 Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R rows.
 """
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Related:
-    """The relations that self-attention reads beside the states, the same in all layers."""
+    """The relations that self-attention reads in addition to the states. All layers share them."""
 
-    ids: list[Tensor]  # [B or 1, L, L] int64 for every kind of relation, row of the table of the pair of leaf i and leaf j
-    labels: Tensor | None = None  # [B, L, D] embeddings for a head that has queries and keys from them
+    ids: list[Tensor]  # [B or 1, L, L] int64 for every kind of relation: the row of the table for leaf i and leaf j
+    labels: Tensor | None = None  # [B, L, D] embeddings that give one head its queries and keys
 
 
 class Relations(nn.Module):
-    """Rows of the table for every pair of leaves: kinds one after the other, those on values first.
+    """Rows of the table for every pair of leaves. The kinds follow each other; those that also apply to values come first.
 
-    `num_keys` are the rows of the keys' table, `num_values` the first ones of them, of `num_value_kinds` kinds, which are rows of
-    the values' table too.
+    The keys' table has `num_keys` rows. The first `num_values` of them, of `num_value_kinds` kinds, are also rows of the values'
+    table.
     """
 
     def __init__(self, config: RelationsConfig):
@@ -63,7 +63,7 @@ class Relations(nn.Module):
         self.register_buffer("path_ids", build_path_ids(config.tree_traversal.clip), persistent=False)
 
     def forward(self, num_leaves: int, words: Words | None, device: torch.device) -> list[Tensor]:
-        """[B or 1, L, L] for every kind. `words` are needed for all kinds but `sequence`, and with them their arcs."""
+        """Return [B or 1, L, L] for every kind. All kinds except `sequence` need `words`, and their arcs."""
         out, first = [], 0
         for name, clip in self.clips.items():
             if name == "sequence":
@@ -75,7 +75,7 @@ class Relations(nn.Module):
         return out
 
     def _of_words(self, name: str, clip: int, arcs: Dependencies) -> Tensor:
-        """[B, W, W] int64 from 0."""
+        """Return the rows of pairs of words, [B, W, W] int64 from 0."""
         up, down = arcs.up.long(), arcs.down.long()
         if name == "tree_distance":
             return (up + down).clamp(max=clip + 1)
@@ -89,7 +89,7 @@ class Relations(nn.Module):
 
 
 def relative_positions(num_queries: int, num_keys: int, clip: int, device: torch.device) -> Tensor:
-    """[T, S] int64: places of keys from queries, within -clip..clip, from 0; the last query is at the last key."""
+    """Return [T, S] int64: places of keys relative to queries, within -clip..clip, from 0. The last query is at the last key."""
     keys = torch.arange(num_keys, device=device)
     return (keys - keys[num_keys - num_queries :, None]).clamp(-clip, clip) + clip
 
@@ -105,10 +105,10 @@ def attend_related(
     num_value_kinds: int,
     dropout_p: float,
 ) -> Tensor:
-    """[B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K], by the equations above.
+    """Attend with queries [B, H, T, K] over keys, values [B, H, S, K] -> [B, H, T, K], by the equations above.
 
-    `ids` [B or 1, T, S] of every kind of relation are rows of `key_table` [R, K]; those of the first `num_value_kinds` are also
-    rows of `value_table`. On CPUs it runs in float32 at least, autocast or not, as `attend` does.
+    `ids` [B or 1, T, S] of every kind of relation are rows of `key_table` [R, K]. Those of the first `num_value_kinds` kinds are
+    also rows of `value_table`. On CPUs it runs at least in float32, with or without autocast, as `attend` does.
     """
     given, on_cpu = queries.dtype, queries.device.type == "cpu"
     batch, heads, length, width = queries.shape
@@ -123,7 +123,7 @@ def attend_related(
             bias = bias.masked_fill(~attend_mask, float("-inf"))
         if value_table is None:
             return attend(queries, keys, values, bias, dropout_p).to(given)
-        # The weights themselves are needed, which PyTorch's fused kernels do not give.
+        # PyTorch's fused kernels do not return the weights, which are needed here.
         weights = F.dropout((scaled @ keys.transpose(2, 3) + bias).softmax(dim=3), dropout_p)
         on_rows = weights.new_zeros(batch, heads, length, len(value_table))
         for each in ids[:num_value_kinds]:
@@ -132,13 +132,15 @@ def attend_related(
 
 
 def build_relation_table(rows: int, width: int) -> nn.Parameter:
-    """[rows, width], N(0, 1 / width): products with queries are as large as those with keys."""
+    """Build a table [rows, width], N(0, 1 / width). So products with queries are as large as those with keys."""
     return nn.Parameter(torch.randn(rows, width) * width**-0.5)
 
 
 class RelatedSelfAttention(SelfAttention):
-    """Encoder self-attention over relations. With `label_head`, the first head has queries and keys from labels, through its
-    parts of W^Q and W^K."""
+    """Encoder self-attention over relations.
+
+    With `label_head`, the first head has queries and keys from labels, through its parts of W^Q and W^K.
+    """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, relations: Relations, label_head: bool = False):
         super().__init__(d_model, num_heads, dropout)
@@ -148,7 +150,7 @@ class RelatedSelfAttention(SelfAttention):
         self.value_relations = build_relation_table(relations.num_values, width) if relations.num_values else None
 
     def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Related | None = None) -> Tensor:
-        """x [B, S, D] -> [B, S, D]."""
+        """Map x [B, S, D] -> [B, S, D]."""
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
         if self.label_head:
             of_labels = self._project_labels(structure.labels)
@@ -160,7 +162,7 @@ class RelatedSelfAttention(SelfAttention):
         return self.output(merge_heads(attended))
 
     def _project_labels(self, labels: Tensor) -> Iterator[Tensor]:
-        """[B, L, D] -> queries and keys [B, 1, L, K] of the first head."""
+        """Map labels [B, L, D] to queries and keys [B, 1, L, K] of the first head."""
         d_model = labels.shape[2]
         width = d_model // self.num_heads
         linear = self.queries_keys_values
@@ -179,7 +181,10 @@ class RelativeCausalSelfAttention(CausalSelfAttention):
         self.value_relations = build_relation_table(clip + 1, d_model // num_heads) if values else None
 
     def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
-        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
+        """Map x [B, T, D] -> [B, T, D], and return all keys and values so far.
+
+        With `past`, x is the one next position (T = 1).
+        """
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
         if past is not None:
             keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))

@@ -1,11 +1,11 @@
-"""The product of hierarchical accumulation with a backward pass of its own.
+"""The product of hierarchical accumulation, with an explicit backward pass.
 
-Left to autograd, `torch.cat([leaves, matrix @ vectors + embedding])` fills gradients of parts up with zeros and adds them,
-and computes the gradient of all cells of the matrix where few are used. PyTorch's own operators on every device;
+Autograd of `torch.cat([leaves, matrix @ vectors + embedding])` pads gradients of parts with zeros and adds them. It also computes
+the gradient of all cells of the matrix, although few are used. On every device this function uses PyTorch's own operators, and
 `torch.compile` traces through it.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights a leaf (1 or H),
-E entries; see `treenet.structure.branches`.
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, W = leaf weights per leaf (1 or H), E
+entries; see `treenet.structure.branches`.
 """
 
 import torch
@@ -16,7 +16,7 @@ from treenet.structure.branches import Entries, EntryOrder
 
 
 def replace_nodes(vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
-    """Sums of vectors [B, S, D] by `weights` [W, E], plus `embedding` [B, N, W, K], in place of the nodes'."""
+    """Replace the nodes by sums of vectors [B, S, D] with `weights` [W, E], plus `embedding` [B, N, W, K]."""
     return _ReplaceNodes.apply(vectors, weights, embedding, entries, num_heads)
 
 
@@ -56,13 +56,13 @@ class _ReplaceNodes(torch.autograd.Function):
 
 
 def _fill_matrix(weights: Tensor, entries: Entries, shape: torch.Size) -> Tensor:
-    """Weights [W, E] -> [B, W, N, S]."""
+    """Fill a matrix with weights [W, E] -> [B, W, N, S]."""
     matrix = weights.new_zeros(len(weights), shape[0] * entries.num_nodes * shape[1]).index_copy_(1, entries.cell, weights)
     return matrix.view(len(weights), shape[0], entries.num_nodes, shape[1]).transpose(0, 1)
 
 
 def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
-    """Sums of rows [B, S, D], one a group, by weights [W, E]: [groups, D]."""
+    """Sum rows [B, S, D] with weights [W, E], one sum per group: [groups, D]."""
     num_weights, num_entries = weights.shape
     weights = weights.index_select(1, order.entry).flatten()
     first = _per_weight(order.first, num_weights, num_entries).flatten()
@@ -72,13 +72,13 @@ def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
 
 
 def _multiply_rows(left: Tensor, right: Tensor, entries: Entries, num_weights: int) -> Tensor:
-    """Products of rows of [B, S, D], left the node's and right the position's of each entry: [W, E]."""
+    """Multiply rows of two tensors [B, S, D] for each entry, the node's of `left` with the position's of `right`: [W, E]."""
     node, position = (_row_of_weight(x, num_weights).flatten() for x in (entries.node, entries.position))
     return multiply_rows(_rows(left, num_weights), _rows(right, num_weights), node, position).view(num_weights, -1)
 
 
 def _row_of_weight(position: Tensor, num_weights: int) -> Tensor:
-    """Flat positions [E] -> [W, E] among the rows of `_rows`."""
+    """Map flat positions [E] to rows [W, E] of `_rows`."""
     return position if num_weights == 1 else position * num_weights + _count(num_weights, position)
 
 
@@ -91,15 +91,15 @@ def _count(num_weights: int, like: Tensor) -> Tensor:
 
 
 def _rows(x: Tensor, num_weights: int) -> Tensor:
-    """[B, S, D] -> [B * S * W, D / W]."""
+    """Reshape [B, S, D] -> [B * S * W, D / W]."""
     return x.flatten(0, 1) if num_weights == 1 else x.reshape(-1, x.shape[2] // num_weights)
 
 
 def _split(x: Tensor, num_weights: int) -> Tensor:
-    """[B, S, D] -> [B, W, S, D / W]."""
+    """Reshape [B, S, D] -> [B, W, S, D / W]."""
     return x.unflatten(2, (num_weights, -1)).transpose(1, 2)
 
 
 def _merge(x: Tensor) -> Tensor:
-    """[B, W, S, D / W] -> [B, S, D]."""
+    """Reshape [B, W, S, D / W] -> [B, S, D]."""
     return x.transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""Operators of PyTorch that its documentation does not promise, and public ones for where they are gone.
+"""Undocumented operators of PyTorch, and public replacements for versions without them.
 
 Shapes: R rows, D columns, E entries, G groups of entries.
 """
@@ -23,14 +23,14 @@ _bag_weights_backward = _operator("_embedding_bag_per_sample_weights_backward")
 
 
 def has_flash_attention() -> bool:
-    """Whether both CPU operators of attention are there."""
+    """Return whether both CPU operators of attention exist."""
     return flash_attention is not None and flash_attention_backward is not None
 
 
 def sum_weighted_rows(rows: Tensor, index: Tensor, first: Tensor, weights: Tensor) -> Tensor:
-    """Sums [G, D] of rows [R, D] by weights [E]; `index` [E] names the row of an entry, `first` [G] a group's first entry.
+    """Return sums [G, D] of rows [R, D] by weights [E]. `index` [E] is the row of an entry, `first` [G] a group's first entry.
 
-    `F.embedding_bag` would first copy rows that are a part of fused projections.
+    If the rows are a part of fused projections, `F.embedding_bag` would first copy them.
     """
     if _bag is None:
         return F.embedding_bag(index, rows, first, mode="sum", per_sample_weights=weights)
@@ -38,9 +38,9 @@ def sum_weighted_rows(rows: Tensor, index: Tensor, first: Tensor, weights: Tenso
 
 
 def multiply_rows(left: Tensor, right: Tensor, left_index: Tensor, right_index: Tensor) -> Tensor:
-    """Products [E] of a row of `left` [R, D] with a row of `right` [R, D].
+    """Return products [E] of a row of `left` [R, D] with a row of `right` [R, D].
 
-    It is the gradient of weights in a weighted sum of rows, without a copy of the rows.
+    This is the gradient of the weights in a weighted sum of rows, without a copy of the rows.
     """
     if _bag_weights_backward is None:
         return (left.index_select(0, left_index) * right.index_select(0, right_index)).sum(1)

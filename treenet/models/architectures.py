@@ -1,6 +1,6 @@
 """The registry of architectures: encoders by name, and the models that they make.
 
-The file of an encoder registers it; `treenet.models.registry` imports all of them.
+The file of an encoder registers it. `treenet.models.registry` imports all of them.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ Use = Literal["translation", "classification", "masked_lm"]
 
 @dataclass(frozen=True)
 class Architecture:
-    """An encoder, the decoder that it translates with, and the other uses that it has been tried in."""
+    """An encoder, the decoder for translation, and the other uses that were tested with this encoder."""
 
     encoder: type[Encoder]
     decoder: Callable[[ModelConfig, PieceEmbedding], Decoder] | None = None
     uses: tuple[Use, ...] = ()
 
     def serves(self, use: Use) -> bool:
-        """Whether there are models of this use."""
+        """Return whether there are models of this use."""
         return self.decoder is not None if use == "translation" else use in self.uses
 
 
@@ -31,7 +31,7 @@ ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def register(name: str, architecture: Architecture) -> None:
-    """Make an architecture known as `model.name`. Raises ValueError for a name that is taken."""
+    """Register an architecture under a value of `model.name`. Raises ValueError if the name is taken."""
     if name in ARCHITECTURES:
         raise ValueError(f"two architectures are called {name}")
     ARCHITECTURES[name] = architecture

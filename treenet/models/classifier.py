@@ -16,7 +16,10 @@ from treeproc.shards.schema import UNK_ID
 
 
 class ClassLogits(NamedTuple):
-    """Float32 at least. `positions` are there when the classes of phrases are learned too, in the order of the batch's."""
+    """At least float32.
+
+    `positions` is set if the model also learns the classes of phrases, in the order of the batch's positions.
+    """
 
     examples: Tensor  # [B, C]
     positions: Tensor | None  # [B, P, C]
@@ -25,7 +28,7 @@ class ClassLogits(NamedTuple):
 class Classifier(nn.Module):
     """A classifier of examples, and of all phrases that the encoder has positions for, through one head.
 
-    The head is a linear map to classes, shared by positions and examples, or that of pairs of sentences.
+    The head is a linear map to classes, shared by positions and examples, or the head for pairs of sentences.
     """
 
     def __init__(self, encoder: Encoder, head: nn.Module, options: ClassifierConfig):
@@ -42,7 +45,7 @@ class Classifier(nn.Module):
         return self.encoder.reads
 
     def forward(self, batch: LabelledBatch) -> ClassLogits:
-        """Classes of examples, and of positions when these are learned."""
+        """Compute the logits of examples, and of positions if these are learned."""
         batch = self._drop_words(batch)
         memory = self.encoder(batch)
         if self.pooling == "own":
@@ -53,7 +56,7 @@ class Classifier(nn.Module):
         return ClassLogits(self._classify(summary), positions)
 
     def _drop_words(self, batch: LabelledBatch) -> LabelledBatch:
-        """Word dropout: in training, replaces pieces by the unknown one, with the probability `classifier.word_dropout`."""
+        """Word dropout in training: replace pieces by the unknown one, with the probability `classifier.word_dropout`."""
         if not self.training or not self.word_dropout.p:
             return batch
         kept = self.word_dropout(torch.ones(*batch.leaf_pieces.shape, 1, device=batch.leaf_pieces.device))[..., 0] > 0
@@ -65,7 +68,7 @@ class Classifier(nn.Module):
 
 
 def check_supervision(config: ModelConfig, options: ClassifierConfig, reads: InputKind) -> None:
-    """Raises UserError where an encoder of this kind cannot learn what the settings ask for."""
+    """Raise UserError if an encoder of this kind cannot learn what the settings ask for."""
     if options.supervision != "all_phrases":
         return
     if reads.columns and reads.positions == "leaves":

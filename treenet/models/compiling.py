@@ -1,8 +1,8 @@
-"""Models by `torch.compile` for training: how many graphs there may be, what is missing, and what is said of both.
+"""Models under `torch.compile` for training: the limit of graphs, missing tools, and the messages about both.
 
-A graph is for all sizes but those of one: a batch of one example, or of targets of one piece, has its own. So a form of a batch
-has 4 graphs, and as many in validation. An accelerator gets three forms: compact trees, and long trees with or without deep
-paths; plain models have one form. CPUs have more forms, by the path of attention and by how rows are summed.
+One graph covers all sizes except 1. A batch of one example, or with targets of one piece, has a separate graph. So a form of a
+batch has 4 graphs, and 4 more in validation. An accelerator gets three forms: compact trees, and long trees with or without deep
+paths. Plain models have one form. CPUs have more forms, by the path of attention and by the way to sum rows.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from treeproc.common.settings import UserError
 
-# Graphs of one model; a form of a batch that would need more is computed without a graph.
+# Graphs of one model. If a form of a batch needs more, it is computed without a graph.
 MOST_GRAPHS = 32
 _LIMITS = {
     "recompile_limit": MOST_GRAPHS,
@@ -26,9 +26,9 @@ _LIMITS = {
 
 
 def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: bool) -> bool:
-    """Whether a model is compiled; None, the default, is yes on GPUs, unless other settings want the model `as_it_is`.
+    """Return whether a model is compiled. None, the default, means yes on GPUs, unless other settings need the model `as_it_is`.
 
-    Raises UserError where it is asked for and something is missing; where it is the default, a line says so.
+    Raises UserError if the user asks for it and something is missing. If it is only the default, it prints a line.
     """
     wanted = device.type == "cuda" and not as_it_is if setting is None else setting
     if not wanted or (missing := what_is_missing(device)) is None:
@@ -40,13 +40,13 @@ def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: boo
 
 
 def what_is_missing(device: torch.device) -> str | None:
-    """What `torch.compile` wants for code of this device and does not find; None where it has all."""
+    """Return what `torch.compile` needs for this device and does not find; None if it has all."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
         if not has_triton():
             return "Triton"
-        # Triton compiles what launches its kernels.
+        # Triton compiles the code that launches its kernels.
         return None if any(map(shutil.which, ("cc", "gcc", "clang"))) else "a C compiler (gcc or clang)"
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
@@ -59,10 +59,10 @@ def what_is_missing(device: torch.device) -> str | None:
 
 
 class Compiled:
-    """A method of a model by `torch.compile`, for batches of all sizes.
+    """A method of a model under `torch.compile`, for batches of all sizes.
 
-    What fails to compile is said, and computed as it is. Two sizes that happen to be equal in the first batch are not taken
-    for one ("duck shapes").
+    If the compilation fails, it prints a message and computes uncompiled. It treats two sizes as different, even if they are
+    equal in the first batch ("duck shapes").
     """
 
     def __init__(self, method: Callable[..., Any]):
@@ -96,8 +96,8 @@ class Compiled:
 def mend_stride_order() -> None:
     """Let Inductor order strides of sizes that are sums, as leaves and nodes.
 
-    PyTorch 2.13 raises "Invalid ranges [0:-1]" there: of one stride that is less than another it asks whether it is a multiple
-    of the other, and cannot bound a remainder that has a quotient of polynomials in it. The answer is no.
+    PyTorch 2.13 raises "Invalid ranges [0:-1]" there. For a stride that is less than another, it asks whether the stride is a
+    multiple of the other. It cannot bound a remainder that contains a quotient of polynomials. The correct answer is no.
     """
     import sympy
     from torch._inductor import ir

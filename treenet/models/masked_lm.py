@@ -14,9 +14,9 @@ from treeproc.shards.schema import PAD_ID
 
 
 class MaskedPieceEmbedding(PieceEmbedding):
-    """The table of pieces, and the vector of the mask, which stands where leaves have the id V.
+    """The table of pieces, and the vector of the mask. A leaf with the id V gets that vector.
 
-    The mask is no piece: the vocabulary of a data set stays as it is, and the mask is never predicted.
+    The mask is no piece. So the vocabulary of a data set stays the same, and a model never predicts the mask.
     """
 
     def __init__(self, pieces: int, d_model: int):
@@ -25,16 +25,16 @@ class MaskedPieceEmbedding(PieceEmbedding):
         self.mask = nn.Parameter(torch.randn(d_model) * d_model**-0.5)
 
     def forward(self, pieces: Tensor) -> Tensor:
-        """pieces [..., T], V where masked -> [..., T, D]."""
+        """Embed pieces [..., T], V for the mask -> [..., T, D]."""
         masked = pieces == self.mask_id
         x = F.embedding(pieces.masked_fill(masked, PAD_ID), self.weight)
         return self.scale * torch.where(masked[..., None], self.mask, x)
 
 
 class MaskedLM(nn.Module):
-    """An encoder with a `MaskedPieceEmbedding`, whose table is the output softmax's too.
+    """An encoder with a `MaskedPieceEmbedding`. The output softmax uses the same table.
 
-    `mask_id` stands for the mask among the pieces of leaves.
+    `mask_id` is the id of the mask among the pieces of leaves.
     """
 
     def __init__(self, encoder: Encoder, mask_id: int):
@@ -48,9 +48,9 @@ class MaskedLM(nn.Module):
         return self.encoder.reads
 
     def forward(self, batch: TreeBatch) -> Tensor:
-        """The states [B, L, D] that the logits of the leaves are computed from."""
+        """Return the states [B, L, D] that give the logits of the leaves."""
         return self.encoder(batch).states[:, : batch.leaf_pieces.shape[1]]
 
     def compute_logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V] with the tied table; half precision becomes float32."""
+        """Compute logits [..., D] -> [..., V] with the tied table. Half precision becomes float32."""
         return self.encoder.embedding.logits(x)

@@ -15,16 +15,16 @@ from treenet.models.seq2seq import Seq2Seq
 from treeproc.common.settings import UserError
 
 for _module in pkgutil.iter_modules(encoders.__path__, f"{encoders.__name__}."):
-    import_module(_module.name)  # the files of encoders register them
+    import_module(_module.name)  # importing the files of encoders registers them
 
 
 def names_for(use: Use) -> list[str]:
-    """Names of the models of this use, in alphabetical order."""
+    """Return the names of the models of this use, in alphabetical order."""
     return sorted(name for name, architecture in ARCHITECTURES.items() if architecture.serves(use))
 
 
 def find_architecture(config: ModelConfig, use: Use) -> Architecture:
-    """The architecture of that name. Raises UserError for a name without models of this use."""
+    """Return the architecture of that name. Raises UserError for a name without models of this use."""
     names = names_for(use)
     if config.name not in names:
         raise UserError(f"model.name must be one of {', '.join(names)}, but is {config.name} instead")
@@ -32,12 +32,12 @@ def find_architecture(config: ModelConfig, use: Use) -> Architecture:
 
 
 def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
-    """The class of the encoder. Raises UserError for a name without models of this use."""
+    """Return the class of the encoder. Raises UserError for a name without models of this use."""
     return find_architecture(config, use).encoder
 
 
 def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
-    """A freshly initialised translation model. Raises UserError for an unknown name."""
+    """Build a freshly initialised translation model. Raises UserError for an unknown name."""
     architecture = find_architecture(config, "translation")
     embedding = architecture.encoder.build_embedding(config, vocab)
     encoder = architecture.encoder(config, vocab, embedding)
@@ -47,20 +47,23 @@ def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
 
 
 def build_classifier(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_classes: int) -> Classifier:
-    """A freshly initialised classifier. Raises UserError for an unknown name, and for settings that do not fit the model."""
+    """Build a freshly initialised classifier.
+
+    Raises UserError for an unknown name, and for settings that do not fit the model.
+    """
     encoder = _build_classifying_encoder(config, vocab, options)
     return Classifier(encoder, build_linear(config.d_model, num_classes), options)
 
 
 def build_relatedness(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Classifier:
-    """A classifier's encoder, read from as whole examples are, below the head of two sentences. Raises UserError as above."""
+    """Build a classifier's encoder with the head for pairs, which reads one state per sentence. Raises UserError as above."""
     options = options.model_copy(update={"supervision": "root"})
     encoder = _build_classifying_encoder(config, vocab, options)
     return Classifier(encoder, PairHead(config.d_model, options.pair_hidden), options)
 
 
 def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
-    """A freshly initialised masked language model. Raises UserError for an unknown name."""
+    """Build a freshly initialised masked language model. Raises UserError for an unknown name."""
     embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
     encoder = find_encoder(config, "masked_lm")(config, vocab, embedding)
     return MaskedLM(_complete(encoder, vocab), embedding.mask_id)

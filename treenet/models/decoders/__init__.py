@@ -1,1 +1,1 @@
-"""Decoders: the memory of a source and the pieces so far to the next piece."""
+"""Decoders: from the memory of a source and the pieces so far to the next piece."""

@@ -1,7 +1,7 @@
 """The base of all decoders, and the state of a search.
 
-Shapes: B batch, S memory positions, T target positions, D model, H heads, K = D / H, R live hypotheses, A sentences that have
-some.
+Shapes: B batch, S memory positions, T target positions, D model, H heads, K = D / H, R live hypotheses, A sentences with at least
+one of them.
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ from treenet.models.encoders.base import Encoder, Memory
 
 @dataclass
 class DecoderState:
-    """R hypotheses of A sentences after `step` positions. Steps and selections make new states; none is changed.
+    """R hypotheses of A sentences after `step` positions. Steps and selections make new states; no state is changed in place.
 
-    The memory is kept once a sentence, however many hypotheses read it.
+    The memory is kept once per sentence, for any number of hypotheses.
     """
 
     sources: Tensor  # [R] row of the encoded batch that a hypothesis translates
@@ -33,15 +33,15 @@ class DecoderState:
 
     @classmethod
     def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
-        """One empty hypothesis for each of the sentences whose memory has `pad_mask` [B, S], True = padding."""
+        """Make one empty hypothesis for each sentence. `pad_mask` [B, S] of the memory is True at padding."""
         sources = torch.arange(len(pad_mask), device=pad_mask.device)
         layout = BeamLayout.full(len(sources), beam_width=1)
         return cls(sources, sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
 
     def select(self, rows: Tensor, beam_width: int | None = None) -> "DecoderState":
-        """Hypotheses `rows` [R'] in that order; a row may occur more than once, or not at all.
+        """Return the state of hypotheses `rows` [R'], in that order. A row may occur several times, or not at all.
 
-        With `beam_width`, they are so many of every sentence, sentence after sentence.
+        With `beam_width`, there are so many rows for each sentence, sentence after sentence.
         """
         past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
         if beam_width is not None:
@@ -52,7 +52,7 @@ class DecoderState:
         if not torch.equal(sources, self.sources):
             active, place = sources.unique(return_inverse=True)
             layout = BeamLayout.build(place, len(active))
-            # Beam search mostly reorders hypotheses of one sentence: the memory, by far the larger part, stays in place.
+            # Beam search mostly reorders hypotheses of one sentence. The memory, by far the larger part, stays in place.
             if not torch.equal(active, self.active):
                 kept = torch.searchsorted(self.active, active)
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
@@ -62,20 +62,20 @@ class DecoderState:
 
 
 class Decoder(nn.Module, ABC):
-    """A decoder: the memory of a source and the pieces so far to the state that the next piece is predicted from."""
+    """Maps the memory of a source and the pieces so far to the state that predicts the next piece."""
 
     def read(self, encoder: Encoder, batch: TreeBatch) -> Memory:
-        """The memory of a batch for this decoder."""
+        """Make the memory of a batch for this decoder."""
         return encoder(batch)
 
     @abstractmethod
     def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
-        """Teacher forcing: tgt_in [B, T] -> states [B, T, D]."""
+        """Run with teacher forcing: tgt_in [B, T] -> states [B, T, D]."""
 
     @abstractmethod
     def start(self, memory: Memory) -> DecoderState:
-        """One empty hypothesis a sentence. What depends on the sources alone is computed here, once."""
+        """Start with one empty hypothesis per sentence. Everything that depends only on the sources is computed here, once."""
 
     @abstractmethod
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
-        """The last token of each hypothesis [R] -> states [R, D] of the next one, and the new state of the search."""
+        """Map the last token of each hypothesis [R] to states [R, D] of the next one, and the new state of the search."""

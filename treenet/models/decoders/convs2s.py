@@ -18,18 +18,18 @@ from treenet.models.encoders.base import Memory, PieceEmbedding
 
 @dataclass
 class ConvMemory(Memory):
-    """Encoder outputs z as `states`, and what attention reads where it looks: z + e, e the embedded leaf (equation 2)."""
+    """Encoder outputs z as `states`, and z + e, which attention reads as values; e is the embedded leaf (equation 2)."""
 
     values: Tensor | None = None  # [B, S, D]
 
     def keys_values(self) -> KeysValues:
-        """[B, 1, S, D] each, for all layers."""
+        """Return keys and values [B, 1, S, D] for all layers."""
         return self.states[:, None], self.values[:, None]
 
 
 @dataclass
 class ConvDecoderState(DecoderState):
-    """The memory is one for all layers; `past` is the last inputs of each layer's convolution [R, W - 1, D]."""
+    """All layers share one memory. `past` has the last inputs of each layer's convolution [R, W - 1, D]."""
 
     weights: list[tuple[Tensor, ...]]  # of each layer, normalised
 
@@ -68,6 +68,6 @@ class ConvS2SDecoder(Decoder):
         return self.output(x[:, 0]), replace(state, past=pasts, step=state.step + 1)
 
     def _embed(self, pieces: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Target pieces [B, T] at positions from `first`: inputs of the first layer, and embedded pieces, [B, T, D] each."""
+        """Embed target pieces [B, T] from position `first`: inputs of the first layer, and embedded pieces, each [B, T, D]."""
         embedded = self.dropout(self.positions(self.embedding(pieces), first))
         return self.input(embedded), embedded

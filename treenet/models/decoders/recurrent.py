@@ -24,16 +24,16 @@ _POOLING_WIDTH = 128
 
 @dataclass(kw_only=True)
 class RecurrentMemory(Memory):
-    """Memory, and what the decoder begins with."""
+    """Memory, and the initial state of the decoder."""
 
     start: LSTMState
 
 
 class RecurrentDecoder(Decoder):
-    """LSTM layers that all start from one state of the source; they may attend to its positions.
+    """LSTM layers that all start from one state of the source. They may attend to its positions.
 
-    Attention is above the layers, o = tanh(W [h; attended]) (Luong et al., 2015, equation 5, without input feeding, so that
-    teacher forcing needs no loop here), and is the multi-head attention of the other decoders, of which Luong's "general" is a
+    Attention is above the layers: o = tanh(W [h; attended]) (Luong et al., 2015, equation 5). There is no input feeding, so
+    teacher forcing needs no loop here. It is the multi-head attention of the other decoders. Luong's "general" attention is its
     case with one head.
     """
 
@@ -54,10 +54,13 @@ class RecurrentDecoder(Decoder):
             self.combine = build_linear(2 * width, width)
 
     def read(self, encoder: LSTMEncoder, batch: TreeBatch) -> RecurrentMemory:
-        """States of the source, and the state that the layers start from: the encoder's own, or pooled over all positions."""
+        """Return the states of the source, and the initial state of the layers.
+
+        That is the encoder's own state, or a pooled state over all positions.
+        """
         states = encoder.run(batch, with_cells=True)
         both = states.hidden, states.cells
-        ignored = states.pad_mask & ~states.pad_mask.all(1, keepdim=True)  # of padding alone: no NaN
+        ignored = states.pad_mask & ~states.pad_mask.all(1, keepdim=True)  # avoids NaN for rows of padding only
         if self.begins_with == "own":
             start = tuple(encoder.own_state(x, batch) for x in both)
         elif self.begins_with == "max":
@@ -73,7 +76,7 @@ class RecurrentDecoder(Decoder):
         return self._run(tgt_in, past, self._project(memory), padding_to_attend_mask(memory.pad_mask))[0]
 
     def start(self, memory: RecurrentMemory) -> DecoderState:
-        """One empty hypothesis a sentence. The `past` is hidden state and cell of every layer."""
+        """Start with one empty hypothesis per sentence. The `past` is hidden state and cell of every layer."""
         return DecoderState.begin(memory.pad_mask, self._project(memory), [memory.start] * len(self.layers))
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
@@ -81,7 +84,7 @@ class RecurrentDecoder(Decoder):
         return x[:, 0], replace(state, past=past, step=state.step + 1)
 
     def _project(self, memory: Memory) -> list[KeysValues]:
-        """Keys and values of the memory, or nothing where the decoder does not attend."""
+        """Return keys and values of the memory, or nothing if the decoder does not attend."""
         return [self.cross_attention.project_memory(memory.states)] if self.cross_attention else []
 
     def _run(
@@ -92,7 +95,7 @@ class RecurrentDecoder(Decoder):
         attend_mask: Tensor,
         layout: BeamLayout | None = None,
     ) -> tuple[Tensor, list[LSTMState]]:
-        """tokens [R, T] -> what logits are computed from [R, T, D], and the states after the last of them."""
+        """Run over tokens [R, T]. Returns the states [R, T, D] that give the logits, and the states after the last token."""
         x = self.dropout(self.embedding(tokens))
         states = []
         for layer, start in zip(self.layers, past, strict=True):

@@ -1,4 +1,4 @@
-"""The Transformer decoder, over any encoder; with tree cross-attention where the memory has trees.
+"""The Transformer decoder, over any encoder. It has tree cross-attention if the memory has trees.
 
 Shapes: B batch, T target positions, R hypotheses, D model.
 """
@@ -22,8 +22,8 @@ from treenet.models.encoders.base import Memory, PieceEmbedding
 class TransformerDecoder(Decoder):
     """Post-norm Transformer layers (Vaswani et al., 2017) over target pieces, with sinusoidal positions.
 
-    Decoders that differ in their self-attention hand `build_attention` to the constructor: the attention of layer `number`,
-    counted from 0.
+    A decoder with another self-attention passes `build_attention` to the constructor: the attention of layer `number`, counted
+    from 0.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class TransformerDecoder(Decoder):
 
     def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
         attend_mask = padding_to_attend_mask(memory.pad_mask)
-        x = self._embed(tgt_in)  # padding comes last: the causal mask hides it
+        x = self._embed(tgt_in)  # padding comes last, so the causal mask hides it
         for layer in self.layers:
             x, _ = layer(x, memory.states, attend_mask, structure=memory.structure)
         return x
 
     def start(self, memory: Memory) -> DecoderState:
-        """One empty hypothesis a sentence. Keys and (accumulated) values of the memory are computed here, once."""
+        """Start with one empty hypothesis per sentence. Keys and (accumulated) values of the memory are computed here, once."""
         projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.layers]
         past = [layer.self_attention.start(keys) for layer, (keys, _) in zip(self.layers, projected, strict=True)]
         return DecoderState.begin(memory.pad_mask, [(keys.contiguous(), values.contiguous()) for keys, values in projected], past)
@@ -74,18 +74,18 @@ class TransformerDecoder(Decoder):
         return x[:, 0], replace(state, past=pasts, step=state.step + 1)
 
     def _embed(self, pieces: Tensor, first: int = 0) -> Tensor:
-        """Target pieces [B, T] at positions from `first` -> [B, T, D]."""
+        """Embed target pieces [B, T] at positions from `first` -> [B, T, D]."""
         x = self.embedding(pieces)
         return self.dropout(x if self.positions is None else self.positions(x, first))
 
 
 def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """A decoder with tree cross-attention (equations 21 to 24)."""
+    """Build a decoder with tree cross-attention (equations 21 to 24)."""
     return TransformerDecoder(config, embedding, tree_attention=True)
 
 
 def build_relative_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """A Transformer decoder; with `model.relations.decoder`, relative positions replace sinusoids (Shaw et al., 2018)."""
+    """Build a Transformer decoder. With `model.relations.decoder`, relative positions replace sinusoids (Shaw et al., 2018)."""
     if not config.relations.decoder:
         return TransformerDecoder(config, embedding)
     sizes, sequence = (config.d_model, config.num_heads, config.attention_dropout), config.relations.sequence
@@ -98,12 +98,12 @@ def build_relative_decoder(config: ModelConfig, embedding: PieceEmbedding) -> Tr
 
 
 def build_lightconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """A decoder with lightweight convolutions in place of self-attention (Wu et al., 2019)."""
+    """Build a decoder with lightweight convolutions instead of self-attention (Wu et al., 2019)."""
     return _build_convolutional(config, embedding, LightweightKernels)
 
 
 def build_dynamicconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """A decoder with dynamic convolutions in place of self-attention (Wu et al., 2019)."""
+    """Build a decoder with dynamic convolutions instead of self-attention (Wu et al., 2019)."""
     return _build_convolutional(config, embedding, DynamicKernels)
 
 

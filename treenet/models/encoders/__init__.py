@@ -1,1 +1,1 @@
-"""Encoders: sentences to states. The file of an encoder registers its name and states its input kind and its needs."""
+"""Encoders: from sentences to states. The file of an encoder registers its name, its input kind and its requirements."""

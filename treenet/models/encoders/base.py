@@ -22,7 +22,7 @@ from treeproc.common.storage import AnyPath
 
 @dataclass(frozen=True)
 class VocabSizes:
-    """Rows of the embedding tables; 0 where a data set has no such vocabulary."""
+    """Rows of the embedding tables; 0 if a data set has no such vocabulary."""
 
     pieces: int
     labels: int
@@ -41,16 +41,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """A data set, as an encoder's check of it sees it."""
+    """The facts of a data set that an encoder checks."""
 
     folder: AnyPath
-    distinguishes: Callable[[str], bool]  # whether the vocabulary "labels" or "pos_tags" has two entries that say something
+    distinguishes: Callable[[str], bool]  # whether the vocabulary "labels" or "pos_tags" has at least two informative entries
 
 
 class PieceEmbedding(nn.Embedding):
-    """Table of pieces [V, D]: the leaves, the decoder input and the output softmax read it.
+    """The table of pieces [V, D]. The leaves, the decoder input and the output softmax use it.
 
-    With the defaults, entries are N(0, 1/D) and vectors are scaled by sqrt(D): inputs of unit variance, logits of unit scale.
+    With the defaults, entries are N(0, 1/D) and vectors are scaled by sqrt(D). So inputs have unit variance, and logits have unit
+    scale.
     """
 
     def __init__(self, pieces: int, d_model: int, *, std: float | None = None, scale: float | None = None):
@@ -59,23 +60,23 @@ class PieceEmbedding(nn.Embedding):
         self.scale = d_model**0.5 if scale is None else scale
 
     def forward(self, pieces: Tensor) -> Tensor:
-        """pieces [..., T] -> [..., T, D]."""
+        """Embed pieces [..., T] -> [..., T, D]."""
         return self.scale * super().forward(pieces)
 
     def logits(self, x: Tensor) -> Tensor:
-        """x [..., D] -> [..., V]; half precision becomes float32."""
+        """Compute logits: x [..., D] -> [..., V]. Half precision becomes float32."""
         logits = F.linear(x, self.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 class Encoder(nn.Module, ABC):
-    """An encoder: a batch of sentences to a state for every position.
+    """An encoder: maps a batch of sentences to a state for every position.
 
-    `embedding` is given, because the decoder and the output softmax share its table.
+    The caller gives `embedding`, because the decoder and the output softmax share its table.
     """
 
     reads: InputKind = LEAVES
-    auxiliary_loss: ClassVar[str] = ""  # what metrics call the encoder's own loss (see `encode_to_train`); empty for none
+    auxiliary_loss: ClassVar[str] = ""  # name of the encoder's own loss in metrics (see `encode_to_train`); empty for none
 
     def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
         super().__init__()
@@ -85,46 +86,46 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def build_embedding(cls, config: ModelConfig, vocab: VocabSizes) -> PieceEmbedding:
-        """The table of pieces that encoders of this class want."""
+        """Build the table of pieces for encoders of this class."""
         return PieceEmbedding(vocab.pieces, config.d_model)
 
     @classmethod
     def reads_with(cls, config: ModelConfig) -> InputKind:
-        """The input kind of an encoder of these settings."""
+        """Return the input kind of an encoder with these settings."""
         return cls.reads
 
     @classmethod
     def check_data(cls, config: ModelConfig, data: DataFacts) -> None:
-        """Raises UserError where the data set lacks what these settings need beyond the columns of the input kind."""
+        """Raise UserError if the data set lacks something that these settings need beyond the columns of the input kind."""
 
     def add_tables(self, vocab: VocabSizes) -> None:
-        """Make the tables that are not of pieces. They are drawn after the decoder: so a seed keeps its initial weights."""
+        """Make the tables that are not for pieces. They are drawn after the decoder, so a seed keeps its initial weights."""
 
     @abstractmethod
     def forward(self, batch: TreeBatch) -> Memory:
-        """The states of a batch."""
+        """Compute the states of a batch."""
 
     def encode_to_train(self, batch: TreeBatch) -> tuple[Memory, Tensor | None]:
-        """`forward`, and a loss of the encoder's own, weighted and summed over the batch, which is trained too."""
+        """Run `forward`. Also returns the encoder's own loss, weighted and summed over the batch, which is trained too."""
         return self(batch), None
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
-        """The encoder's own state of an example [B, D]: for sequences the mean."""
+        """Return the encoder's own state of an example [B, D]; for sequences it is the mean."""
         return mean_state(memory)
 
     def probed_layers(self) -> Sequence[nn.Module]:
-        """Layers with a state for every position, lowest first; none where only the memory has them."""
+        """Return the layers with a state for every position, lowest first; none if only the memory has them."""
         return ()
 
 
 def mean_state(memory: Memory) -> Tensor:
-    """Mean of the real positions [B, D]."""
+    """Return the mean of the real positions [B, D]."""
     real = ~memory.pad_mask
     return (memory.states * real[..., None]).sum(1) / real.sum(1, keepdim=True)
 
 
 def build_embedding(rows: int, d_model: int) -> nn.Embedding:
-    """A table of labels or tags [rows, D], N(0, 1/D): unit variance after the scaling by sqrt(D)."""
+    """Build a table of labels or tags [rows, D], N(0, 1/D): unit variance after the scaling by sqrt(D)."""
     embedding = nn.Embedding(rows, d_model)
     nn.init.normal_(embedding.weight, std=d_model**-0.5)
     return embedding

@@ -14,8 +14,8 @@ from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMStates
 class BiLSTMEncoder(LSTMEncoder):
     """`num_encoder_layers` layers of two directions, of d_model / 2 each; dropout before, between and after them.
 
-    The whole source is the last states of both directions: forward at the last leaf, backward at the first. With
-    `recurrent.directions: forward`, layers have that direction alone, of d_model.
+    The state of the whole source is the last states of both directions: forward at the last leaf, backward at the first. With
+    `recurrent.directions: forward`, layers have only that direction, with d_model.
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
@@ -27,7 +27,7 @@ class BiLSTMEncoder(LSTMEncoder):
             self.forward_layers, self.backward_layers = build_lstm(config.d_model, *sizes), None
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
-        """All directions side by side at every leaf: S = L."""
+        """Return all directions side by side at every leaf: S = L."""
         x, pad_mask = self.embed_leaves(batch), batch.leaf_pad_mask
         if self.backward_layers is None:
             return LSTMStates(*run_lstm(x, self.forward_layers, self.dropout, with_cells=with_cells), pad_mask)

@@ -17,10 +17,10 @@ from treenet.models.encoders.transformer import TransformerEncoder
 
 
 class ConstituentEncoder(TransformerEncoder):
-    """Transformer layers with a constituent prior each.
+    """Transformer layers, each with a constituent prior.
 
-    Layer l finds a^l by neighbouring attention over its input and the hierarchical constraint, and all its heads attend by
-    E = C * softmax(Q K^T / sqrt(d_k)). The rest is the plain Transformer's, post-norm as in all models here.
+    Layer l finds a^l by neighbouring attention over its input and by the hierarchical constraint. All its heads attend by E = C *
+    softmax(Q K^T / sqrt(d_k)). The rest is the plain Transformer, post-norm as in all models here.
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
@@ -29,11 +29,11 @@ class ConstituentEncoder(TransformerEncoder):
         self.neighbours = nn.ModuleList([NeighbouringAttention(config.d_model, self.constituents) for _ in self.layers])
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """The leaves of a batch as memory: S = L."""
+        """Return the leaves of a batch as memory: S = L."""
         return Memory(self._encode(batch)[0], batch.leaf_pad_mask)
 
     def link_probabilities(self, batch: TreeBatch) -> Tensor:
-        """a^l [B, layers, L - 1]: whether the leaves of a link are of one constituent, layer by layer."""
+        """Return a^l [B, layers, L - 1]: the probability, in each layer, that the leaves of a link are in one constituent."""
         return torch.stack(self._encode(batch)[1], dim=1)
 
     def _encode(self, batch: TreeBatch) -> tuple[Tensor, list[Tensor]]:

@@ -1,4 +1,4 @@
-"""Encoders with a lightweight or a dynamic convolution in place of self-attention (Wu et al., 2019)."""
+"""Encoders with a lightweight or a dynamic convolution instead of self-attention (Wu et al., 2019)."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from treenet.models.encoders.transformer import TransformerEncoder
 
 
 class LightConvEncoder(TransformerEncoder):
-    """Lightweight convolutions: one kernel a layer and head (section 3.1)."""
+    """Lightweight convolutions: one kernel per layer and head (section 3.1)."""
 
     kernels: ClassVar[type[nn.Module]] = LightweightKernels
 
@@ -27,7 +27,7 @@ class LightConvEncoder(TransformerEncoder):
 
 
 class DynamicConvEncoder(LightConvEncoder):
-    """Dynamic convolutions: kernels that positions make themselves, of their own input (section 3.2)."""
+    """Dynamic convolutions: each position computes its kernels from its own input (section 3.2)."""
 
     kernels = DynamicKernels
 

@@ -20,7 +20,7 @@ class ConvS2SEncoder(Encoder):
         super().__init__(config, embedding)
         d_model, dropout, settings = config.d_model, config.dropout, config.convs2s
         self.scale = HALF if settings.rule == "released" else 1.0
-        # Every attention adds to the gradient of the encoder, which gets their mean (section 3.5).
+        # Every attention adds to the gradient of the encoder. The encoder gets their mean (section 3.5).
         self.gradient_scale = (0.5 if settings.rule == "released" else 1.0) / config.num_decoder_layers
         self.positions = LearnedPositions(settings.position_rows, d_model, EMBEDDING_STD)
         self.input = build_normalised_linear(d_model, d_model, dropout)
@@ -39,7 +39,7 @@ class ConvS2SEncoder(Encoder):
         for layer in self.layers:
             x = layer(x, batch.leaf_pad_mask)
         x = scale_gradient(self.output(x), self.gradient_scale)
-        # The mean of S values has a variance S times lower than theirs: it counts sqrt(S) times (section 3.5).
+        # The mean of S values has an S times lower variance than the values, so it is multiplied by sqrt(S) (section 3.5).
         scale = (~batch.leaf_pad_mask).sum(1)[:, None, None].to(x.dtype).sqrt()
         return ConvMemory(x, batch.leaf_pad_mask, values=self.scale * scale * (x + embedded))
 
@@ -48,7 +48,7 @@ class ConvS2SEncoder(Encoder):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """x, whose gradient is multiplied by `factor`."""
+    """Return x, with its gradient multiplied by `factor`."""
     return factor * x + (1 - factor) * x.detach()
 
 

@@ -19,7 +19,7 @@ class LSTMStates:
     """States of all positions, before dropout."""
 
     hidden: Tensor  # [B, S, D]
-    cells: Tensor | None  # [B, S, D], where they were asked for
+    cells: Tensor | None  # [B, S, D], if they were asked for
     pad_mask: Tensor  # [B, S] bool, True = padding
     num_leaves: int | None = None  # positions from there on are nodes
 
@@ -29,22 +29,22 @@ class LSTMEncoder(Encoder):
 
     @abstractmethod
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
-        """States of the positions."""
+        """Compute states of the positions."""
 
     @abstractmethod
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
-        """A summary of the source [B, D], of hidden states or of cells [B, S, D]."""
+        """Return a summary of the source [B, D], of hidden states or of cells [B, S, D]."""
 
     def forward(self, batch: TreeBatch) -> Memory:
         states = self.run(batch, with_cells=False)
         return Memory(self.drop(states), states.pad_mask)
 
     def drop(self, states: LSTMStates) -> Tensor:
-        """Hidden states after dropout [B, S, D]."""
+        """Return hidden states after dropout [B, S, D]."""
         return self.dropout(states.hidden, states.num_leaves)
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
-        """[B, L, D]."""
+        """Embed the leaves: [B, L, D]."""
         return self.dropout(self.embedding(batch.leaf_pieces))
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:

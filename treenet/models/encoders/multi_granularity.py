@@ -17,16 +17,16 @@ from treeproc.common.errors import UserError
 
 
 class MultiGranularityEncoder(TransformerEncoder):
-    """Transformer layers, the lower of which have a head for every size of n-grams and every level of the trees.
+    """Transformer layers. The lower ones have a head for every size of n-grams and every level of the trees.
 
-    Trained with the loss of phrase tags, weighted, beside that of the task.
+    The weighted loss of phrase tags is added to the loss of the task in training.
     """
 
     reads = PHRASES
     auxiliary_loss = "tag_loss"
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError when heads or layers do not suffice."""
+        """Raises UserError if there are too few heads or layers."""
         phrases, num_layers = config.phrases, config.num_encoder_layers
         granularities = len(phrases.ngrams) + len(phrases.levels)
         if not 0 < granularities < config.num_heads:
@@ -56,14 +56,14 @@ class MultiGranularityEncoder(TransformerEncoder):
             )
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """The leaves of a batch as memory: S = L."""
+        """Return the leaves of a batch as memory: S = L."""
         return self._encode(batch, with_tags=False)[0]
 
     def encode_to_train(self, batch: TreeBatch) -> tuple[Memory, Tensor]:
         return self._encode(batch, with_tags=True)
 
     def _encode(self, batch: TreeBatch, with_tags: bool) -> tuple[Memory, Tensor]:
-        """Memory, and the weighted tag loss; 0 without tags."""
+        """Return memory, and the weighted tag loss; 0 without tags."""
         partitions = [Partition.ngrams(batch.leaf_pad_mask, n) for n in self.phrases.ngrams]
         partitions += [Partition.level(batch.structure, level, with_tags) for level in self.phrases.levels]
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)

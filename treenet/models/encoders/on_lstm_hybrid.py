@@ -19,10 +19,10 @@ from treeproc.common.errors import UserError
 
 
 class OnLSTMHybridEncoder(TransformerEncoder):
-    """H^K of the recurrent layers over the embeddings, H^L of the self-attention layers over H^K; the memory is H^K + H^L."""
+    """The recurrent layers map the embeddings to H^K, and the self-attention layers map H^K to H^L. The memory is H^K + H^L."""
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError when no layer is left for one of the two."""
+        """Raises UserError if no layer is left for one of the two."""
         hybrid, num_layers = config.hybrid, config.num_encoder_layers
         num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
         if num_recurrent >= num_layers:
@@ -37,10 +37,10 @@ class OnLSTMHybridEncoder(TransformerEncoder):
         )
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """The leaves of a batch as memory: S = L."""
+        """Return the leaves of a batch as memory: S = L."""
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
         recurrent = self.dropout(self.embed_leaves(batch))
-        for layer in self.recurrent_layers:  # padding comes last: no real leaf sees it
+        for layer in self.recurrent_layers:  # padding comes last, so real leaves do not read it
             recurrent = layer(recurrent)
         x = recurrent
         for layer in self.layers:

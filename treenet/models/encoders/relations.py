@@ -1,7 +1,10 @@
 """Encoders whose self-attention is biased by relations between words, by the settings of `model.relations`.
 
-Relative positions (Shaw et al., 2018); absolute and relative structural positions (Wang et al., 2019); tree distances, tree
-traversals and a specialised head for tags or dependency labels, as in docs/models.md. Shapes: B batch, L leaves, D model.
+The relations are relative positions (Shaw et al., 2018), and absolute and relative structural positions (Wang et al., 2019). Others
+are tree distances, tree traversals and a specialised head for tags or dependency labels. docs/models.md describes them.
+
+Shapes: B batch, L
+leaves, D model.
 """
 
 from torch import Tensor
@@ -20,8 +23,10 @@ from treeproc.common.errors import UserError
 
 
 class RelationEncoder(TransformerEncoder):
-    """Transformer layers over leaves, with relations on keys and values. Raises UserError when the data set has no labels for
-    the specialised head."""
+    """Transformer layers over leaves, with relations on keys and values.
+
+    Raises UserError if the data set has no labels for the specialised head.
+    """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         settings = config.relations
@@ -46,7 +51,7 @@ class RelationEncoder(TransformerEncoder):
 
     @classmethod
     def reads_with(cls, config: ModelConfig) -> InputKind:
-        """Dependencies only where some setting needs them."""
+        """Return the input kind. It has dependencies only if some setting needs them."""
         if config.relations.read_arcs:
             return DEPENDENCIES
         return WORDS if config.relations.label_head == "pos_tag" else LEAVES
@@ -60,7 +65,7 @@ class RelationEncoder(TransformerEncoder):
             )
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """The leaves of a batch as memory: S = L."""
+        """Return the leaves of a batch as memory: S = L."""
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
         ids = self.relations(batch.leaf_pieces.shape[1], batch.structure, batch.leaf_pieces.device)
         related = Related(ids, self._embed_labels(batch))
@@ -70,14 +75,14 @@ class RelationEncoder(TransformerEncoder):
         return Memory(x, batch.leaf_pad_mask)
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
-        """[B, L, D]."""
+        """Embed the leaves: [B, L, D]."""
         x = self.embedding(batch.leaf_pieces)
         if self.structural_positions is not None:
             return self.structural_positions(x, batch.structure.of_leaves(batch.structure.arcs.depth))
         return self.positions(x) if self.adds_sinusoids else x
 
     def _embed_labels(self, batch: TreeBatch) -> Tensor | None:
-        """[B, L, D] for the specialised head, with the place in the sentence."""
+        """Embed labels and the position in the sentence for the specialised head: [B, L, D]."""
         if self.label_embedding is None:
             return None
         words = batch.structure

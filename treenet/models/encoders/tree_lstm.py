@@ -1,5 +1,6 @@
-"""Tree-LSTM encoders (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies; with the settings of
-Tree2Seq (Shi et al., 2018) too.
+"""Tree-LSTM encoders (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies.
+
+They also exist with the settings of Tree2Seq (Shi et al., 2018).
 
 Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D model.
 """
@@ -22,17 +23,17 @@ from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMStates
 from treenet.structure import ArcLevels, TreeLevels
 
-# Initial bias of forget gates. Tai et al. name no value and their code adds nothing; the code of Shi et al. adds 1 to
-# what every forget gate is computed from, so that trees remember what is far below.
+# Initial bias of forget gates. Tai et al. name no value, and their code adds nothing. The code of Shi et al. adds 1 before
+# the sigmoid of every forget gate, so that trees remember states from far below.
 TREE_LSTM_FORGET_BIAS = 0.0
 TREE2SEQ_FORGET_BIAS = 1.0
 
 
 class TreeLSTMEncoder(LSTMEncoder):
-    """The N-ary cell, N = 2; nodes have no input but their children.
+    """The N-ary cell, N = 2. Nodes have no input except their children.
 
-    A leaf is its piece through an output gate, without an input gate; or with `leaf_lstm`, its state in a bidirectional LSTM.
-    Positions are leaves, then nodes; dropout of embeddings and of states.
+    A leaf is its piece through an output gate, without an input gate. With `leaf_lstm`, it is its state in a bidirectional LSTM.
+    Positions are leaves, then nodes. There is dropout of embeddings and of states.
     """
 
     reads = BINARY_TREES
@@ -46,7 +47,7 @@ class TreeLSTMEncoder(LSTMEncoder):
         self.composer = _build_composer(config.d_model, self.forget_bias)
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
-        """States of leaves and nodes: S = L + N."""
+        """Return states of leaves and nodes: S = L + N."""
         levels, x = batch.structure, self.embed_leaves(batch)
         if self.leaf is not None:
             leaves = _leaf_states(self.leaf, x)
@@ -58,18 +59,18 @@ class TreeLSTMEncoder(LSTMEncoder):
         return LSTMStates(_lay_out(hidden, levels.row), cells, levels.row == 0, levels.num_leaves)
 
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
-        """The mean of the states of several trees side by side, and of leaves outside all nodes; zeros without leaves."""
+        """Return the mean state of trees side by side and of leaves outside all nodes; zeros without leaves."""
         weights = batch.structure.root[..., None].to(states.dtype)
         weights = weights / weights.sum(1, keepdim=True).clamp(min=1)
         return (weights * states).sum(1)
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
-        """The root's state [B, D]: examples of classification have one root."""
+        """Return the root's state [B, D]. Examples of classification have one root."""
         return memory.states[:, batch.structure.num_leaves]
 
 
 class Tree2SeqEncoder(TreeLSTMEncoder):
-    """The same with the settings of Tree2Seq, and `recurrent.leaf_lstm`."""
+    """The N-ary cell with the settings of Tree2Seq, and `recurrent.leaf_lstm`."""
 
     forget_bias = TREE2SEQ_FORGET_BIAS
 
@@ -78,10 +79,10 @@ class Tree2SeqEncoder(TreeLSTMEncoder):
 
 
 class ChildSumEncoder(LSTMEncoder):
-    """The child-sum cell over words, whose inputs are the means of their pieces' vectors, or of their states in an LSTM.
+    """The child-sum cell over words. Its inputs are the means of their pieces' vectors, or of their states in an LSTM.
 
-    Positions are words, and one more, as a node, that governs the roots where a text has several, without input. Dropout
-    as above.
+    Positions are words, and one further node without input that governs the roots if a text has several. Dropout is as in
+    `TreeLSTMEncoder`.
     """
 
     reads = ARCS
@@ -95,7 +96,7 @@ class ChildSumEncoder(LSTMEncoder):
         self.word, self.states = _build_child_sum(config.d_model, self.forget_bias)
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
-        """States of words: S = W + 1."""
+        """Return states of words: S = W + 1."""
         levels, x = batch.structure, self.embed_leaves(batch)
         if self.leaf_lstm:
             x, _ = run_bilstm(x, batch.leaf_pad_mask, self.forward_layers, self.backward_layers, self.dropout)
@@ -106,13 +107,13 @@ class ChildSumEncoder(LSTMEncoder):
         return LSTMStates(hidden, cells, levels.pad_mask, hidden.shape[1] - 1)
 
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
-        """The root's [B, D]."""
+        """Return the root's state [B, D]."""
         root = batch.structure.root
         return states[torch.arange(len(root), device=states.device), root]
 
 
 class ChildSumTree2SeqEncoder(ChildSumEncoder):
-    """The same with the settings of Tree2Seq, and `recurrent.leaf_lstm`."""
+    """The child-sum cell with the settings of Tree2Seq, and `recurrent.leaf_lstm`."""
 
     forget_bias = TREE2SEQ_FORGET_BIAS
 
@@ -121,21 +122,21 @@ class ChildSumTree2SeqEncoder(ChildSumEncoder):
 
 
 def _build_composer(width: int, forget_bias: float) -> nn.Linear:
-    """The gates of a node from the states of both children: i, f left, f right, o, u."""
+    """Build the map from the states of both children to the gates of a node: i, f left, f right, o, u."""
     composer = build_linear(2 * width, width, num_blocks=5)
     nn.init.constant_(composer.bias[width : 3 * width], forget_bias)
     return composer
 
 
 def _build_child_sum(width: int, forget_bias: float) -> tuple[nn.Linear, nn.Parameter]:
-    """The gates' shares of inputs, and of hidden states: i, o, u, f."""
+    """Build the maps from inputs, and from hidden states, to the gates: i, o, u, f."""
     inputs, states = (build_linear(width, width, num_blocks=4) for _ in range(2))
     nn.init.constant_(inputs.bias[3 * width :], forget_bias)
     return inputs, nn.Parameter(states.weight.detach().t().contiguous())
 
 
 def _run_child_sum(x: Tensor, pad_mask: Tensor, word: nn.Linear, states: Tensor, levels: ArcLevels) -> tuple[Tensor, Tensor]:
-    """Vectors of leaves [B, L, D] -> hidden states and cells [M, D] of words and of what governs several roots, by level."""
+    """Map vectors of leaves [B, L, D] to hidden states and cells [M, D] of words and governors of several roots, by level."""
     leaves = x.masked_fill(pad_mask[..., None], 0)
     words = leaves.new_zeros(levels.row.numel(), leaves.shape[2]).index_add(0, levels.word.flatten(), leaves.flatten(0, 1))
     words = words / levels.pieces.view(-1, 1)
@@ -144,24 +145,24 @@ def _run_child_sum(x: Tensor, pad_mask: Tensor, word: nn.Linear, states: Tensor,
 
 
 def _lay_out_words(table: Tensor, levels: ArcLevels) -> Tensor:
-    """States [M, D] by level -> of every word, and of what governs several roots [B, W + 1, D], 0 where padded."""
+    """Reorder states [M, D] by level to those of words and of the governor of several roots [B, W + 1, D]; padding is 0."""
     return _lay_out(F.pad(table, (0, 0, 1, 0)), levels.row)
 
 
 def _leaf_states(leaf: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states and cells [B, L, D] of leaves from their pieces alone, x [B, L, D]."""
+    """Compute hidden states and cells [B, L, D] of leaves from their pieces alone, x [B, L, D]."""
     cell, gate = leaf(x).chunk(2, dim=2)
     return gate.sigmoid() * cell.tanh(), cell
 
 
 def _run_tree_lstm(hidden: Tensor, cell: Tensor, composer: nn.Linear, levels: TreeLevels) -> tuple[Tensor, Tensor]:
-    """Hidden states and cells of leaves [B, L, D] -> rows of zeros, of leaves and of nodes [1 + leaves + M, D]."""
+    """Map hidden states and cells of leaves [B, L, D] to rows: zeros, leaves and nodes [1 + leaves + M, D]."""
     leaves = (x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell))
     return binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, levels.children, levels.edges)
 
 
 def _lay_out(table: Tensor, row: Tensor) -> Tensor:
-    """Rows of a table whose first is zeros, at their positions: row [B, S] -> [B, S, D]."""
+    """Put rows of a table at their positions: row [B, S] -> [B, S, D]. The first row of the table is zeros."""
     return table.index_select(0, row.flatten()).unflatten(0, row.shape)
 
 
