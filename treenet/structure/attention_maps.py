@@ -1,12 +1,12 @@
-"""The index tensors of subtree attention (equation 11), for one of three paths that compute the same.
+"""The index tensors of subtree attention (equation 11). There are three paths, which compute the same.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, C chunks, G wide nodes.
 
 - "one": one call of all queries over all positions, with a mask [B, S, S].
-- "two": leaves over leaves, masked by padding alone or not at all; nodes over all positions, with a mask [B, N, S].
-- "window": leaves over leaves; a node's subtree is an interval of leaves and one of nodes, so nodes of small subtrees,
-  up to CHUNK neighbours in pre-order, attend over windows of WINDOW leaves and WINDOW nodes that hold their subtrees;
-  the few nodes of larger subtrees are wide: they attend over all positions. Node queries then cost O(N * WINDOW + G * S).
+- "two": leaves over leaves, with a mask of padding or none; nodes over all positions, with a mask [B, N, S].
+- "window": leaves over leaves; nodes over windows. A node's subtree is an interval of leaves and one of nodes.
+  Up to CHUNK neighbours in pre-order with small subtrees attend over WINDOW leaves and WINDOW nodes that hold their subtrees.
+  The few nodes with larger subtrees are wide: they attend over all positions. Node queries then cost O(N * WINDOW + G * S).
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ AttentionPath = Literal["one", "two", "window"]
 
 CHUNK = 64
 WINDOW = 64
-# Positions of a tree from which a path is fastest for forward and backward (one CPU thread, D = 512, 8 heads).
+# From this number of positions of a tree, a path is fastest for forward and backward (one CPU thread, D = 512, 8 heads).
 TWO_FROM_POSITIONS = 320
 WINDOW_FROM_POSITIONS = 480
 
 
 def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
-    """The path of a batch padded to `num_leaves` and `num_nodes`."""
+    """Return the path of a batch that is padded to `num_leaves` and `num_nodes`."""
     positions = num_leaves + num_nodes
     if positions < TWO_FROM_POSITIONS:
         return "one"
@@ -39,7 +39,7 @@ def choose_attention_path(num_leaves: int, num_nodes: int) -> AttentionPath:
 class OneCall:
     """Path "one"."""
 
-    bias: Tensor  # [B, 1, S, S] float32 to add to scores: 0 = may attend, else the least number; padding queries see themselves
+    bias: Tensor  # [B, 1, S, S] float32 to add: 0 = may attend, else the least number; padding queries attend to themselves
 
 
 @dataclass
@@ -48,31 +48,31 @@ class TwoCalls:
 
     num_leaves: int
     leaf_mask: Tensor | None  # [B, 1, 1, L] bool, True = may be attended; None without padding
-    node_mask: Tensor  # [B, 1, N, S] bool, True = may attend; a padding query sees itself alone
+    node_mask: Tensor  # [B, 1, N, S] bool, True = may attend; a padding query attends only to itself
 
 
 @dataclass
 class Windows:
-    """Path "window". Flat positions count through [B, S]; unused places of a chunk repeat position 0."""
+    """Path "window". Flat positions count through [B, S]. Unused places of a chunk repeat position 0."""
 
     num_leaves: int
     leaf_mask: Tensor | None  # [B, 1, 1, L], as in `TwoCalls`
     query: Tensor  # [C, CHUNK] flat position
     ranges: Tensor  # [C, 7] int64: tree, then first and one past the last position of queries, leaf keys and node keys
     key: Tensor  # [C, 2 * WINDOW] flat position
-    mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries see the first key
-    bias: Tensor  # [cells] float32, one after the other for each of `ranges`: its queries times its keys, as in `OneCall`
+    mask: Tensor  # [C, 1, CHUNK, 2 * WINDOW] bool, True = may attend; unused queries attend to the first key
+    bias: Tensor  # [cells] float32, for each of `ranges` in turn: its queries times its keys, as in `OneCall`
     wide_query: Tensor  # [B, G] flat position
     wide_count: Tensor  # [B] used queries of each tree
-    wide_mask: Tensor  # [B, 1, G, S] bool, True = may attend; unused queries see the first key
-    place: Tensor  # [B, N] row of each node in the results of chunks and then wide nodes; padding takes any
+    wide_mask: Tensor  # [B, 1, G, S] bool, True = may attend; unused queries attend to the first key
+    place: Tensor  # [B, N] row of each node in the results of chunks and then wide nodes; padding has any row
 
 
 AttentionMaps = OneCall | TwoCalls | Windows
 
 
 def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps:
-    """The maps of one path."""
+    """Build the maps of one path."""
     if path == "one":
         return OneCall(torch.from_numpy(_bias(build_attend_mask(table)[:, None])))
     leaf_mask = None
@@ -86,7 +86,7 @@ def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps
 
 
 def build_attend_mask(table: SpanTable) -> np.ndarray:
-    """[B, S, S] bool, equation 11, True = may attend; a padding query sees itself alone."""
+    """Return [B, S, S] bool, equation 11, True = may attend. A padding query attends only to itself."""
     leaves, positions = table.num_leaves, table.num_leaves + table.num_nodes
     attend = np.zeros((len(table.start), positions, positions), dtype=bool)
     attend[:, :leaves, :leaves] = ~table.leaf_pad_mask[:, None, :] & ~table.leaf_pad_mask[:, :, None]
@@ -97,7 +97,10 @@ def build_attend_mask(table: SpanTable) -> np.ndarray:
 
 
 def _bias(attend: np.ndarray) -> np.ndarray:
-    """The bias that attention adds to scores. It is made once per batch; PyTorch would make it from a bool mask at every call."""
+    """Return the bias that attention adds to scores, made once per batch.
+
+    From a bool mask, PyTorch would make it at every call.
+    """
     bias = attend.astype(np.float32)
     bias -= 1
     bias *= np.finfo(np.float32).max
@@ -105,7 +108,7 @@ def _bias(attend: np.ndarray) -> np.ndarray:
 
 
 def _node_rows(table: SpanTable) -> np.ndarray:
-    """[B, N, S]: the rows of the nodes in the attend mask."""
+    """Return the rows of the nodes in the attend mask, [B, N, S]."""
     leaf, node = np.arange(table.num_leaves), np.arange(table.num_nodes)
     span = (table.start[..., None] <= leaf) & (leaf < table.end[..., None])
     subtree = (node[:, None] <= node) & (node < table.subtree_end[..., None])
@@ -115,7 +118,7 @@ def _node_rows(table: SpanTable) -> np.ndarray:
 
 
 def _build_windows(table: SpanTable) -> dict[str, np.ndarray]:
-    """Fields of `Windows` from `query` on."""
+    """Return the fields of `Windows` from `query` on."""
     leaves, nodes, batch = table.num_leaves, table.num_nodes, len(table.start)
     positions = leaves + nodes
     real = ~table.node_pad_mask
@@ -177,9 +180,9 @@ def _build_windows(table: SpanTable) -> dict[str, np.ndarray]:
 
 
 def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[int, np.ndarray]]:
-    """Runs of `small` neighbours in pre-order that have their subtrees in one window from the first node's on.
+    """Cut `small` nodes into runs of neighbours in pre-order, each with all subtrees in one window.
 
-    In pre-order starts do not fall, so the first node's is the window's.
+    The window begins at the first node of the run, because starts never fall in pre-order.
     """
     chunks = []
     while len(small):

@@ -1,4 +1,4 @@
-"""The base of all structures: what an encoder reads of a batch beside pieces."""
+"""The base of all structures: the inputs of an encoder beside pieces."""
 
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
@@ -12,15 +12,15 @@ Maps = TypeVar("Maps")
 class Structure:
     """Base of the dataclasses that one forward pass shares between all layers."""
 
-    adds_positions: ClassVar[bool] = False  # whether the encoder computes a position for every node, padding included
+    adds_positions: ClassVar[bool] = False  # whether the encoder computes a position for every node, also for padding
 
     def to(self, device: torch.device | str) -> Self:
-        """A copy whose tensors are on `device`."""
+        """Return a copy whose tensors are on `device`."""
         return move(self, device)
 
 
 def move(maps: Maps, device: torch.device | str) -> Maps:
-    """`maps`, a dataclass of tensors, of such dataclasses and of plain values, with its tensors on `device`."""
+    """Move the tensors of `maps` to `device`. `maps` is a dataclass of tensors, of such dataclasses and of plain values."""
     assert is_dataclass(maps) and not isinstance(maps, type)
     moved: dict[str, Any] = {}
     for field in fields(maps):

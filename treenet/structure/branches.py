@@ -1,9 +1,11 @@
 """The index lists of hierarchical accumulation: the branches and subtrees of the trees.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree, E = P + Q
-entries, R ranks. A branch (i, j) is a node i and a leaf j of its span; the nodes on it are V_j^i of the paper. Branches
-and pairs are ordered by node i, then by leaf or node. Both lists are as long as the spans and subtrees together: about
-n log n for a parse of n leaves, n^2 / 2 for a chain.
+Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree. E = P + Q
+entries, R ranks.
+
+A branch (i, j) is a node i and a leaf j of its span. The nodes on it are V_j^i of the paper. Branches and pairs are ordered by
+node i, then by leaf or node. The length of both lists is that of all spans and subtrees together: about n log n for a parse of n
+leaves, n^2 / 2 for a chain.
 """
 
 from dataclasses import dataclass
@@ -16,29 +18,29 @@ from treenet.structure.span_table import SpanTable, expand
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8
-# Mean branch length from which horizontal rows are summed along paths, not listed one by one: in chains of 50 and more.
+# From this mean branch length, horizontal rows are summed along paths, not listed one by one: in chains of 50 and more.
 PATHS_FROM_HEIGHT = 16
 
 
 def choose_sparse(num_entries: int, num_cells: int) -> bool:
-    """Whether to sum `num_entries` = P + Q rows one by one instead of multiplying by matrices [B, N, S] of `num_cells`.
+    """Choose whether to sum `num_entries` = P + Q rows one by one instead of multiplying matrices [B, N, S] of `num_cells`.
 
-    Sentences of 50 positions fill a quarter of their matrices, of 200 a twelfth, documents a hundredth.
+    Sentences of 50 positions fill a quarter of their matrices, sentences of 200 a twelfth, and documents a hundredth.
     """
     return num_entries < SPARSE_BELOW_DENSITY * num_cells
 
 
 @dataclass
 class EntryOrder:
-    """Entries in the order of the sums they go to."""
+    """Entries in the order of their sums."""
 
-    entry: Tensor  # [E] which entry
+    entry: Tensor  # [E] index of the entry
     source: Tensor  # [E] flat position that the ordered entry reads
     first: Tensor  # [groups] first ordered entry of each sum
 
     @classmethod
     def build(cls, group: np.ndarray, source: np.ndarray, num_groups: int) -> "EntryOrder":
-        """`group` and `source` [E]: which sum an entry belongs to, and which position it reads."""
+        """Order entries by `group` [E], the sum of each entry. `source` [E] is the position that it reads."""
         entry = np.argsort(group, kind="stable")
         sizes = np.bincount(group, minlength=num_groups)
         return cls(*map(torch.from_numpy, (entry, source[entry], np.cumsum(sizes) - sizes)))
@@ -46,18 +48,18 @@ class EntryOrder:
 
 @dataclass
 class Entries:
-    """Branches and then pairs as the entries of a matrix from positions to nodes, summed by matrices or one by one."""
+    """Branches, then pairs, as the entries of a matrix from positions to nodes. Matrices or single rows are summed."""
 
     num_nodes: int  # N
     node: Tensor  # [E] flat position in [B, S] of node i
     position: Tensor  # [E] flat position in [B, S] of leaf j or node t
-    cell: Tensor | None  # [E] flat cell in [B, N, S]; None when summed one by one
-    to_nodes: EntryOrder | None  # one sum a node of [B, N]; None when summed by matrices, as the next
-    to_positions: EntryOrder | None  # one sum a position of [B, S], for gradients
+    cell: Tensor | None  # [E] flat cell in [B, N, S]; None if rows are summed one by one
+    to_nodes: EntryOrder | None  # one sum per node of [B, N]; None for matrices, as the next
+    to_positions: EntryOrder | None  # one sum per position of [B, S], for gradients
 
     @classmethod
     def build(cls, table: SpanTable, node: np.ndarray, position: np.ndarray, sparse: bool | None) -> "Entries":
-        """`node` [E] flat in [B, N], `position` [E] flat in [B, S]; `sparse` overrides the choice by size."""
+        """Build from `node` [E] flat in [B, N] and `position` [E] flat in [B, S]. `sparse` overrides the choice by size."""
         batch, num_nodes = table.start.shape
         positions = table.num_leaves + num_nodes
         tree, index = np.divmod(np.arange(batch * num_nodes), num_nodes)
@@ -74,7 +76,7 @@ class Entries:
 
 @dataclass
 class PathMaps:
-    """Branches in the order of the paths from leaves to the root: (i, j) is the lower part of the path above leaf j."""
+    """Branches in the order of the paths from leaves to the root. (i, j) is the lower part of the path above leaf j."""
 
     cell: Tensor  # [P] flat (b, j, |V_j^i| - 1) in [B, L, max_height]
     rank: Tensor  # [P] |H_j^i| - 1
@@ -84,7 +86,7 @@ class PathMaps:
 
 @dataclass
 class BranchMaps:
-    """Branches (i, j) and pairs (i, t), all int64. 'Flat' counts through the batch."""
+    """Branches (i, j) and pairs (i, t), all int64. 'Flat' positions count through the batch."""
 
     leaf: Tensor  # [P] flat position of leaf j in [B, S]
     height: Tensor  # [P] |V_j^i|
@@ -96,7 +98,7 @@ class BranchMaps:
     height_cell: Tensor  # [P] flat (i, |V_j^i| - 1) in [B * N, max_height]
     depth_cell: Tensor  # [Q] flat (i, proper ancestors of t) in [B * N, max_height]
     max_height: int
-    rank_branch: Tensor  # [R] branch (i, j) of each node t on it; empty where there are `paths`
+    rank_branch: Tensor  # [R] branch (i, j) of each node t on it; empty if there are `paths`
     rank_node: Tensor  # [R] flat node i
     rank: Tensor  # [R] |H_j^t| - 1
     max_length: int  # leaves of the longest span
@@ -105,7 +107,7 @@ class BranchMaps:
 
     @classmethod
     def build(cls, table: SpanTable, sparse: bool | None = None) -> "BranchMaps":
-        """`sparse` overrides the choice by size."""
+        """Build the maps. `sparse` overrides the choice by size."""
         num_nodes, num_leaves = table.num_nodes, table.num_leaves
         positions = num_nodes + num_leaves
         start, length, depth = table.start.ravel(), table.length.ravel(), table.depth().ravel()

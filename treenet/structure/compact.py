@@ -1,7 +1,7 @@
-"""Trees as accelerators get them: spans and depths, of which the device makes all masks and weights of a batch.
+"""Compact trees for accelerators: spans and depths. The device makes all masks and weights of a batch from them.
 
-The index lists of `treenet.structure.branches` take 80 times the bytes, and time of the host that an accelerator would wait
-for. Shapes: B batch, L leaves, N nodes, V levels, R rows of a table of embeddings.
+The index lists of `treenet.structure.branches` have 80 times the bytes, and the accelerator would wait while the host makes them.
+Shapes: B batch, L leaves, N nodes, V levels, R rows of a table of embeddings.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from treenet.structure.span_table import SpanTable, round_up
 
-# L and N are multiples of it on accelerators: kernels of attention want masks whose rows are aligned, and shapes are fewer.
+# On accelerators, L and N are multiples of this: kernels of attention need masks with aligned rows, and shapes are fewer.
 WIDTH_MULTIPLE = 8
-# Batches of longer trees keep index lists: dense products over leaves and nodes grow with the square of a tree's positions,
-# and the sum of horizontal embeddings with its cube. A first choice; no GPU has been measured.
+# Batches of longer trees keep index lists. Dense products over leaves and nodes grow with the square of a tree's positions,
+# and the sum of horizontal embeddings with its cube. This is a first choice; it was not measured on a GPU.
 COMPACT_BELOW_POSITIONS = 512
 
 
@@ -35,7 +35,7 @@ class Depths:
 
 @dataclass
 class BranchMatrices:
-    """Branches (i, j) and pairs (i, t) as cells of matrices; the second dimension is for the leaf weights of a leaf."""
+    """Branches (i, j) and pairs (i, t) as cells of matrices. The second dimension is for the leaf weights per leaf."""
 
     scale: Tensor  # [B, 1, N, L] 1 / (span length of i * |C_j^i|); 0 off the span, as the next two
     span: Tensor  # [B, 1, N, L] 1 where leaf j is in the span of node i
@@ -46,10 +46,10 @@ class BranchMatrices:
     in_length: Tensor  # [B, 1, 1, N, L] bool, True where rank r is less than the length of node t
     rank: Tensor  # [B, 1, 1, N, L] int64, the rank of leaf j in node t; 0 off the span
     in_span: Tensor  # [B, 1, 1, N, L] bool, True where leaf j is in the span of node t
-    vertical_use: Tensor  # [V, R] how often a branch of height v + 1, or with rule 'released' a node at depth v, takes each row
+    vertical_use: Tensor  # [V, R] how often a branch of height v + 1 (with rule 'released', a node at depth v) takes each row
     horizontal_use: Tensor  # [L, R] 1 at the row of each rank
 
 
 def to_int32(values: np.ndarray) -> Tensor:
-    """A copy, in the order of rows."""
+    """Return a copy, in the order of rows."""
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))

@@ -1,7 +1,7 @@
-"""Trees by level, for recursive cells: all nodes of a batch whose children are done are computed at once.
+"""Trees by level, for recursive cells. All nodes of a batch whose children are computed are computed at once.
 
-Shapes: B batch, L leaves, N nodes, W words, S = L + N positions (leaves, then nodes in pre-order), M nodes of all trees.
-States stand in one table: row 0 is the state of no child, zeros, then come those of real positions.
+Shapes: B batch, L leaves, N nodes, W words, S = L + N positions (leaves, then nodes in pre-order), M nodes of all trees. States
+are in one table. Row 0 is zeros, the state of an absent child. The states of real positions follow.
 """
 
 from collections.abc import Sequence
@@ -18,25 +18,25 @@ from treeproc.common.errors import UserError
 
 @dataclass
 class TreeLevels(Structure):
-    """Binary trees, by height: a node of one child has it on the left."""
+    """Binary trees, by height. If a node has one child, it is the left one."""
 
     leaf: Tensor  # [leaves] flat position in [B, L] of every real leaf; leaf r has row 1 + r
-    children: Tensor  # [M, 2] rows of the left and the right child of every node, in the order of levels; 0 is none
+    children: Tensor  # [M, 2] rows of the left and the right child of every node, in the order of levels; 0 means no child
     edges: list[int]  # first node of every level, and M
     row: Tensor  # [B, S] row of every position, 0 for padding
-    root: Tensor  # [B, S] bool, True for positions that are nobody's child: one, but for trees side by side
+    root: Tensor  # [B, S] bool, True for roots: one position, or several for trees side by side
     num_leaves: int  # L
 
     @classmethod
     def build(cls, table: SpanTable) -> "TreeLevels":
-        """Raises UserError for a node of more than two children."""
+        """Build the levels. Raises UserError for a node with more than two children."""
         batch, num_nodes = table.start.shape
         real = np.flatnonzero(~table.node_pad_mask)
-        left, right = _binary_children(table, real)  # positions in [B, S], -1 is none
+        left, right = _binary_children(table, real)  # positions in [B, S]; -1 means no child
         positions = table.num_leaves + num_nodes
         tree, index = np.divmod(real, num_nodes)
         place = tree * positions + table.num_leaves + index
-        height = np.zeros(batch * positions + 1, dtype=np.int64)  # the last is that of -1
+        height = np.zeros(batch * positions + 1, dtype=np.int64)  # the last place is for -1
         _raise_heights(height, np.concatenate([place, place]), np.concatenate([left, right]))
         order = np.argsort(height[place], kind="stable")
         leaf = np.flatnonzero(~table.leaf_pad_mask)
@@ -59,14 +59,17 @@ class TreeLevels(Structure):
 
 
 def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in [B, S], flat, of the children of the nodes `real` (flat in [B, N]); -1 is none."""
+    """Return the flat positions in [B, S] of the children of the nodes `real` (flat in [B, N]); -1 means no child."""
     start, end, subtree_end = (x.ravel() for x in (table.start, table.end, table.subtree_end))
     num_nodes = table.num_nodes
     tree, index = np.divmod(real, num_nodes)
     base = tree * num_nodes
 
     def child(first_leaf: np.ndarray, node: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The child that begins at a leaf, `node` being the next in pre-order: position, and where span and subtree end."""
+        """Return the child that begins at a leaf: its position, and the ends of its span and subtree.
+
+        `node` is the next node in pre-order.
+        """
         within = node < subtree_end[real]
         at = np.where(within, base + node, real)
         is_node = within & (start[at] == first_leaf)
@@ -90,27 +93,30 @@ def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np
 
 @dataclass
 class ArcLevels(Structure):
-    """Dependency trees of words, by height. Where a text has several roots, one more node is the governor of them all."""
+    """Dependency trees of words, by height. If a text has several roots, one further node governs them all."""
 
     word: Tensor  # [B, L] flat position in [B, W + 1] of the word of every leaf; padding goes to the last place of its row
     pieces: Tensor  # [B, W + 1] leaves of every word, at least 1
-    place: Tensor  # [M] flat position in [B, W + 1] of every node, in the order of levels; place W is the governor of roots
+    place: Tensor  # [M] flat position in [B, W + 1] of every node, in the order of levels; position W governs several roots
     child: Tensor  # [A] node, in that order, at the lower end of every arc
     governor: Tensor  # [A] and at the upper end, ascending
     edges: list[int]  # first node of every level, and M
     arc_edges: list[int]  # first arc of every level's governors, and A
     row: Tensor  # [B, W + 1] 1 + node of every place, 0 for padding
     root: Tensor  # [B] place of the root in [W + 1]
-    span: Tensor  # [B, W + 1, 2] first leaf below a place and one past the last; 0, 0 where leaves of others are between them
+    span: Tensor  # [B, W + 1, 2] first leaf below a position and one past the last; 0, 0 if other leaves are between them
 
     @property
     def pad_mask(self) -> Tensor:
-        """[B, W + 1], True = padding."""
+        """Return [B, W + 1], True = padding."""
         return self.row == 0
 
     @classmethod
     def build(cls, word_of_leaf: Sequence[np.ndarray], governors: Sequence[np.ndarray]) -> "ArcLevels":
-        """`word_of_leaf[b]` [L_b] is ascending, `governors[b]` [W_b] counts from 0, -1 a root. UserError for arcs in a circle."""
+        """Build from `word_of_leaf[b]` [L_b], ascending, and `governors[b]` [W_b], counted from 0 with -1 for roots.
+
+        Raises UserError for a cycle of arcs.
+        """
         batch, width = len(governors), max(1, *map(len, governors)) + 1
         counts = np.array([len(row) for row in governors])
         tree = np.repeat(np.arange(batch), counts)
@@ -160,7 +166,7 @@ class ArcLevels(Structure):
 def _spans(
     word_of_leaf: Sequence[np.ndarray], width: int, upper: np.ndarray, lower: np.ndarray, height: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Leaves below every place, [B, W + 1, 2], and leaves of every place itself, at least 1, [B, W + 1]."""
+    """Return the leaves below every position, [B, W + 1, 2], and the number of leaves at it, at least 1, [B, W + 1]."""
     batch = len(word_of_leaf)
     flat = np.concatenate([b * width + words for b, words in enumerate(word_of_leaf)]).astype(np.int64)
     leaf = np.concatenate([np.arange(len(words)) for words in word_of_leaf])
@@ -169,7 +175,7 @@ def _spans(
     first, last = np.full(batch * width, far), np.zeros(batch * width, dtype=np.int64)
     np.minimum.at(first, flat, leaf)
     np.maximum.at(last, flat, leaf + 1)
-    for level in range(1, int(height.max(initial=0)) + 1):  # a place is done when all below it are
+    for level in range(1, int(height.max(initial=0)) + 1):  # a position is done when all positions below it are done
         here = height[upper] == level
         np.minimum.at(first, upper[here], first[lower[here]])
         np.maximum.at(last, upper[here], last[lower[here]])
@@ -180,7 +186,7 @@ def _spans(
 
 
 def _raise_heights(height: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> None:
-    """Heights of what stands above others, in place, from arcs [A]: one more than the highest below."""
+    """Raise the heights of upper ends of arcs [A] in place: each is one more than the highest below."""
     for _ in range(len(height) + 1):
         above = height[lower] + 1
         low = height[upper] < above

@@ -1,7 +1,7 @@
-"""What layers read of compact trees, made on the device of their spans, once a batch: no index lists, no wait.
+"""Maps of compact trees for the layers, made once per batch on the device of their spans: no index lists, no wait.
 
-Every tensor follows from comparing positions with spans, in a few kernels that `torch.compile` fuses. Shapes: B batch,
-L leaves, N nodes, S = L + N positions, V levels, R rows of a table of embeddings.
+Every tensor follows from comparisons of positions with spans, in a few kernels that `torch.compile` fuses. Shapes: B batch, L
+leaves, N nodes, S = L + N positions, V levels, R rows of a table of embeddings.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ def prepare(
     score_dtype: torch.dtype,
     blocks: bool = False,
 ) -> TreeStructure:
-    """The structure with its maps, for vectors of `dtype` and scores of attention of `score_dtype`.
+    """Return the structure with its maps, for vectors of `dtype` and scores of attention of `score_dtype`.
 
-    With `blocks`, long trees get their attention as blocks of FlexAttention. A structure that has all maps is returned as it is.
+    With `blocks`, long trees get their attention as blocks of FlexAttention. A structure that already has all maps is returned
+    unchanged.
     """
     branches, attention = structure.branches, structure.attention
     if isinstance(branches, Depths):
@@ -45,7 +46,7 @@ def prepare(
 
 
 def build_matrices(structure: TreeStructure, depths: Depths, config: TreeAttentionConfig, dtype: torch.dtype) -> BranchMatrices:
-    """The matrices of a batch."""
+    """Build the matrices of a batch."""
     start, end = structure.start[..., None], structure.end[..., None]
     leaf = torch.arange(structure.num_leaves, device=start.device, dtype=start.dtype)
     level = torch.arange(depths.levels, device=start.device, dtype=start.dtype)
@@ -71,7 +72,7 @@ def build_matrices(structure: TreeStructure, depths: Depths, config: TreeAttenti
 
 
 def build_bias(intervals: SubtreeIntervals, dtype: torch.dtype) -> Tensor:
-    """[B, 1, S, S] to add to scores, equation 11: 0 = may attend, else -inf; a padding query sees itself alone."""
+    """Return [B, 1, S, S] to add to scores, equation 11: 0 = may attend, else -inf. A padding query attends only to itself."""
     positions, first = intervals.first_leaf.shape[1], intervals.first_leaf
     position = torch.arange(positions, device=first.device, dtype=first.dtype)
     row = position[:, None]
@@ -81,7 +82,7 @@ def build_bias(intervals: SubtreeIntervals, dtype: torch.dtype) -> Tensor:
 
 
 def find_intervals(structure: TreeStructure) -> SubtreeIntervals:
-    """What positions see: leaves the real leaves of their sentence, nodes their span and their subtree, padding itself."""
+    """Find the keys of positions: for leaves the real leaves of the sentence, for nodes span and subtree, for padding itself."""
     real = (~structure.leaf_pad_mask).sum(1, keepdim=True, dtype=torch.int32)  # [B, 1]
     on_leaves = torch.where(structure.leaf_pad_mask, 0, real)
     zeros = torch.zeros_like(on_leaves)
@@ -93,19 +94,19 @@ def find_intervals(structure: TreeStructure) -> SubtreeIntervals:
 
 
 def _in_subtree(structure: TreeStructure) -> Tensor:
-    """[B, N, N] bool, True where the second node is in the subtree of the first."""
+    """Return [B, N, N] bool, True if the second node is in the subtree of the first."""
     node = torch.arange(structure.num_nodes, device=structure.start.device, dtype=structure.start.dtype)
     return (node[:, None] <= node) & (node < structure.subtree_end[..., None])
 
 
 def _take_rows(count: int, rows: int, like: Tensor) -> Tensor:
-    """[count, rows]: True at the row that each number from 0 takes; numbers past the table take its last row."""
+    """Return [count, rows], True at the row that each number from 0 takes. Numbers past the table take its last row."""
     number, row = torch.arange(count, device=like.device), torch.arange(rows, device=like.device)
     return number.clamp(max=rows - 1)[:, None] == row
 
 
 def _take_rows_up_to(count: int, rows: int, like: Tensor) -> Tensor:
-    """[count, rows]: how often all numbers up to each one take each row: the sums of `_take_rows` over the numbers."""
+    """Return [count, rows]: how often the numbers up to each one take each row, the running sums of `_take_rows`."""
     number, row = torch.arange(count, device=like.device), torch.arange(rows, device=like.device)
     times = (number[:, None] - row + 1).clamp(min=0)
     return torch.where(row < rows - 1, times.clamp(max=1), times)

@@ -1,9 +1,8 @@
 """Sentences cut into phrases: n-grams, and the levels of a constituency tree, each finer than the one above.
 
-Level 0 is the root, or the roots. From one level to the next, every phrase that has phrases of several words below it is
-replaced by what it consists of: its child nodes, and the leaves that are children of its own. So the pieces of a word stay
-together, and the last levels repeat what cannot be cut further. Nodes over the same leaves (a unary chain) are one level, with
-the label of the topmost.
+Level 0 is the root, or the roots. The next level divides every phrase that has phrases of several words below it. It becomes its
+child nodes and the leaves that are its children. So the pieces of a word stay together, and the last levels repeat phrases that
+cannot be divided. Nodes over the same leaves (a unary chain) are one level, with the label of the topmost.
 
 Shapes: B batch, L leaves, N nodes, P phrases, C levels.
 """
@@ -19,7 +18,7 @@ from treenet.config import PHRASE_LEVELS
 from treenet.structure.base import Structure
 from treenet.structure.span_table import SpanTable
 
-NO_TAG = -1  # of a phrase without a node, which is a single leaf, and of padding
+NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 
 
 @dataclass
@@ -29,11 +28,11 @@ class PhraseLevels(Structure):
     phrase: Tensor  # [C, B, L] int64, phrase of every leaf, from 0 in each sentence; padding is in phrase P
     counts: Tensor  # [C, B] int64, phrases of a sentence
     tags: Tensor  # [C, B, P] int64, label of a phrase's node, or NO_TAG
-    widest: list[int]  # per level, phrases of the sentence that has most; P is the last level's
+    widest: list[int]  # per level, the most phrases of a sentence; P is that of the last level
 
     @classmethod
     def build(cls, table: SpanTable, labels: Sequence[np.ndarray], words: Sequence[np.ndarray]) -> "PhraseLevels":
-        """`labels[b]` [N_b] of the nodes, `words[b]` [L_b] the word of every leaf, ascending."""
+        """Build the levels from `labels[b]` [N_b] of the nodes and `words[b]` [L_b], the word of every leaf, ascending."""
         tree, index = np.nonzero(~table.node_pad_mask)
         start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth()))
         find = _Lookup(tree, depth, start, table.num_leaves)
@@ -49,7 +48,7 @@ class PhraseLevels(Structure):
         divided = np.zeros(len(top), dtype=bool)
         divided[top[parent[several]]] = True
         divided[-1] = True  # parts below no node exist from level 0 on
-        is_phrase = is_top & divided[top[parent]]  # at its level; where it is not divided, at all after it, too
+        is_phrase = is_top & divided[top[parent]]  # at its level; a phrase that is not divided is at all later levels, too
 
         begins = np.zeros((PHRASE_LEVELS, *word.shape), dtype=bool)
         label = np.full(begins.shape, NO_TAG)
@@ -71,7 +70,7 @@ class PhraseLevels(Structure):
 
 @dataclass
 class Partition:
-    """One way to cut the sentences of a batch into phrases: P of the sentence that has most."""
+    """One way to cut the sentences of a batch into phrases. P is the most phrases of a sentence."""
 
     phrase: Tensor  # [B, L] int64, phrase of every leaf, from 0 in each sentence; padding is in phrase P
     pad_mask: Tensor  # [B, P] bool, True = padding
@@ -79,21 +78,21 @@ class Partition:
 
     @classmethod
     def ngrams(cls, leaf_pad_mask: Tensor, n: int) -> "Partition":
-        """Runs of n leaves; the last of a sentence may be shorter."""
+        """Cut into runs of n leaves. The last run of a sentence may be shorter."""
         num_phrases = -(-leaf_pad_mask.shape[1] // n)
         place = torch.arange(leaf_pad_mask.shape[1], device=leaf_pad_mask.device) // n
         return cls(torch.where(leaf_pad_mask, num_phrases, place), leaf_pad_mask[:, ::n])
 
     @classmethod
     def level(cls, levels: PhraseLevels, number: int, with_tags: bool = True) -> "Partition":
-        """The phrases at a level of the trees, 1 to PHRASE_LEVELS."""
+        """Return the phrases at a level of the trees, 1 to PHRASE_LEVELS."""
         width, at = levels.widest[number - 1], number - 1
         pad_mask = torch.arange(width, device=levels.counts.device) >= levels.counts[at, :, None]
         return cls(levels.phrase[at].clamp(max=width), pad_mask, levels.tags[at, :, :width] if with_tags else None)
 
 
 class _Lookup:
-    """Finds the node of a leaf: nodes of one depth of a tree follow each other and do not overlap."""
+    """Finds the node of a leaf. Nodes of one depth of a tree follow each other and do not overlap."""
 
     def __init__(self, tree: np.ndarray, depth: np.ndarray, start: np.ndarray, num_leaves: int):
         self._width, self._depths = num_leaves, 1 + int(depth.max(initial=0))
@@ -102,7 +101,7 @@ class _Lookup:
         self._keys = keys[self._order[:-1]]
 
     def __call__(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-        """The last node of that depth that starts at `leaf` or before it; -1 for depth -1."""
+        """Return the last node of that depth that starts at `leaf` or before it; -1 for depth -1."""
         place = np.searchsorted(self._keys, self._key(tree, depth, leaf), side="right") - 1
         return np.where(depth < 0, -1, self._order[place])
 
@@ -111,7 +110,10 @@ class _Lookup:
 
 
 def _skip_chains(start: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The topmost node over the leaves of every node, and its number of larger ancestors; last, -1 and -1 for no node."""
+    """Return the topmost node over the leaves of every node, and its number of larger ancestors.
+
+    The last entry is -1, -1 for no node.
+    """
     top, level = np.full((2, len(start) + 1), -1)
     same = (parent >= 0) & (start == start[parent]) & (end == end[parent])
     for d in range(int(depth.max(initial=-1)) + 1):

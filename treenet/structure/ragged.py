@@ -10,14 +10,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Ragged(Sequence[np.ndarray]):
-    """A list of arrays that reads like one and is two."""
+    """A list of arrays, stored as two arrays."""
 
     flat: np.ndarray  # [sum of lengths, ...]
     lengths: np.ndarray  # [rows] int64
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray]) -> "Ragged":
-        """The same rows."""
+        """Build from the same rows."""
         if isinstance(rows, Ragged):
             return rows
         return cls(np.concatenate(rows), np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
@@ -37,12 +37,12 @@ class Ragged(Sequence[np.ndarray]):
         return (self.flat[start:stop] for start, stop in pairwise(edges))
 
     def places(self, width: int) -> np.ndarray:
-        """[sum of lengths] the place of every item in rows that are padded to `width`, flat."""
+        """Return [sum of lengths]: the flat place of every item in rows that are padded to `width`."""
         before = np.cumsum(self.lengths) - self.lengths
         return np.arange(len(self.flat)) + np.repeat(np.arange(len(self)) * width - before, self.lengths)
 
     def padded(self, value: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of numbers as [rows, width] int64 filled up with `value`, and which of that is padding."""
+        """Return rows of numbers as [rows, width] int64, filled up with `value`, and a mask of the padding."""
         padding = np.arange(width) >= self.lengths[:, None]
         out = np.full(padding.shape, value, dtype=np.int64)
         out[~padding] = self.flat

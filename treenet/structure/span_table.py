@@ -1,4 +1,4 @@
-"""The spans tables of a batch, padded and checked: what all maps are made of.
+"""The span tables of a batch, padded and checked. All maps are made from them.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order).
 """
@@ -15,20 +15,20 @@ from treeproc.common.errors import UserError
 
 @dataclass
 class SpanTable:
-    """Node i of tree b covers leaves [start, end) and nodes [i, subtree_end). A padding node covers nothing: all are 0."""
+    """Node i of tree b covers leaves [start, end) and nodes [i, subtree_end). For a padding node, all three are 0."""
 
     leaf_counts: np.ndarray  # [B]
     node_counts: np.ndarray  # [B]
     start: np.ndarray  # [B, N] int64, as the other two
     end: np.ndarray
     subtree_end: np.ndarray
-    num_leaves: int  # L, padding included
+    num_leaves: int  # L, with padding
 
     @classmethod
     def build(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
-        """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes, both at least 1, both rounded up to a `multiple`.
+        """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes. Both are at least 1, rounded up to a `multiple`.
 
-        UserError when they are no trees.
+        Raises UserError if they are no trees.
         """
         rows, leaf_counts = Ragged.of(spans), np.asarray(num_leaves)
         table = np.zeros((3, len(rows), round_up(int(rows.lengths.max()), multiple)), dtype=np.int64)
@@ -42,31 +42,31 @@ class SpanTable:
 
     @property
     def num_nodes(self) -> int:
-        """N, padding included."""
+        """N, with padding."""
         return self.start.shape[1]
 
     @cached_property
     def leaf_pad_mask(self) -> np.ndarray:
-        """[B, L], True = padding."""
+        """The padding of leaves [B, L], True = padding."""
         return np.arange(self.num_leaves) >= self.leaf_counts[:, None]
 
     @cached_property
     def node_pad_mask(self) -> np.ndarray:
-        """[B, N], True = padding."""
+        """The padding of nodes [B, N], True = padding."""
         return np.arange(self.num_nodes) >= self.node_counts[:, None]
 
     @property
     def length(self) -> np.ndarray:
-        """[B, N], leaves of a node."""
+        """The number of leaves of each node [B, N]."""
         return self.end - self.start
 
     @property
     def subtree_size(self) -> np.ndarray:
-        """[B, N], nodes of a subtree, its root included; 0 for padding."""
+        """The number of nodes of each subtree with its root [B, N]; 0 for padding."""
         return np.where(self.node_pad_mask, 0, self.subtree_end - np.arange(self.num_nodes))
 
     def depth(self) -> np.ndarray:
-        """[B, N], proper ancestors of a node."""
+        """The number of proper ancestors of each node [B, N]."""
         return self._depth
 
     @cached_property
@@ -75,14 +75,14 @@ class SpanTable:
         return self._count_open(first, self.subtree_end, self.num_nodes) - ~self.node_pad_mask
 
     def leaf_depth(self) -> np.ndarray:
-        """[B, L], ancestors of a leaf."""
+        """The number of ancestors of each leaf [B, L]."""
         return self._count_open(self.start, self.end, self.num_leaves)
 
     def check_nested(self) -> None:
-        """UserError when leaves and nodes of a subtree are not within those of the parent, in time n log n.
+        """Raise UserError if leaves and nodes of a subtree are not within those of the parent, in time n log n.
 
-        The parent is the last node before that is one level higher. Where all are within their parents, the chain of parents
-        has as many nodes as `depth` says, so that every subtree that holds a node is on its chain: no two subtrees cross.
+        The parent is the last earlier node that is one level higher. If all nodes are within their parents, the chain of parents
+        has as many nodes as `depth` has. So every subtree that holds a node is on its chain, and no two subtrees cross.
         """
         tree, node = np.nonzero(~self.node_pad_mask)
         depth = self.depth()[tree, node]
@@ -96,7 +96,7 @@ class SpanTable:
         self.check_within(flat + parent, flat + node)
 
     def check_within(self, upper: np.ndarray, lower: np.ndarray) -> None:
-        """UserError when a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
+        """Raise UserError if a flat node of `lower` is not inside the node of `upper` whose subtree it belongs to."""
         start, end, subtree_end = self.start.ravel(), self.end.ravel(), self.subtree_end.ravel()
         outside = (start[lower] < start[upper]) | (end[lower] > end[upper]) | (subtree_end[lower] > subtree_end[upper])
         if outside.any():
@@ -108,7 +108,7 @@ class SpanTable:
             )
 
     def _count_open(self, first: np.ndarray, last: np.ndarray, width: int) -> np.ndarray:
-        """[B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
+        """Return [B, width]: how many of the intervals [first, last) of real nodes hold each index, in time linear in both."""
         real = ~self.node_pad_mask
         row = np.broadcast_to(np.arange(len(first))[:, None] * (width + 1), first.shape)[real]
         cells = len(first) * (width + 1)
@@ -130,12 +130,12 @@ class SpanTable:
 
 
 def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows of `counts` [R] items each, one after the other: (row of each item, its index in the row, first item of a row)."""
+    """Return for rows of `counts` [R] items: (row of each item, its index in the row, first item of each row)."""
     first = np.cumsum(counts) - counts
     row = np.repeat(np.arange(len(counts)), counts)
     return row, np.arange(len(row)) - first[row], first
 
 
 def round_up(size: int, multiple: int) -> int:
-    """The least multiple that holds `size`, at least one of them."""
+    """Return the least multiple that is not below `size`, at least one multiple."""
     return max(1, -(-size // multiple)) * multiple

@@ -1,6 +1,6 @@
 """Words of a batch: their tags, and the paths between them in their dependency trees.
 
-Shapes: B batch, L leaves, W words. Roots hang on one ROOT, which is no word, but counts on a path.
+Shapes: B batch, L leaves, W words. Roots depend on one ROOT, which is no word, but counts on a path.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class Dependencies(Structure):
     depth: Tensor  # [B, W] int64, arcs below the root, which has 0
     up: Tensor  # [B, W, W] int16
     down: Tensor  # [B, W, W] int16
-    side: Tensor  # [B, W, W] int8; -1 or 1 where the path leads over a sibling of word i on its left or right, that is up = 1
+    side: Tensor  # [B, W, W] int8; -1 or 1 if the path goes over a sibling of word i on its left or right, that is up = 1
 
     @classmethod
     def build(cls, governors: Sequence[np.ndarray], deprels: Sequence[np.ndarray]) -> "Dependencies":
-        """`governors[b]` [W_b] counts from 0, -1 is a root. Raises UserError for arcs in a circle."""
+        """Build from `governors[b]` [W_b], counted from 0 with -1 for a root. Raises UserError for a cycle of arcs."""
         counts = np.array([len(row) for row in governors])
         width = max(1, counts.max(initial=0))
         real = np.arange(width) < counts[:, None]
@@ -54,15 +54,15 @@ class Dependencies(Structure):
 class Words(Structure):
     """Words of a batch. A piece has the tag and the relations of its word."""
 
-    word: Tensor  # [B, L] int64, word of every leaf, 0 where padded
-    pos_tag: Tensor  # [B, L] int64, UNKNOWN_LABEL_ID where padded
-    arcs: Dependencies | None = None  # where they were asked for
+    word: Tensor  # [B, L] int64, word of every leaf, 0 for padding
+    pos_tag: Tensor  # [B, L] int64, UNKNOWN_LABEL_ID for padding
+    arcs: Dependencies | None = None  # if they were asked for
 
     @classmethod
     def build(
         cls, word_of_leaf: Sequence[np.ndarray], pos_tags: Sequence[np.ndarray], arcs: Dependencies | None = None
     ) -> "Words":
-        """`word_of_leaf[b]` and `pos_tags[b]` are [L_b]."""
+        """Build from `word_of_leaf[b]` and `pos_tags[b]`, both [L_b]."""
         counts = np.array([len(row) for row in word_of_leaf])
         real = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
         word, pos_tag = np.zeros(real.shape, dtype=np.int64), np.full(real.shape, UNKNOWN_LABEL_ID, dtype=np.int64)
@@ -70,18 +70,21 @@ class Words(Structure):
         return cls(torch.from_numpy(word), torch.from_numpy(pos_tag), arcs)
 
     def of_leaves(self, of_words: Tensor) -> Tensor:
-        """Values of words [B, W] as values of their leaves [B, L]."""
+        """Return values of words [B, W] as values of their leaves [B, L]."""
         return of_words.gather(1, self.word)
 
     def of_leaf_pairs(self, of_word_pairs: Tensor) -> Tensor:
-        """[B, W, W] -> [B, L, L]."""
+        """Return values of pairs of words [B, W, W] as values of pairs of their leaves [B, L, L]."""
         batch, width = of_word_pairs.shape[:2]
         rows = self.word + torch.arange(batch, device=self.word.device)[:, None] * width
         return of_word_pairs.flatten().take(rows[:, :, None] * width + self.word[:, None, :])
 
 
 def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """[depth, B, W]: every word, its governor, the governor's governor, and so on; W is above roots, and padding itself."""
+    """Return [depth, B, W]: every word, its governor, the governor's governor, and so on.
+
+    W is above roots, and padding is itself.
+    """
     batch, width = governor.shape
     above = np.concatenate([np.where(governor < 0, width, governor), np.full((batch, 1), width)], axis=1)
     found = [np.where(real, np.arange(width), width)]
@@ -93,7 +96,7 @@ def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:
 
 
 def _count_common(ancestors: np.ndarray) -> np.ndarray:
-    """[B, W, W]: words that are above both words of a pair, or one of them."""
+    """Count the words that are above both words of a pair, or are one of them: [B, W, W]."""
     _, batch, width = ancestors.shape
     is_above = np.zeros((batch, width, width + 1), dtype=np.float32)
     for row in ancestors:
@@ -103,17 +106,19 @@ def _count_common(ancestors: np.ndarray) -> np.ndarray:
 
 
 def list_paths(longest: int) -> list[str]:
-    """All paths of a tree of at most `longest` steps: U*D* up and down, LD* and RD* over a left or right sibling.
+    """List all paths of a tree of at most `longest` steps: U*D* up and down, LD* and RD* over a left or right sibling.
 
-    UD... does not occur: the siblings' code goes first. There are (m + 1)(m + 2) / 2 - (m - 1) + 2 m.
+    UD... does not occur, because the codes of siblings replace it. There are (m + 1)(m + 2) / 2 - (m - 1) + 2 m paths.
     """
     straight = ["U" * up + "D" * down for up in range(longest + 1) for down in range(longest + 1 - up) if up != 1 or not down]
     return straight + [side + "D" * down for side in "LR" for down in range(longest)]
 
 
 def build_path_ids(longest: int) -> Tensor:
-    """[longest + 2, longest + 2, 3] int64: by `up`, `down` and `side` + 1 the place of the path in `list_paths`, or the next one
-    after all of them for longer paths."""
+    """Return [longest + 2, longest + 2, 3] int64: the place of a path in `list_paths` by `up`, `down` and `side` + 1.
+
+    All longer paths share the next number.
+    """
     paths = list_paths(longest)
     ids = torch.full((longest + 2, longest + 2, 3), len(paths))
     for place, path in enumerate(paths):

@@ -1,1 +1,1 @@
-"""Raw lines to encoded rows, as translation needs them."""
+"""Raw lines to encoded rows, for translation."""

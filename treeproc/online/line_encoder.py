@@ -20,9 +20,9 @@ from treeproc.stages.encode import RowEncoder, TreeConfig
 
 
 def _endpoint(data: Path, recorded: str) -> str:
-    """The address of the CoreNLP server: $CORENLP_ENDPOINT, else the one on this machine that `data` was made with.
+    """Return the address of the CoreNLP server: $CORENLP_ENDPOINT, else the local one that `data` was made with.
 
-    Raises UserError for a server elsewhere: a data set does not decide who reads the text.
+    Raises UserError for a server elsewhere: a data set must not decide who reads the user's text.
     """
     if chosen := os.environ.get("CORENLP_ENDPOINT"):
         try:
@@ -38,7 +38,7 @@ def _endpoint(data: Path, recorded: str) -> str:
 
 
 def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
-    """Raises UserError where lines get no arcs, of which `data` has its trees."""
+    """Raise UserError if the trees of `data` are made of arcs, and the lines get no arcs."""
     if config.name == "given" and config.given_labels != "parsed":
         raise UserError(
             f"{data} has trees made of arcs that its input gave, and these lines have none; preprocess files of its format with "
@@ -49,17 +49,17 @@ def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
 
 
 class LineEncoder:
-    """Parses and encodes lines as the data set in folder `data` was made.
+    """Parses and encodes lines with the parser and vocabulary of the data set in folder `data`.
 
-    With `given_trees` the lines come with their trees, and no parser is loaded. Raises UserError when the parser's models
-    are not the ones that the index of `data` names, when that data set was made of given trees and these lines have none,
-    and when its trees are made of arcs and these lines get none.
+    With `given_trees`, the lines come with their trees, and no parser is loaded. Raises UserError in three cases: the parser's
+    models are not the ones in the index of `data`; the data set has given trees and these lines have none; the trees of the data
+    set are made of arcs and these lines get none.
     """
 
     def __init__(self, data: Path, *, given_trees: bool = False):
         index = read_index(data / "encoded")
         config = build_settings(ParserConfig, index["parser_settings"], f"{data / 'encoded' / 'index.json'}: parser_settings")
-        # One side is enough here: the leaves' side of the data set is called the source of these lines.
+        # One side is enough here. The leaves' side of the data set is the source of these lines.
         settings = {**index["tree_settings"], "side": "source"}
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         if tree.tree_source == "dependencies":
@@ -82,16 +82,16 @@ class LineEncoder:
         with phase("loading the parser"):
             self._parser: Parser = build_parser(config)
         self.gives_arcs = config.dependencies
-        self.language = config.language if config.reads_language else None  # of the parser; None where no parser reads lines
+        self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         self.reads_tokens = _has_tokens(data)
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
-        """Rows of an encoded shard without target, one a line; an empty line has no leaves."""
+        """Return rows of an encoded shard without target, one per line. An empty line has no leaves."""
         return self.encode_parsed(lines, self.parse(lines), range(first_id, first_id + len(lines)))
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """Words and trees of every line; an empty line has none."""
+        """Return words and trees of every line. An empty line has none."""
         full = [i for i, line in enumerate(lines) if line]
         none: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
         parsed = [ParsedLine(none, [], PARSED, flat_arcs(0) if self.gives_arcs else None)] * len(lines)
@@ -101,7 +101,7 @@ class LineEncoder:
         return parsed
 
     def encode_parsed(self, lines: Sequence[str], parsed: Sequence[ParsedLine], ids: Sequence[int]) -> list[dict]:
-        """Rows of an encoded shard without target. Raises ValueError when a line and its words do not belong together."""
+        """Return rows of an encoded shard without target. Raises ValueError if a line and its words do not belong together."""
         rows: list[dict] = []
         with_ids = [{"example_id": number, **vars(line)} for number, line in zip(ids, parsed, strict=True)]
         columns = ("words", "trees", "parse_status", *(("arcs",) if self.gives_arcs else ()))
@@ -113,13 +113,13 @@ class LineEncoder:
         return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
 
     def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
-        """The pieces of lines of the side that models write."""
+        """Return the pieces of lines on the side that models write."""
         flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 
 def _has_tokens(data: AnyPath) -> bool | None:
-    """Whether the text of a data set is tokens between blanks; None where its text stage is not there to tell."""
+    """Return whether the text of a data set is tokens with blanks between; None if its text stage is missing."""
     folder = stage_folder(data, "text")
     if not (folder / "index.json").exists():
         return None

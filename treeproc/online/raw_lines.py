@@ -1,4 +1,4 @@
-"""Raw lines of text, encoded one by one: a line that cannot be encoded is reported, and the others go on."""
+"""Raw lines of text, encoded one by one. A line that cannot be encoded is reported, and the others continue."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ from treeproc.stages.language import known
 from treeproc.stages.notices import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-# Treebanks write quotation marks in their own way.
+# Treebanks write quotation marks in a special way.
 _SPELLINGS = {"``": ('"', "“", "”"), "''": ('"', "”", "“"), "`": ("'", "‘"), "'": ("’",)}
-# Characters of a line for each piece that it may have at most; sentencepiece's own limit of a piece is 16.
+# A line has at most this many characters per allowed piece; sentencepiece's own limit of a piece is 16.
 _CHARS_PER_PIECE = 16
 _SHOWN = 40
 
@@ -31,24 +31,24 @@ _SHOWN = 40
 class RawLine:
     """One line of the input files, not yet decoded."""
 
-    text: bytes | None  # None where the words of its trees are the line
+    text: bytes | None  # None if the words of its trees are the line
     trees: bytes | None = None  # Penn Treebank brackets
     target: bytes | None = None
 
 
 @dataclass(frozen=True)
 class EncodedLine:
-    """A line as a model reads it, or why it cannot."""
+    """A line as a model reads it, or the reason why it cannot be read."""
 
     source: str
     target: str = ""
-    row: dict | None = None  # as of an encoded shard; None where there is a `problem`
+    row: dict | None = None  # as in an encoded shard; None if there is a `problem`
     problem: str = ""
     note: str = ""  # a problem that did not prevent the translation
 
 
 def count_lines(paths: Sequence[AnyPath]) -> int:
-    """Lines of files that must have as many. Raises UserError with the counts when they do not, or when there are none."""
+    """Count the lines of files that must have equal numbers. Raises UserError with the counts if they differ or are 0."""
     count = sum(1 for _ in _side_by_side(paths))
     if not count:
         raise UserError(f"{paths[0]} is empty; it must have a sentence a line")
@@ -56,7 +56,7 @@ def count_lines(paths: Sequence[AnyPath]) -> int:
 
 
 def read_raw_lines(text: AnyPath | None, trees: AnyPath | None, targets: AnyPath | None) -> Iterator[RawLine]:
-    """The lines of the files that are given, side by side. Raises UserError when one of them ends early or cannot be read."""
+    """Read the lines of the given files side by side. Raises UserError if one of them ends early or cannot be read."""
     paths = {"text": text, "trees": trees, "target": targets}
     names = [name for name, path in paths.items() if path is not None]
     for parts in _side_by_side([paths[name] for name in names]):
@@ -64,7 +64,7 @@ def read_raw_lines(text: AnyPath | None, trees: AnyPath | None, targets: AnyPath
 
 
 def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLine]:
-    """The lines of a terminal as they are written, `ask` called before each; they end with Ctrl-D."""
+    """Read the lines of a terminal as they are written. It calls `ask` before each line, and ends with Ctrl-D."""
     while True:
         ask()
         if not (line := stream.readline()):
@@ -80,9 +80,9 @@ def _side_by_side(paths: Sequence[AnyPath]) -> Iterator[tuple[bytes, ...]]:
 
 
 class RawLineEncoder:
-    """Raw lines to what a model reads, as the data set in folder `data` was made.
+    """Encodes raw lines for a model, with the parser and vocabulary of the data set in folder `data`.
 
-    `max_pieces` is the longest line that is taken, in pieces of the vocabulary. Raises UserError as `LineEncoder` does.
+    `max_pieces` is the length limit of a line, in pieces of the vocabulary. Raises UserError as `LineEncoder` does.
     """
 
     def __init__(self, data: AnyPath, *, given_trees: bool, max_pieces: int):
@@ -95,11 +95,11 @@ class RawLineEncoder:
         return self._encoder.gives_arcs
 
     def draw(self, row: dict) -> str:
-        """The tree of an encoded row as text, and its arcs where there are some."""
+        """Return the tree of an encoded row as text, and its arcs if there are any."""
         return "\n".join(draw_row(row, self._vocab))
 
     def encode(self, lines: Sequence[RawLine], first_id: int = 0) -> list[EncodedLine]:
-        """One result a line, in order; `first_id` is the number of the first. No line makes another one fail."""
+        """Return one result per line, in order. `first_id` is the number of the first line. No line makes another one fail."""
         drafts = [self._read(line, number) for number, line in enumerate(lines, start=first_id)]
         self._parse([draft for draft in drafts if not draft.problem])
         with_target = [draft for draft in drafts if draft.target and not draft.problem]
@@ -108,7 +108,7 @@ class RawLineEncoder:
         return [draft.result() for draft in drafts]
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
-        """The notices about the complete input, by kind: escapes, tokens, another language than the parser's."""
+        """Return the notices about the complete input, by kind: escapes, tokens, another language than the parser's."""
         numbered = [
             (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
         ]
@@ -156,7 +156,7 @@ class RawLineEncoder:
         return draft
 
     def _check_length(self, source: str) -> None:
-        """Before a parser sees it: a line of so many words or characters has too many pieces in any vocabulary."""
+        """Check the length before a parser reads the line. So many words or characters give too many pieces in any vocabulary."""
         for count, most, unit in (
             (len(source.split()), self._max_pieces, "words"),
             (len(source), _CHARS_PER_PIECE * self._max_pieces, "characters"),
@@ -165,7 +165,7 @@ class RawLineEncoder:
                 raise ValueError(f"{count:,} {unit} are more than {most:,}; split the line into sentences, or raise max_leaves")
 
     def _parse(self, drafts: Sequence["_Draft"]) -> None:
-        """Rows of drafts; what cannot be parsed or encoded is tried again in halves, until the line at fault stands alone."""
+        """Return rows of drafts. If parsing or encoding fails, it tries halves again, until it finds the faulty line."""
         lines = [draft.source for draft in drafts]
         try:
             parsed = self._encoder.parse(lines, [d.given for d in drafts] if self._given_trees else None)
@@ -183,7 +183,7 @@ class RawLineEncoder:
 
 @dataclass
 class _Draft:
-    """A line on its way."""
+    """A line during its encoding."""
 
     number: int
     source: str = ""
@@ -217,8 +217,9 @@ class _Draft:
 
 
 def decode(line: bytes, what: str = "", *, control: bool = False) -> str:
-    """A line of text without outer white space. Raises ValueError where it is not UTF-8, and for control characters unless
-    they are allowed.
+    """Decode a line of text without outer white space. Raises ValueError if it is not UTF-8.
+
+    Unless `control`, it also raises ValueError for control characters.
     """
     try:
         text = line.decode("utf-8").strip()
@@ -230,9 +231,9 @@ def decode(line: bytes, what: str = "", *, control: bool = False) -> str:
 
 
 def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
-    """The line and its words and trees; without a line, the words joined by blanks.
+    """Return the line, its words and its trees. Without a line, it joins the words with blanks.
 
-    Raises ValueError where the trees cannot be read, or their leaves are not the words of the line.
+    Raises ValueError if the trees cannot be read, or if their leaves are not the words of the line.
     """
     try:
         rows = list(read_trees(iter([trees]), "tree"))
@@ -248,7 +249,7 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
 
 
 def _place_words(line: str, texts: Sequence[str]) -> dict[str, list]:
-    """The positions of the leaves in the line. Only white space may stand between them."""
+    """Return the positions of the leaves in the line. Only white space may stand between them."""
     starts, ends = [], []
     position = 0
     for number, text in enumerate(texts, start=1):

@@ -1,6 +1,6 @@
-"""Files of many formats to rows of the text stage: one reader a format, each an iterator of dicts without `example_id`.
+"""Files of many formats to rows of the text stage. Each format has a reader, an iterator of dicts without `example_id`.
 
-A reader raises UserError with file and line on bad input, and is run twice: once to check and count, once to write.
+A reader raises UserError with file and line on bad input. It runs twice: first to check and count, then to write.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
 
 @dataclass(frozen=True)
 class Format:
-    """A reader, the columns its rows have beside `source` and `target`, and whether there is a target side."""
+    """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side."""
 
     read: Reader
     target: Literal["required", "optional", "none"]
@@ -43,7 +43,7 @@ def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
 
 
 def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) -> Rows:
-    """Rows of a one-sided format, with the line of the target side of the same number where there is a target side."""
+    """Return rows of a one-sided format, with the target line of the same number if there is a target side."""
     if not target:
         yield from read(source, target)
         return
@@ -66,6 +66,6 @@ FORMATS: dict[str, Format] = {
 
 
 def read_rows(format_name: str, source: Sequence[Path], target: Sequence[Path], tokenized: str = "none") -> Rows:
-    """The rows of one split. Raises UserError as its reader does."""
+    """Return the rows of one split. Raises UserError as its reader does."""
     rows = FORMATS[format_name].read(source, target)
     return map(undo_moses, rows) if tokenized == "moses" else rows

@@ -17,9 +17,9 @@ _CLASSES = frozenset("01234")
 
 
 def tree_texts(lines: Iterator[str], name: str) -> Iterator[tuple[str, int]]:
-    """(text, first line) of every tree of a file; a tree may take several lines, a line may hold several.
+    """Return (text, first line) of every tree of a file. A tree may take several lines, and a line may hold several trees.
 
-    Raises UserError where a bracket closes nothing, text stands outside, or the file ends inside a tree.
+    Raises UserError if a bracket closes nothing, if text stands outside, or if the file ends inside a tree.
     """
     depth, first, parts = 0, 0, []
     for number, line in enumerate(lines, start=1):
@@ -51,7 +51,7 @@ def _nothing(text: str, name: str, number: int) -> None:
 
 
 def parse_tree(text: str, name: str, line: int) -> tuple[list[str], list[str], SpanTree]:
-    """Words without escapes, tags and nonterminals of one tree. Raises UserError with file and line."""
+    """Parse one tree: words without escapes, tags and nonterminals. Raises UserError with file and line."""
     try:
         words, tags, tree = read_brackets(text)
     except ValueError as error:
@@ -60,7 +60,7 @@ def parse_tree(text: str, name: str, line: int) -> tuple[list[str], list[str], S
 
 
 def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:
-    """Rows of Penn Treebank trees: source (words and blanks), words and the tree. Empty nodes (-NONE-) are left out."""
+    """Return rows of Penn Treebank trees: source (words and blanks), words and the tree. Empty nodes (-NONE-) are left out."""
     for text, line in tree_texts(lines, name):
         words, tags, tree = parse_tree(text, name, line)
         kept = [tag != EMPTY_TAG for tag in tags]
@@ -72,9 +72,9 @@ def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:
 
 
 def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
-    """Rows of sentiment trees: the root's class, that of every node and word, and the tree with labels X.
+    """Return rows of sentiment trees: the root's class, that of every node and word, and the tree with labels X.
 
-    A sentence of one word gets a node above it, so that its class is a node's too.
+    A sentence of one word gets a node above it, so that a node has its class.
     """
     for text, line in tree_texts(lines, name):
         words, classes, tree = parse_tree(text, name, line)
@@ -95,10 +95,10 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
 
 
 def read_treebank(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Trees of `.mrg` and the like: files, folders or archives; with lines of a target side where there are any."""
+    """Read trees of `.mrg` and similar files, folders or archives; with the lines of a target side if there is one."""
     return (row for name, lines in read_texts(source) for row in read_trees(lines, name))
 
 
 def read_sst(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """The Stanford Sentiment Treebank's `train.txt`, `dev.txt`, `test.txt`."""
+    """Read the Stanford Sentiment Treebank's `train.txt`, `dev.txt`, `test.txt`."""
     return (row for name, lines in read_texts(source) for row in read_sentiment(lines, name))

@@ -1,8 +1,8 @@
-"""Dependency treebanks in CoNLL-U: words at their places in the text, arcs, tags.
+"""Dependency treebanks in CoNLL-U: words with their positions in the text, arcs, tags.
 
-One leaf per syntactic word where the words of a multiword token spell it (do + n't), else one per
-token (im = in + dem): it has the tag of its first word and the arc of its topmost one, and arcs to
-any of its words go to it. Empty nodes (8.1) are left out.
+If the syntactic words of a multiword token spell the token (do + n't), each word is a leaf. Otherwise the token is one leaf (im =
+in + dem): it has the tag of its first word and the arc of its topmost word. Arcs to any of its words go to it. Empty nodes (8.1)
+are left out.
 """
 
 import re
@@ -22,7 +22,7 @@ _GOVERNOR = re.compile(r"[0-9]{1,9}")
 
 @dataclass
 class Leaves:
-    """A sentence of a treebank, one item per leaf; a tag that the file does not give is empty.
+    """A sentence of a treebank, one item per leaf. If the file has no tag, it is empty.
 
     `starts` are character offsets in `text`; governors are 0-based, -1 is the root.
     """
@@ -42,7 +42,7 @@ class Leaves:
 
     @property
     def space_after(self) -> list[bool]:
-        """Whether a blank, or the end of the text, follows each word."""
+        """Return whether a blank, or the end of the text, follows each word."""
         return [end != start for end, start in zip(self.ends, [*self.starts[1:], -1], strict=True)]
 
 
@@ -68,17 +68,17 @@ class _Token:
 
 
 def read_conllu(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Sentences of `.conllu` files."""
+    """Read the sentences of `.conllu` files."""
     return (row for name, lines in read_texts(source) for row in read_sentences(lines, name))
 
 
 def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
-    """Rows: source, words, arcs, and one flat tree, which carries the tags. Raises UserError with file and line."""
+    """Return rows: source, words, arcs, and one flat tree with the tags. Raises UserError with file and line."""
     return map(_row, read_leaves(lines, name))
 
 
 def read_leaves(lines: Iterator[str], name: str) -> Iterator[Leaves]:
-    """The sentences of one file. Raises UserError with file and line."""
+    """Return the sentences of one file. Raises UserError with file and line."""
     block: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):
         if line:
@@ -131,7 +131,7 @@ def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
 
 
 def _depths(words: Sequence[_Word], name: str) -> list[int]:
-    """Arcs from the root of every word. Raises UserError for a governor that is not there, and for a circle."""
+    """Return the number of arcs from the root to every word. Raises UserError for a missing governor, and for a cycle."""
     depths = [-1] * len(words)
     for start in range(len(words)):
         path, word = [], start
@@ -185,7 +185,7 @@ def _row(leaves: Leaves) -> dict:
 
 
 def _places(tokens: Sequence[_Token], text: str | None, where: str) -> list[int]:
-    """First character of every token in the text: after the blanks, or by SpaceAfter where no `# text` is given."""
+    """Return the first character of every token in the text: after the blanks, or by SpaceAfter without a `# text` line."""
     starts, position = [], 0
     for number, token in enumerate(tokens, start=1):
         if text is not None:

@@ -1,10 +1,10 @@
-"""Words that the input itself gives, with their places in the source line."""
+"""Words that the input itself gives, with their positions in the source line."""
 
 from collections.abc import Sequence
 
 
 def join_with_blanks(words: Sequence[str]) -> tuple[str, dict[str, list]]:
-    """The line of the words joined by blanks, and the words with their character offsets in it."""
+    """Return the line of the words joined by blanks, and the words with their character offsets in it."""
     starts, ends, position = [], [], 0
     for word in words:
         starts.append(position)

@@ -17,9 +17,9 @@ _TABLE_COLUMNS = ("sentence", "verb_pos", "verb_index")
 
 
 def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Reviews of a part of aclImdb (`aclImdb/train`, `aclImdb_v1.tar.gz/aclImdb/test`), by file name.
+    """Read reviews of a part of aclImdb (`aclImdb/train`, `aclImdb_v1.tar.gz/aclImdb/test`), by file name.
 
-    The folder gives the class: neg 0, pos 1. What is in other folders is not labelled and left out.
+    The folder gives the class: neg 0, pos 1. Other folders have no labels and are left out.
     """
     found = False
     for name, lines in read_texts(source):
@@ -32,7 +32,7 @@ def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 
 def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Lines of VBZ or VBP, a tab, and the words before the verb."""
+    """Read lines of VBZ or VBP, a tab, and the words before the verb."""
     for name, lines in read_texts(source):
         for number, line in enumerate(lines, start=1):
             label, _, prefix = line.partition("\t")
@@ -42,7 +42,7 @@ def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[d
 
 
 def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """The full table of Linzen et al. (2016), tab-separated with a header: the words before the verb and its number."""
+    """Read the full table of Linzen et al. (2016), tab-separated with a header: the words before the verb and its number."""
     for name, lines in read_texts(source):
         places: dict[str, int] | None = None
         for number, line in enumerate(lines, start=1):
@@ -56,7 +56,7 @@ def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict
                 places = {column: fields.index(column) for column in _TABLE_COLUMNS}
                 width = len(fields)
                 continue
-            # Outer tabs go with the line end, so empty fields at the end may be missing.
+            # Outer tabs are stripped with the line end, so empty fields at the end may be missing.
             if not max(places.values()) < len(fields) <= width:
                 raise UserError(f"{name}, line {number}: expected {width} fields, but there are {len(fields)}")
             sentence, tag, index = (fields[places[column]] for column in _TABLE_COLUMNS)

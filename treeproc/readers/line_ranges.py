@@ -1,7 +1,7 @@
-"""Ranges of the lines of plain files: where line n begins is known without a pass over the lines before it.
+"""Ranges of the lines of plain files. The start of line n is known without reading all lines before it.
 
-A first pass counts the line ends of every chunk of a file. A reader of a range seeks to the chunk in which it begins and
-skips the line ends before it. `read_range` gives the lines that `read_lines` gives, with the same messages.
+A first pass counts the line ends of every chunk of a file. The reader of a range seeks to the chunk in which the range begins,
+and skips the line ends before it. `read_range` returns the same lines as `read_lines`, with the same messages.
 """
 
 import os
@@ -22,19 +22,19 @@ _LINE_END = ord("\n")
 
 
 class FilesChanged(UserError):
-    """A file is not the one whose line ends were counted, or is not there any more."""
+    """A file has changed or disappeared since its line ends were counted."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """Size and time of change of a file: what tells that it was changed."""
+    """Size and modification time of a file. They show whether the file was changed."""
 
     size: int
     mtime_ns: int
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Raises UserError where there is no such file."""
+    """Return the stamp of a file. Raises UserError if there is no such file."""
     try:
         facts = path.stat()
     except OSError as error:
@@ -43,7 +43,7 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def count_line_ends(path: Path, start: int, stop: int, chunk: int) -> list[int]:
-    """Line ends in every chunk of bytes [start, stop) of a file. Raises UserError where it cannot be read."""
+    """Count line ends in every chunk of bytes [start, stop) of a file. Raises UserError if it cannot be read."""
     counts = []
     try:
         with path.open("rb") as file:
@@ -58,11 +58,11 @@ def count_line_ends(path: Path, start: int, stop: int, chunk: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the lines of one file, as a task gets it."""
+    """A range of the lines of one file, for a task."""
 
     path: str  # of the bytes
     name: str  # in messages
-    offset: int  # byte at which reading begins
+    offset: int  # byte at which the reading begins
     skip: int  # line ends from there to the first line
     first: int  # number of the first line, from 1
     count: int  # lines
@@ -82,7 +82,7 @@ class CutFile:
     lines: int
 
     def piece(self, start: int, stop: int) -> Piece:
-        """Lines [start, stop), counted from 0."""
+        """Return lines [start, stop), counted from 0."""
         # Line n begins after line end n.
         at = int(np.searchsorted(self.before, start)) - 1 if start else 0
         skip = start - int(self.before[at])
@@ -91,13 +91,13 @@ class CutFile:
 
 
 def cut_file(path: Path, name: str, stamp: Stamp, counts: Sequence[int], chunk: int) -> CutFile:
-    """A file with the line ends of all its chunks. Raises UserError where it cannot be read."""
+    """Return a file with the line ends of all its chunks. Raises UserError if it cannot be read."""
     before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
     try:
         with path.open("rb") as file:
             head = file.read(len(UTF8_BOM) + 1)
             file.seek(max(0, stamp.size - 1))
-            # The last line may have no end. A file of a byte order mark alone has no line.
+            # The last line may have no end. A file that is only a byte order mark has no line.
             unended = stamp.size > 0 and file.read(1) != b"\n" and head != UTF8_BOM
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
@@ -115,7 +115,7 @@ class CutSide:
         return sum(file.lines for file in self.files)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Lines [start, stop) of the side, counted from 0, file by file."""
+        """Return lines [start, stop) of the side, counted from 0, file by file."""
         pieces, first = [], 0
         for file in self.files:
             begin, end = max(start, first), min(stop, first + file.lines)
@@ -126,7 +126,7 @@ class CutSide:
 
 
 def read_range(pieces: Sequence[Piece]) -> Iterator[str]:
-    """The lines of the pieces. Raises UserError as `read_lines` does, and FilesChanged for a file that was changed."""
+    """Read the lines of the pieces. Raises UserError as `read_lines` does, and FilesChanged for a changed file."""
     for piece in pieces:
         left = piece.count
         for line in islice(_read_piece(piece), piece.count):
@@ -139,7 +139,7 @@ def read_range(pieces: Sequence[Piece]) -> Iterator[str]:
 def _read_piece(piece: Piece) -> Iterator[str]:
     try:
         file = open(piece.path, "rb")
-    except OSError as error:  # it could be read when its line ends were counted
+    except OSError as error:  # it was readable when its line ends were counted
         raise FilesChanged(
             f"cannot read {piece.name} on {platform.node()}: {error.strerror or error}; put input files on storage that all "
             "nodes share"
@@ -153,7 +153,7 @@ def _read_piece(piece: Piece) -> Iterator[str]:
 
 
 def _bytes_to_skip(file, piece: Piece) -> int:
-    """Bytes from the offset of a piece to its first line."""
+    """Return the number of bytes from the offset of a piece to its first line."""
     left, passed = piece.skip, 0
     file.seek(piece.offset)
     while left:

@@ -1,4 +1,4 @@
-"""Text that the Moses tokeniser went over: its escapes are undone, its tokens stay the words."""
+"""Text from the Moses tokeniser. The reader undoes its escapes; its tokens stay the words."""
 
 import re
 
@@ -13,7 +13,7 @@ _SPLIT_HYPHEN = "@-@"
 
 
 def unescape(line: str) -> list[str]:
-    """The tokens as they are in plain text: `&apos;s` is `'s`, `@-@` is `-`. Every escape is undone once."""
+    """Return the tokens as in plain text: `&apos;s` is `'s`, `@-@` is `-`. Every escape is undone once."""
     if "&" in line:
         line = _ESCAPE.sub(lambda match: _ESCAPES[match[0]], line)
     tokens = line.split()
@@ -21,7 +21,10 @@ def unescape(line: str) -> list[str]:
 
 
 def undo_moses(row: dict) -> dict:
-    """A row whose sides are Moses tokens to plain tokens between blanks; `words` are the source's, with their places."""
+    """Convert a row of Moses tokens to plain tokens with blanks between.
+
+    `words` are those of the source, with their positions.
+    """
     source, words = join_with_blanks(unescape(row["source"]))
     plain = {**row, "source": source, "words": words}
     if "target" in row:

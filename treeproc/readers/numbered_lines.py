@@ -1,4 +1,4 @@
-"""Files, folders and archives as numbered lines. Lines end at `\\n` alone: no other Unicode separator may shift a pair."""
+"""Files, folders and archives as numbered lines. Only `\n` ends a line: another Unicode separator must not shift a pair."""
 
 import gzip
 import tarfile
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 def refuse_pipes(paths: Iterable[Path]) -> None:
-    """Raise UserError for what can be read only once."""
+    """Raise UserError for an input that can be read only once."""
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():
             raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
@@ -40,9 +40,9 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
-    """The rest of an open file in blocks that end where a line does: decoding many lines at once is far faster than one by one.
+    """Read the rest of an open file in blocks that end at a line end. Decoding many lines at once is far faster.
 
-    Raises UserError where the file cannot be read on, and for a line of more than 64 MiB.
+    Raises UserError if the reading fails, and for a line of more than 64 MiB.
     """
     try:
         while block := file.read(_BLOCK_BYTES):
@@ -57,7 +57,7 @@ def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterator[str]:
-    """The lines of blocks of whole lines, without line ends or outer white space; `number` is that of the first one.
+    """Return the lines of blocks of whole lines, without line ends or outer white space. `number` is that of the first line.
 
     Raises UserError with file and line number on invalid UTF-8, after the lines before it.
     """
@@ -83,7 +83,7 @@ def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterat
 
 
 def read_lines(paths: Sequence[Path]) -> Iterator[str]:
-    """Lines of several files one after the other, without line ends or outer white space.
+    """Read lines of several files one after the other, without line ends or outer white space.
 
     `.gz` files are decompressed. Raises UserError with file and line number on invalid UTF-8.
     """
@@ -92,9 +92,9 @@ def read_lines(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
-    """Lines of one file without line ends, for callers who say themselves what becomes of one that is not UTF-8.
+    """Read lines of one file as bytes without line ends. The caller handles lines that are not UTF-8.
 
-    `.gz` files are decompressed. Raises UserError when the file cannot be read.
+    `.gz` files are decompressed. Raises UserError if the file cannot be read.
     """
     first = True
     for block in _blocks(path):
@@ -106,10 +106,10 @@ def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
 
 
 def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
-    """(name, lines) of every text: a path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
+    """Return (name, lines) of every text. A path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
 
-    The files below a folder or in an archive come in the order of their names, hidden ones left out. An
-    archive's part that is asked for is held in memory, because it can be read from front to back alone.
+    The files below a folder or in an archive are sorted by name, without hidden ones. The requested part of an archive is held in
+    memory, because an archive can only be read from front to back.
     """
     for path in paths:
         archive = next(
@@ -127,12 +127,12 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
                 raise UserError(f"{path} holds no files")
             yield from ((str(file), decoded_lines(_blocks(file), str(file))) for file in files)
         else:
-            _open(path).close()  # not every caller reads what it is given
+            _open(path).close()  # a caller may stop before the end
             yield str(path), decoded_lines(_blocks(path), str(path))
 
 
 def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:
-    """Names and contents of the files below `folder` of a tar archive, `.` being all of it, by name."""
+    """Return names and contents of the files below `folder` of a tar archive, sorted by name. `.` is the whole archive."""
     found: dict[str, bytes] = {}
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|*") as tar:
@@ -156,7 +156,7 @@ def join_names(paths: Sequence[Path]) -> str:
 def pair_up(
     left: Iterator[Item], right: Iterator[str], left_name: str, right_name: str, unit: str = "lines"
 ) -> Iterator[tuple[Item, str]]:
-    """Items of both sides together; neither side yields None. Raises UserError with both counts when one ends early."""
+    """Yield items of both sides together; neither side yields None. Raises UserError with both counts if one ends early."""
     for number, (a, b) in enumerate(zip_longest(left, right)):
         if a is None or b is None:
             longer = number + 1 + sum(1 for _ in (right if a is None else left))
@@ -166,5 +166,5 @@ def pair_up(
 
 
 def unequal(left_name: str, left: int, right_name: str, right: int, unit: str = "lines") -> UserError:
-    """The error of two sides of different lengths."""
+    """Return the error for two sides of different lengths."""
     return UserError(f"{left_name} has {left} {unit}, but {right_name} has {right}; parallel files must have as many")

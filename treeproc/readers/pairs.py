@@ -1,4 +1,4 @@
-"""Pairs of sentences and how much their meanings have in common: SICK."""
+"""Pairs of sentences with a score of relatedness: SICK."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ _SCORE = re.compile(r"[1-4](\.[0-9]{1,9})?|5(\.0{1,9})?")
 
 
 def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Two rows a pair, sentence A and sentence B, both with the score of the pair, from 1 to 5.
+    """Return two rows per pair, sentence A and sentence B, both with the score of the pair, from 1 to 5.
 
-    A path is a tab-separated table with a header, as SICK.txt or the SemEval files, or a part of one: `SICK.txt/TRAIN` is the
-    rows that have TRAIN in the column SemEval_set.
+    A path is a tab-separated table with a header, such as SICK.txt or the SemEval files. It may also be a part of one:
+    `SICK.txt/TRAIN` takes the rows with TRAIN in the column SemEval_set.
     """
     for path in source:
         is_part = isinstance(path, Path) and path.parent.is_file()

@@ -12,7 +12,7 @@ _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#([0-9]{1,7})|#x([0-9a-fA-F]{1,6}));")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
-# Lines of IWSLT's training files that are not text. Titles and descriptions are text, and parallel.
+# Lines of IWSLT's training files that are not text. Titles and descriptions are parallel text.
 _METADATA = re.compile(r"</?(?:doc|url|keywords|speaker|talkid|reviewer|translator|\?xml|mteval|srcset|refset)\b", re.IGNORECASE)
 _TEXT_TAG = re.compile(r"</?(?:title|description)>", re.IGNORECASE)
 
@@ -20,7 +20,7 @@ Segment = tuple[tuple[str, str], str, str]  # (document id, segment id), text, "
 
 
 def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Pairs of two `.sgm` files. Raises UserError where the segments' ids differ."""
+    """Read the pairs of two `.sgm` files. Raises UserError if the ids of the segments differ."""
     names = join_names(source), join_names(target)
     for left, right in pair_up(_all_segments(source), _all_segments(target), *names, unit="segments"):
         if left[0] != right[0]:
@@ -32,7 +32,7 @@ def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 
 def read_iwslt(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Pairs of IWSLT's `train.tags.*` (lines) and `.xml` files (segments)."""
+    """Read the pairs of IWSLT's `train.tags.*` (lines) and `.xml` files (segments)."""
     sides = pair_up(_iwslt_side(source), _iwslt_side(target), join_names(source), join_names(target), "text lines")
     for left, right in sides:
         yield {"source": left, "target": right}
@@ -52,7 +52,7 @@ def _iwslt_side(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
-    """The `<seg id>` elements of one file. Raises UserError for one without an id, or that does not end."""
+    """Return the `<seg id>` elements of one file. Raises UserError for one without an id or without an end."""
     document, open_id, opened, parts = "", None, 0, []
     for number, line in enumerate(lines, start=1):
         position = 0
@@ -85,7 +85,7 @@ def _attribute(attributes: str) -> str | None:
 
 
 def _unescape(text: str) -> str:
-    """XML's five entities and character references; anything else stays as it is."""
+    """Replace XML's five entities and character references; all else stays unchanged."""
     return _ENTITY.sub(_character, text) if "&" in text else text
 
 

@@ -1,14 +1,13 @@
-"""Dependency arcs of many sentences: checked, made projective, and as the words below every head.
+"""Dependency arcs of many sentences: checks, projective arcs, and the words below every head.
 
-The words of all sentences stand side by side; a governor is a place among all of them, -1 for a root.
-Shapes: W words, S sentences.
+The words of all sentences are in one array. A governor is an index into it, -1 for a root. Shapes: W words, S sentences.
 """
 
 import numpy as np
 
 
 def depths(governors: np.ndarray) -> np.ndarray:
-    """Number of arcs from every word up to its root [W]; -1 for words that have none, because their arcs form a circle."""
+    """Return the number of arcs from every word up to its root [W]; -1 for words whose arcs form a cycle."""
     above, depth = governors, (governors >= 0).astype(np.int64)
     # Each round climbs twice as far as the one before.
     for _ in range(len(governors).bit_length() + 1):
@@ -21,9 +20,9 @@ def depths(governors: np.ndarray) -> np.ndarray:
 
 
 def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
-    """The problem of each sentence, empty for none: words [edges[s], edges[s + 1]) must be a tree of one root.
+    """Return the problem of each sentence, or an empty text. Words [edges[s], edges[s + 1]) must be a tree with one root.
 
-    A sentence of roots alone, which no parser has analysed, counts as a tree.
+    A sentence of only roots, which no parser has analysed, counts as a tree.
     """
     count = len(edges) - 1
     sentence = np.repeat(np.arange(count), np.diff(edges))
@@ -42,9 +41,9 @@ def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
 
 
 def yields(governors: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The yield of every head, of the words at or below it that are `counted`: first, one past the last, and number, [W] each.
+    """Return the yield of every head, over the `counted` words at or below it: first, one past the last, and number, [W] each.
 
-    Where there are none, the first is W and the last -1.
+    If there are none, the first is W and the last is -1.
     """
     place, depth = np.arange(len(governors)), depths(governors)
     first = np.where(counted, place, len(governors))
@@ -62,10 +61,11 @@ def yields(governors: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def make_projective(edges: np.ndarray, governors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Governors without arcs that cross [W], and the number of arcs lifted in every sentence [S].
+    """Return governors without crossing arcs [W], and the number of lifted arcs in every sentence [S].
 
-    An arc is projective if its governor is above all words between its ends. Of those that are not, the shortest, the
-    leftmost of several, is lifted to the governor's governor, until all are (Nivre and Nilsson 2005, section 3).
+    An arc is projective if its governor is above all words between its ends. The shortest arc that is not projective, the
+    leftmost of equal ones, is lifted to the governor's governor. This repeats until all arcs are projective (Nivre and Nilsson
+    2005, section 3).
     """
     lifted = np.zeros(len(edges) - 1, dtype=np.int64)
     first, last, size = yields(governors, np.ones(len(governors), dtype=bool))
@@ -82,7 +82,7 @@ def make_projective(edges: np.ndarray, governors: np.ndarray) -> tuple[np.ndarra
 
 
 def _lift(governors: list[int]) -> int:
-    """Lift the arcs of one sentence in place; returns how many."""
+    """Lift the arcs of one sentence in place. Returns their number."""
     lifted = 0
     while crossing := [arc for arc in _arcs(governors) if _crosses(governors, *arc)]:
         _, _, word = min(crossing)
@@ -92,7 +92,7 @@ def _lift(governors: list[int]) -> int:
 
 
 def _arcs(governors: list[int]) -> list[tuple[int, int, int]]:
-    """(length, leftmost word, dependent) of every arc."""
+    """Return (length, leftmost word, dependent) of every arc."""
     return [(abs(word - above), min(word, above), word) for word, above in enumerate(governors) if above >= 0]
 
 

@@ -1,9 +1,8 @@
 """Bracket scores of constituency parses, counted as EVALB counts them.
 
-A bracket is (label, first word, last word) of a nonterminal. ROOT and tags are no brackets. Words whose
-gold tag is punctuation are taken out of both trees first, and nodes that lose all their words with them.
-Brackets are a multiset: a node twice over the same words counts twice. Unlike with EVALB's COLLINS.prm,
-ADVP and PRT are two labels; as there, brackets (-LRB-) are words.
+A bracket is (label, first word, last word) of a nonterminal. ROOT and tags are no brackets. Words with a gold tag of punctuation
+are first removed from both trees, and so are nodes that lose all their words. Brackets are a multiset: a node twice over the same
+words counts twice. ADVP and PRT are two labels, unlike in EVALB's COLLINS.prm. As there, brackets (-LRB-) are words.
 """
 
 from collections import Counter
@@ -14,16 +13,16 @@ from treeproc.trees.spans import ROOT_LABELS, SpanTree, keep_leaves, plain_label
 
 # Tags of punctuation: EVALB's (COLLINS.prm), UD's, and those of the German treebanks.
 PUNCTUATION = frozenset({",", ".", ":", "``", "''", "PUNCT", "$,", "$.", "$("})
-# Sentence lengths, in words with punctuation: up to and including these.
+# Upper ends of sentence lengths, included, in words with punctuation.
 LENGTHS = (10, 20, 30, 40)
 
 
 @dataclass(frozen=True)
 class BracketScore:
-    """Counts over sentences, which add up."""
+    """Counts over sentences, which can be added."""
 
     sentences: int = 0
-    exact: int = 0  # sentences with the gold brackets and no others
+    exact: int = 0  # sentences whose brackets are exactly the gold ones
     gold: int = 0
     predicted: int = 0
     matched: int = 0
@@ -56,7 +55,7 @@ class BracketScore:
 
 
 def brackets(tree: SpanTree, words: Sequence[bool] | None = None, labelled: bool = True) -> Counter:
-    """The number of times that each (label, start, end) occurs over the kept words; the label is empty unless `labelled`."""
+    """Count each (label, start, end) over the kept words. The label is empty unless `labelled`."""
     tree = tree if words is None else keep_leaves(tree, words)
     return Counter(
         (plain_label(label) if labelled else "", start, end)
@@ -73,7 +72,7 @@ def score_sentence(
     labelled: bool = True,
     punctuation: Collection[str] = PUNCTUATION,
 ) -> BracketScore:
-    """The score of one sentence; a failed parse (None) has no brackets. Raises ValueError for trees over other words."""
+    """Score one sentence. A failed parse (None) has no brackets. Raises ValueError for trees over other words."""
     for tree in (gold, predicted):
         if tree is not None and len(tree) and max(tree.ends) != len(tags):
             raise ValueError(f"the tree has {max(tree.ends)} words, but the sentence has {len(tags)}")
@@ -91,7 +90,7 @@ def score(
     labelled: bool = True,
     punctuation: Collection[str] = PUNCTUATION,
 ) -> BracketScore:
-    """The score of all sentences; gold are (gold tags, tree)."""
+    """Score all sentences; gold are (gold tags, tree)."""
     return sum(_scores(gold, predicted, labelled, punctuation), BracketScore())
 
 
@@ -103,7 +102,7 @@ def score_by_length(
     punctuation: Collection[str] = PUNCTUATION,
     lengths: Sequence[int] = LENGTHS,
 ) -> dict[str, BracketScore]:
-    """The scores of sentences of 1-10, 11-20, ... words and of longer ones, in that order; classes without a sentence too."""
+    """Return the scores of sentences of 1-10, 11-20, ... words and of longer ones, in that order; also for empty classes."""
     lows = [1, *(length + 1 for length in lengths)]
     names = [f"{low}-{high}" for low, high in zip(lows, lengths, strict=False)] + [f"{lows[-1]}+"]
     out = dict.fromkeys(names, BracketScore())

@@ -1,7 +1,7 @@
-"""Control trees: trees over the same words that no parser made, as baselines of every claim about syntax.
+"""Control trees: trees over the same words that do not come from a parser. They are baselines for claims about syntax.
 
-All nonterminals carry one label, so that a control differs from a parse in nothing but the tree. All trees of a batch
-are cut at once: one step of numpy per level.
+All nonterminals have one label, so a control differs from a parse only in the tree. All trees of a batch are cut at once, with
+one step of numpy per level.
 """
 
 from typing import Literal
@@ -14,10 +14,10 @@ ControlTree = Literal["balanced", "left", "right", "flat", "random"]
 
 
 def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
+    """Return starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
 
-    balanced, left, right and random are binary: n - 1 nodes over n words, one over one word, none over none. A random
-    tree draws every split point uniformly; the draw depends on `seed`, the row's id in `ids` [rows] and the span alone.
+    balanced, left, right and random are binary: n - 1 nodes over n words, one node over one word, no node over no word. A random
+    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span.
     """
     edges = edges_of(lengths)
     first, keys = edges[:-1], hash_examples(ids, seed)
@@ -38,12 +38,12 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
 
 
 def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
-    """A number of 64 bits for every example id, which looks drawn with the seed."""
+    """Return a pseudo-random 64-bit number for every example id and the seed."""
     return _mixed(_mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
 
 
 def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """The positions where spans of two words or more are cut; a single word has no node, and its value is ignored."""
+    """Return the cut positions of spans of two words or more. A single word has no node, and its value is ignored."""
     if kind == "balanced":
         return (start + end) // 2
     if kind == "left":
@@ -56,7 +56,7 @@ def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.nda
 
 
 def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """A hash of every number: the output function of SplitMix64: 64 bits that look drawn, from any 64 bits."""
+    """Return a hash of every number: the output function of SplitMix64, which gives pseudo-random 64 bits."""
     x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Scores of tags, arcs and tokens, counted as the CoNLL 2018 shared task counts them for given words.
+"""Scores of tags, arcs and tokens, counted as in the CoNLL 2018 shared task for given words.
 
 A relation is compared up to its colon: `nsubj:pass` is `nsubj`.
 """
@@ -12,7 +12,7 @@ from treeproc.trees.bracket_scores import PUNCTUATION
 
 @dataclass(frozen=True)
 class Share:
-    """So many out of so many; shares add up."""
+    """A count out of a total. Shares can be added."""
 
     correct: int = 0
     total: int = 0
@@ -26,7 +26,7 @@ class Share:
 
 
 def tag_accuracy(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Share:
-    """The share of words with the gold tag; words without a gold tag do not count."""
+    """Return the share of words with the gold tag. Words without a gold tag do not count."""
     pairs = [pair for sides in zip(gold, predicted, strict=True) for pair in zip(*sides, strict=True) if pair[0]]
     return Share(sum(a == b for a, b in pairs), len(pairs))
 
@@ -44,7 +44,7 @@ def attachment(
     predicted: Sequence[tuple[Sequence[int], Sequence[str]]],
     tags: Sequence[Sequence[str]] | None = None,
 ) -> ArcScore:
-    """Arcs of sentences as (governors, relations). With gold tags, words that are punctuation by them do not count."""
+    """Score arcs of sentences given as (governors, relations). With gold tags, words that are punctuation do not count."""
     total = unlabelled = labelled = 0
     for number, (sides, answer) in enumerate(zip(gold, predicted, strict=True)):
         for i, (governor, relation, other, other_relation) in enumerate(zip(*sides, *answer, strict=True)):
@@ -57,12 +57,12 @@ def attachment(
 
 
 def universal(relation: str) -> str:
-    """A relation without its subtype."""
+    """Return a relation without its subtype."""
     return relation.partition(":")[0]
 
 
 def span_f1(gold: Sequence[Sequence[Hashable]], predicted: Sequence[Sequence[Hashable]]) -> tuple[float, float, float]:
-    """Precision, recall and F1 of tokens, or sentences, given as (first character, end) of every text."""
+    """Return precision, recall and F1 of tokens, or sentences, given as (first character, end) of every text."""
     wanted = found = matched = 0
     for spans, answer in zip(gold, predicted, strict=True):
         a, b = Counter(spans), Counter(answer)

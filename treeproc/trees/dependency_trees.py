@@ -1,17 +1,18 @@
-"""Constituents from dependency arcs: a head and what depends on it make a phrase.
+"""Constituents from dependency arcs: a head and its dependents make a phrase.
 
-Arcs that cross are lifted first (`arcs.make_projective`), so that the words below a head stand side by side. Punctuation
-belongs to the lowest phrase that has words on both of its sides: it never begins or ends a phrase, except for the whole
-sentence and for brackets, which make a phrase PRN with what they hold.
+Crossing arcs are lifted first (`arcs.make_projective`), so that the words below a head stand side by side. Punctuation belongs to
+the lowest phrase that has words on both of its sides. So it never begins or ends a phrase. There are two exceptions: the whole
+sentence, and brackets, which make a phrase PRN with their content.
 
 Shapes of a phrase:
+
 - flat: one node over a head and all of its dependents.
 - left, right: a node for every dependent, the nearest first; those on the left, or on the right, before the others.
-- layered: a node for every layer of dependents, from the inside out: noun phrase, its modifiers, its preposition; verb with
-  objects and modifiers, auxiliaries, subject, subordinating conjunction, coordination (`_layer_of`). A dependent is at least
-  as far out as those between it and its head. A noun that is an argument, and an adverb, are phrases of one word.
+- layered: a node for every layer of dependents, from the inside out (`_layer_of`). Nouns: noun phrase, its modifiers, its
+  preposition. Verbs: objects and modifiers, auxiliaries, subject, subordinating conjunction, coordination.
+  A dependent is at least as far out as those between it and its head. An argument noun and an adverb are phrases of one word.
 
-All sentences are cut at once, with a step of numpy for each layer. Shapes: W words, S sentences, N nodes.
+All sentences are cut at once, with one step of numpy for each layer. Shapes: W words, S sentences, N nodes.
 """
 
 from collections.abc import Collection, Sequence
@@ -29,7 +30,7 @@ from treeproc.trees.flat_trees import FlatTrees
 PhraseShape = Literal["flat", "left", "right", "layered"]
 PhraseLabels = Literal["upos", "deprel"]
 
-# Universal tags of the Penn Treebank's, which the English trees of other parsers carry.
+# Universal tags for the tags of the Penn Treebank, which the English trees of other parsers have.
 _PENN = {
     "NOUN": "NN NNS",
     "PROPN": "NNP NNPS",
@@ -61,24 +62,24 @@ _PHRASES = {
 PHRASE_LABELS = tuple(dict.fromkeys([UNANALYSED, "S", "SBAR", "PRN", *_PHRASES.values()]))
 _NOMINAL = ("NOUN", "PROPN", "PRON", "NUM", "SYM")
 _SUBJECTS = ("nsubj", "csubj", "expl")
-# Relations to a governor whose noun is a phrase also where it is a single word.
+# With these relations to its governor, a single noun is also a phrase.
 _ARGUMENTS = (
     *("nsubj", "obj", "iobj", "obl", "nmod", "vocative", "expl", "dislocated"),
     *("conj", "appos", "parataxis", "list", "discourse"),
 )
 OPENING, CLOSING = ("(", "[", "{"), (")", "]", "}")
 
-# The layers of a head, from the inside out, and what a phrase is called that reaches this far.
+# The layers of a head, from the inside out, and the label of a phrase that ends at this layer.
 _CORE, _MODIFIERS, _CASE, _PREDICATE, _AUXILIARIES, _CLAUSE, _MARK, _COORDINATION = range(1, 9)
 _LAYER_LABELS = {_CASE: "PP", _PREDICATE: "VP", _AUXILIARIES: "VP", _CLAUSE: "S", _MARK: "SBAR"}
 
 
 @dataclass(frozen=True)
 class DependencySentences:
-    """Sentences side by side; tags and relations as numbers of their names."""
+    """Sentences side by side; tags and relations are indices of their names."""
 
     edges: np.ndarray  # [S + 1] where each sentence begins
-    governors: np.ndarray  # [W] place of the governor among all words, -1 for a root
+    governors: np.ndarray  # [W] index of the governor among all words, -1 for a root
     relations: np.ndarray  # [W]
     relation_names: Sequence[str]
     tags: np.ndarray  # [W] Penn's or universal ones
@@ -87,15 +88,15 @@ class DependencySentences:
 
 
 def phrase_label(relation: str) -> str:
-    """A relation without its subtype: nmod:poss -> nmod."""
+    """Return a relation without its subtype: nmod:poss -> nmod."""
     return relation.partition(":")[0]
 
 
 def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[FlatTrees, np.ndarray]:
-    """One tree per sentence, with one root over all of its words, and the arcs that were lifted for it [S].
+    """Return one tree per sentence, with one root over all of its words, and the number of lifted arcs [S].
 
-    Where no word has a governor, the tree is flat. Labels by `upos` are those of the head's tag (NP, VP, ADJP, ...) and of what
-    is added to it (PP, S, SBAR, PRN); by `deprel`, the relation of the head to its governor. Arcs must be trees: see
+    If no word has a governor, the tree is flat. Labels by `upos` come from the head's tag (NP, VP, ADJP, ...) and from the added
+    dependents (PP, S, SBAR, PRN). Labels by `deprel` are the relation of the head to its governor. Arcs must be trees: see
     `arcs.check_arcs`.
     """
     governors, lifted = make_projective(sentences.edges, sentences.governors)
@@ -113,17 +114,17 @@ def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, label
 
 @dataclass(frozen=True)
 class _Words:
-    """Projective arcs over words, and what decides where a word attaches."""
+    """Projective arcs over words, and the properties that decide where a word attaches."""
 
     governors: np.ndarray  # [W]
     relations: np.ndarray  # [W] strings without subtypes
     tags: np.ndarray  # [W] universal tags as strings
-    labels: np.ndarray  # [W] of a phrase that says no more than its head's tag: numbers of PHRASE_LABELS
+    labels: np.ndarray  # [W] label from the head's tag alone: index into PHRASE_LABELS
     punctuation: np.ndarray  # [W] whether a word is punctuation without dependents
     brackets: np.ndarray  # [W] whether the phrase of a word stands in brackets
-    counted: np.ndarray  # [W] words that a phrase may begin or end with: no punctuation but such brackets
-    first: np.ndarray  # [W] of the counted words at or below a word: the first, W where there is none
-    last: np.ndarray  # [W] and one past the last, -1 where there is none
+    counted: np.ndarray  # [W] words that a phrase may begin or end with: all except punctuation, but with those brackets
+    first: np.ndarray  # [W] first counted word at or below a word; W if there is none
+    last: np.ndarray  # [W] one past the last such word; -1 if there is none
 
     @classmethod
     def of(cls, sentences: DependencySentences, governors: np.ndarray) -> "_Words":
@@ -142,11 +143,11 @@ class _Words:
 
     @property
     def dependents(self) -> np.ndarray:
-        """Places of all words with a governor that are no punctuation."""
+        """Return the indices of all words with a governor that are no punctuation."""
         return np.flatnonzero((self.governors >= 0) & ~self.punctuation)
 
     def with_shared_conjunctions(self) -> "_Words":
-        """A conjunction that begins a conjunct (*and* in *cats and dogs*) goes to the first conjunct: it joins both."""
+        """Attach a conjunction that begins a conjunct (*and* in *cats and dogs*) to the first conjunct, because it joins both."""
         conjunct = self.governors
         begins = (self.relations == "cc") & (conjunct >= 0)
         begins &= (self.relations[conjunct] == "conj") & (self.first[conjunct] == np.arange(len(conjunct)))
@@ -155,14 +156,14 @@ class _Words:
         return replace(self, governors=governors, first=first, last=last)
 
     def heads_with(self, relations: Collection[str]) -> np.ndarray:
-        """Whether a word has a dependent of one of the relations [W]."""
+        """Return whether a word has a dependent with one of the relations [W]."""
         out = np.zeros(len(self.governors), dtype=bool)
         out[self.governors[np.isin(self.relations, list(relations)) & (self.governors >= 0)]] = True
         return out
 
 
 def _ranks(words: _Words, shape: PhraseShape) -> np.ndarray:
-    """[W] the layer of every dependent: 1 in flat phrases, else its place in the order of attachment."""
+    """Return the layer of every dependent [W]: 1 in flat phrases, else its place in the order of attachment."""
     layers = np.zeros(len(words.governors), dtype=np.int64)
     places = words.dependents
     if shape == "flat":
@@ -177,7 +178,7 @@ def _ranks(words: _Words, shape: PhraseShape) -> np.ndarray:
 
 
 def _layers(words: _Words) -> np.ndarray:
-    """[W] the layer of every dependent by its relation, side and head, at least that of those between it and the head."""
+    """Return the layer of every dependent [W] by relation, side and head; at least that of those between it and the head."""
     governors, relations, tags = words.governors, words.relations, words.tags
     places = words.dependents
     heads = governors[places]
@@ -189,7 +190,7 @@ def _layers(words: _Words) -> np.ndarray:
     # Of nouns and other words that are no predicate.
     layer = np.where(left, _CORE, _MODIFIERS)
     layer[~left & np.isin(relation, ("flat", "fixed", "compound", "goeswith", "nummod"))] = _CORE
-    # Of predicates that are no verb: what belongs to the noun or adjective is nearer than what belongs to the clause.
+    # Of predicates that are no verb: dependents of the noun or adjective are nearer than those of the clause.
     inner = ("det", "amod", "nummod", "compound", "flat", "fixed", "goeswith", "nmod")
     right_inner = np.isin(relation, (*inner, "acl", "appos")) | (adjective & np.isin(relation, ("obl", "xcomp", "ccomp")))
     is_inner = np.where(left, np.isin(relation, inner) | ((relation == "advmod") & (tag != "PART")), right_inner)
@@ -216,7 +217,7 @@ def _layers(words: _Words) -> np.ndarray:
 
 
 def _cut(words: _Words, layers: np.ndarray, layered: bool) -> tuple[np.ndarray, ...]:
-    """Heads, starts, ends and labels of the nodes, those of a head from the inside out."""
+    """Return heads, starts, ends and labels of the nodes; the nodes of a head are ordered from the inside out."""
     count = len(words.governors)
     code = {name: number for number, name in enumerate(PHRASE_LABELS)}
     label = words.labels.copy()
@@ -250,7 +251,7 @@ def _cut(words: _Words, layers: np.ndarray, layered: bool) -> tuple[np.ndarray, 
 
 
 def _stands_alone(words: _Words, core: np.ndarray, predicate: np.ndarray) -> np.ndarray:
-    """[W] whether a word is a phrase beside the phrases that it heads."""
+    """Return [W]: whether a word is a phrase beside the phrases that it heads."""
     has_dependents = np.zeros(len(words.governors), dtype=bool)
     has_dependents[words.governors[words.dependents]] = True
     noun, verb = np.isin(words.tags, _NOMINAL), np.isin(words.tags, ("VERB", "AUX"))
@@ -263,7 +264,7 @@ def _stands_alone(words: _Words, core: np.ndarray, predicate: np.ndarray) -> np.
 def _bracketed(
     governors: np.ndarray, punctuation: np.ndarray, words: pa.Array, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
-    """Heads [.] of phrases between two brackets that depend on them; phrases are [first, last) without punctuation."""
+    """Return the heads of phrases between two brackets that depend on them; phrases are [first, last) without punctuation."""
     kind = pc.index_in(words, value_set=pa.array([*OPENING, *CLOSING])).fill_null(-1).to_numpy(zero_copy_only=False)
     opening = np.flatnonzero(punctuation & (governors >= 0) & (kind >= 0) & (kind < len(OPENING)))
     heads = governors[opening]
@@ -275,15 +276,15 @@ def _bracketed(
 def _with_roots(
     edges: np.ndarray, words: _Words, heads: np.ndarray, starts: np.ndarray, ends: np.ndarray, labels: np.ndarray
 ) -> tuple[np.ndarray, ...]:
-    """The outermost node of every root over its whole sentence, or one more where the root has none."""
+    """Extend the outermost node of every root to its whole sentence, or add a node if the root has none."""
     lengths = np.diff(edges)
     sentences = np.flatnonzero(lengths)
     sentence = np.repeat(np.arange(len(lengths)), lengths)
     roots = np.flatnonzero(words.governors < 0)
     several = np.bincount(sentence[roots], minlength=len(lengths)) > 1
     root = np.full(len(lengths), -1)
-    root[sentence[roots[::-1]]] = roots[::-1]  # the first of several
-    # Words that nobody has analysed are no heads.
+    root[sentence[roots[::-1]]] = roots[::-1]  # the first one if there are several
+    # Words that were not analysed are no heads.
     kept = ~several[sentence[heads]]
     heads, starts, ends, labels = heads[kept], starts[kept], ends[kept], labels[kept]
     outermost = np.full(len(words.governors), -1)

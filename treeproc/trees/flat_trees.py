@@ -1,7 +1,7 @@
 """The trees of many examples as flat arrays: the operations of `spans.py` on all trees at once, without a Python loop.
 
-The leaves of all trees are numbered in one sequence, so that a span identifies its tree. Nodes are in pre-order, tree after
-tree; because subtrees are nested, starts never fall, and a node's subtree ends where a start reaches its end.
+The leaves of all trees are numbered in one sequence, so a span identifies its tree. Nodes are in pre-order, tree after tree.
+Because subtrees are nested, starts never fall. A node's subtree ends at the first start that is not below the node's end.
 
 Shapes: T trees, W leaves, N nodes.
 """
@@ -35,21 +35,21 @@ class FlatTrees:
     starts: np.ndarray  # [N]
     ends: np.ndarray  # [N]
     names: list[str]
-    classes: np.ndarray | None = None  # [N] classification label of a node, -1 where it has none
+    classes: np.ndarray | None = None  # [N] classification label of a node, -1 for no label
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def node_edges(self, leaf_edges: np.ndarray) -> np.ndarray:
-        """[n + 1]: nodes below the leaves [leaf_edges[r], leaf_edges[r + 1]) are nodes [edges[r], edges[r + 1])."""
+        """Return edges [n + 1]: nodes below leaves [leaf_edges[r], leaf_edges[r + 1]) are nodes [edges[r], edges[r + 1])."""
         return np.searchsorted(self.starts, leaf_edges)
 
     def subtree_ends(self) -> np.ndarray:
-        """[N], one past the last node of every subtree."""
+        """Return one past the last node of every subtree, [N]."""
         return np.searchsorted(self.starts, self.ends)
 
     def parents(self) -> np.ndarray:
-        """[N], -1 for a root."""
+        """Return the parent of every node [N], -1 for a root."""
         count = len(self)
         node = np.arange(count)
         closed = np.cumsum(np.bincount(self.subtree_ends(), minlength=count + 1)[:count])
@@ -61,12 +61,12 @@ class FlatTrees:
         return np.where(depth > 0, above, -1)
 
     def keep(self, kept: np.ndarray) -> "FlatTrees":
-        """The trees without the nodes that are not kept. Their children become children of their parents."""
+        """Return the trees with only the kept nodes. Children of a removed node become children of its parent."""
         classes = None if self.classes is None else self.classes[kept]
         return FlatTrees(self.labels[kept], self.starts[kept], self.ends[kept], self.names, classes)
 
     def add(self, labels: np.ndarray, starts: np.ndarray, ends: np.ndarray, names: list[str], *, above: bool) -> "FlatTrees":
-        """The trees with further nodes, above or below the nodes of the same span. New nodes have no class."""
+        """Return the trees with further nodes, above or below the nodes of the same span. New nodes have no class."""
         parts = [FlatTrees(labels + len(self.names), starts, ends, names), self]
         first, second = parts if above else parts[::-1]
         all_starts, all_ends = np.concatenate([first.starts, second.starts]), np.concatenate([first.ends, second.ends])
@@ -84,7 +84,7 @@ class FlatTrees:
 
 @dataclass(frozen=True)
 class Brackets:
-    """Trees as the brackets give them. `tag_names[tags[w]]` is the tag of leaf w."""
+    """Trees as read from brackets. `tag_names[tags[w]]` is the tag of leaf w."""
 
     trees: FlatTrees
     tags: np.ndarray  # [W]
@@ -94,9 +94,9 @@ class Brackets:
 
 
 def read_flat_trees(texts: pa.Array) -> Brackets:
-    """Reads Penn Treebank brackets, one tree a string. Words tagged -NONE- are no leaves, and nodes without leaves go.
+    """Read Penn Treebank brackets, one tree per string. Words tagged -NONE- are dropped, and so are nodes without leaves.
 
-    Raises ValueError, with the number of the string and the character position, when a string is not one tree.
+    Raises ValueError, with the number of the string and the character position, if a string is not one tree.
     """
     data, edges = string_bytes(texts)
     kinds = _KINDS[data]
@@ -137,7 +137,7 @@ def read_flat_trees(texts: pa.Array) -> Brackets:
     leaf_opens = np.zeros(len(at), dtype=np.int64)
     leaf_opens[opens[is_leaf]] = 1
     leaves_before = np.cumsum(leaf_opens)
-    # The n-th bracket to open at a depth is the n-th to close there.
+    # The n-th bracket that opens at a depth matches the n-th that closes there.
     nodes = opens[~is_word]
     is_node_end = kind[:-3] == _CLOSE
     is_node_end[opens[is_word] + 3] = False
@@ -164,11 +164,10 @@ def _raise_error(texts: pa.Array) -> None:
 def normal_form(
     brackets: Brackets, *, collapse_unary: bool, classes: np.ndarray | None = None, leaf_classes: np.ndarray | None = None
 ) -> FlatTrees:
-    """The normal form of `normalise` in `spans.py`, of all trees. `classes` [N] belong to the nodes as they were read.
+    """Return the normal form of all trees, as `normalise` in `spans.py`. `classes` [N] belong to the original nodes.
 
-    Of the nodes that a unary chain or a ROOT collapses into one, it has the lowest label, but the class of the topmost
-    that has one: a label says what a phrase is, a class what the complete phrase stands for. The node of a bare word has the
-    word's class.
+    A unary chain, or a chain with ROOT, becomes one node. It keeps the lowest label, but the class of the topmost node with a
+    class. A label describes the phrase, and a class the complete phrase. The node of a bare word has the word's class.
     """
     trees = replace(brackets.trees, classes=classes)
     trees = trees.keep(trees.starts < trees.ends)
@@ -195,13 +194,13 @@ def normal_form(
 
 
 def with_classes(trees: FlatTrees, given: FlatTrees) -> FlatTrees:
-    """The trees with classes: a node takes the class of the node of `given` over the same leaves, else -1."""
+    """Return the trees with classes. A node takes the class of the node of `given` over the same leaves, else -1."""
     if given.classes is None:
         return trees
     width = int(max(trees.ends.max(initial=0), given.ends.max(initial=0))) + 1
     labelled = np.flatnonzero(given.classes >= 0)
     keys = given.starts[labelled] * width + given.ends[labelled]
-    order = np.argsort(keys, kind="stable")  # of a chain the topmost comes first
+    order = np.argsort(keys, kind="stable")  # in a chain, the topmost comes first
     wanted = trees.starts * width + trees.ends
     at = np.searchsorted(keys[order], wanted)
     classes = np.full(len(trees), -1, dtype=given.classes.dtype)
@@ -212,7 +211,7 @@ def with_classes(trees: FlatTrees, given: FlatTrees) -> FlatTrees:
 
 
 def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
-    """The class of every node after a merge: the first class of its run of nodes, of which all but the last are `merged`."""
+    """Return the class of every node after a merge: the first class of its run of nodes. All except the last are `merged`."""
     run = np.concatenate([[0], np.cumsum(~merged)[:-1]])
     first = np.full(run[-1] + 1, -1, dtype=classes.dtype)
     found = np.flatnonzero(classes >= 0)[::-1]
@@ -221,15 +220,15 @@ def _first_classes(classes: np.ndarray, merged: np.ndarray) -> np.ndarray:
 
 
 def join_documents(trees: FlatTrees, leaf_edges: np.ndarray, trees_per_row: np.ndarray) -> FlatTrees:
-    """A node DOC over every row of several trees."""
+    """Add a node DOC over every row of several trees."""
     rows = np.flatnonzero(trees_per_row > 1)
     return trees.add(np.zeros_like(rows), leaf_edges[rows], leaf_edges[rows + 1], [DOCUMENT_LABEL], above=True)
 
 
 def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray) -> FlatTrees:
-    """The trees over subword pieces instead of words (paper, section 7.4 and figure 7).
+    """Return the trees over subword pieces instead of words (paper, section 7.4 and figure 7).
 
-    A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
+    A word of several pieces becomes a subtree. Its root is labelled with the word's tag.
     """
     edges = edges_of(pieces_per_word)
     over_pieces = replace(trees, starts=edges[trees.starts], ends=edges[trees.ends])
@@ -239,7 +238,7 @@ def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces
 
 
 def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
-    """Binarised trees, of at most two children a node. A new node is labelled @ and the label of the node that it divides.
+    """Return binarised trees, with at most two children per node. A new node is labelled @ and the label of the divided node.
 
     right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c).
     """
@@ -262,8 +261,8 @@ def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
 
 
 def _lowest_nodes(trees: FlatTrees, num_leaves: int) -> np.ndarray:
-    """[W], the lowest node over every leaf; -1 where there is none."""
-    # From the last node that starts at or before a leaf, climb to the first that reaches beyond it.
+    """Return the lowest node over every leaf [W]; -1 if there is none."""
+    # From the last node that starts at or before a leaf, climb to the first node that reaches beyond the leaf.
     parents = trees.parents()
     leaf = np.arange(num_leaves)
     node = np.searchsorted(trees.starts, leaf, side="right") - 1

@@ -1,9 +1,8 @@
 """Constituency trees as spans: pure functions, none of them recursive.
 
-A tree (or a document of several trees) is its nonterminals in pre-order, each with a label and a
-half-open span of leaves. Parents and subtrees follow from order and spans alone (the paper's
-Proposition 1): in pre-order a node's parent is the last earlier node whose span is still open, so
-unary chains need no extra mark.
+A tree (or a document of several trees) is the list of its nonterminals in pre-order. Each has a label and a half-open span of
+leaves. Parents and subtrees follow from order and spans alone (the paper's Proposition 1). A node's parent is the last earlier
+node whose span is still open, so unary chains need no extra mark.
 """
 
 import re
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from treeproc.shards.schema import UNANALYSED
 
-# Blanks are those of ASCII: words of treebanks hold no-break spaces.
+# Only ASCII blanks count: words of treebanks may contain no-break spaces.
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
 _ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
 _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
@@ -20,7 +19,7 @@ _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
 # Tag of traces and other empty elements, which are no words.
 EMPTY_TAG = "-NONE-"
 
-# Labels of a root that says nothing; treebank files leave it empty.
+# Root labels without information; treebank files leave them empty.
 ROOT_LABELS = ("ROOT", "TOP", "")
 
 
@@ -37,7 +36,7 @@ class SpanTree:
 
 
 def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
-    """Parent index of every node (-1 for a root) and the end of its subtree in pre-order."""
+    """Return the parent index of every node (-1 for a root) and the end of its subtree in pre-order."""
     open_nodes: list[int] = []
     parents, subtree_ends = [], [len(tree)] * len(tree)
     for node, start in enumerate(tree.starts):
@@ -49,7 +48,7 @@ def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
 
 
 def check_tree(tree: SpanTree, num_leaves: int) -> None:
-    """Raises ValueError unless the spans are non-empty, nested, in pre-order and cover every leaf."""
+    """Raise ValueError unless the spans are non-empty, nested, in pre-order and cover every leaf."""
     for node, parent in enumerate(parents_and_subtree_ends(tree)[0]):
         start, end = tree.starts[node], tree.ends[node]
         if not 0 <= start < end <= num_leaves:
@@ -65,17 +64,17 @@ def check_tree(tree: SpanTree, num_leaves: int) -> None:
 
 
 def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
-    """Words, tags and nonterminals of one tree in Penn Treebank brackets.
+    """Read words, tags and nonterminals of one tree in Penn Treebank brackets.
 
-    A pre-terminal `(TAG word)` gives a word and its tag, everything above it a nonterminal.
-    Raises ValueError with the character position when the brackets do not form one tree.
+    A pre-terminal `(TAG word)` gives a word and its tag; a bracket above it gives a nonterminal. Raises ValueError with the
+    character position if the brackets do not form one tree.
     """
     words: list[str] = []
     tags: list[str] = []
     labels: list[str] = []
     starts: list[int] = []
     ends: list[int] = []
-    # An open bracket is [label, node]; node is -1 while nothing is in it, -2 for a pre-terminal.
+    # An open bracket is [label, node]; node is -1 while the bracket is empty, -2 for a pre-terminal.
     open_brackets: list[list] = []
     previous = ""
     for match in _TOKEN.finditer(text):
@@ -118,7 +117,7 @@ def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
 
 
 def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) -> str:
-    """Penn Treebank brackets of a tree with one root; the inverse of `read_brackets`."""
+    """Write a tree with one root in Penn Treebank brackets; the inverse of `read_brackets`."""
     out: list[str] = []
     open_ends: list[int] = []
     node = 0
@@ -136,26 +135,26 @@ def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) ->
 
 def _escape(word: str) -> str:
     word = _ESCAPES.get(word, word)
-    # Brackets or blanks inside a word would break the notation; the words table keeps the original.
+    # Brackets or blanks inside a word would break the notation; the table of words keeps the original.
     return re.sub(r"[\s()]", "_", word) or "_"
 
 
 def flat_tree(num_leaves: int) -> SpanTree:
-    """One node over all leaves: the fallback for what no parser could analyse."""
+    """Return one node over all leaves: the fallback for sentences that the parser could not analyse."""
     return SpanTree([UNANALYSED], [0], [num_leaves])
 
 
 def plain_label(label: str) -> str:
-    """A label without function tags and indices: NP-SBJ-1 -> NP."""
+    """Return a label without function tags and indices: NP-SBJ-1 -> NP."""
     return label if label.startswith("-") else re.split(r"(?<=.)[-=|]", label, maxsplit=1)[0]
 
 
 def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
-    """The normal form that models read.
+    """Return the normal form that models read.
 
-    Function tags and indices go (NP-SBJ-1 -> NP). ROOT, TOP and the empty label of treebank files
-    go where another node spans the same leaves. With `collapse_unary` a chain of nodes over the same
-    leaves keeps its lowest label, as in the released code.
+    It removes function tags and indices (NP-SBJ-1 -> NP). It removes ROOT, TOP and the empty label of treebank files if another
+    node spans the same leaves. With `collapse_unary`, a chain of nodes over the same leaves keeps its lowest label, as in the
+    released code.
     """
     labels: list[str] = []
     starts: list[int] = []
@@ -169,12 +168,12 @@ def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
         labels.append(label)
         starts.append(start)
         ends.append(end)
-    # A bare pre-terminal has no nonterminal: every tree has at least one.
+    # A bare pre-terminal has no nonterminal, but every tree needs at least one.
     return SpanTree([label or UNANALYSED for label in labels], starts, ends) if labels else flat_tree(1)
 
 
 def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
-    """The tree over the leaves that are kept; nodes without a leaf go."""
+    """Return the tree over the kept leaves. Nodes without a leaf are removed."""
     before = [0]
     for keep in kept:
         before.append(before[-1] + keep)
@@ -187,7 +186,7 @@ def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
 
 
 def draw(tree: SpanTree, words: Sequence[str], tags: Sequence[str] | None = None) -> str:
-    """The tree as indented text, one node or word a line."""
+    """Draw the tree as indented text, one node or word per line."""
     parents, _ = parents_and_subtree_ends(tree)
     lowest = [-1] * len(words)
     for node in range(len(tree)):
