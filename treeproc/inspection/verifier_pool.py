@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
@@ -27,6 +28,9 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
     """As `run_here`. Raises UserError where a process dies."""
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
     pool = ProcessPoolExecutor(processes, context, _begin, (arguments,))
+    with _without_interrupts():
+        for _ in range(processes):  # each starts one
+            pool.submit(os.getpid)
     try:
         yield from enumerate(in_parallel(_run, jobs, _JOBS_AHEAD * processes, pool))
     except BrokenProcessPool:
@@ -40,9 +44,21 @@ def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterat
     return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def _begin(arguments: dict) -> None:
     global _verifier
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends its processes
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _verifier = ShardVerifier(**arguments)
 
