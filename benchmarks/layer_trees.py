@@ -64,5 +64,5 @@ def encoded_structure(folder: Path, split: str, batch: int, num_leaves: int) -> 
     from treenet.data.examples import ExampleSource  # needs pyarrow and pydantic, which random trees do not
 
     source = ExampleSource(folder / "encoded", split)
-    distance = np.abs(source.lengths["leaves"].astype(int) - num_leaves)
+    distance = np.abs(np.asarray(source.lengths["leaves"]).astype(int) - num_leaves)
     return source.batch(np.argsort(distance, kind="stable")[:batch]).structure

@@ -83,8 +83,8 @@ def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:
 def measure_read(encoded: Path, seconds: float) -> None:
     for case, reads in (("read", LEAVES), ("read_with_tree_maps", TREES)):
         source = ExampleSource(encoded, "train", reads)
-        batches = batches_of(source.lengths["leaves"])
-        total = int(source.lengths["leaves"].sum())
+        batches = batches_of(np.asarray(source.lengths["leaves"]))
+        total = int(np.asarray(source.lengths["leaves"]).sum())
 
         def read_all(source: ExampleSource = source, batches: list = batches) -> None:
             for batch in batches:

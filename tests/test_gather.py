@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import batches
 from test_packing import KINDS, assert_same
@@ -31,33 +31,76 @@ def columns_of(rows: list[list[int]], first: int) -> dict:
     return {"example_id": ids, "tiny": (edges, flat.astype(np.int8)), "structs": (edges, structs)}
 
 
-@given(LISTS, st.data())
-def test_rows_of_any_record_batches_come_in_the_order_asked_for(lists, data):
-    starts = np.cumsum([0, *map(len, lists)])
-    gather = Gather([columns_of(rows, first) for rows, first in zip(lists, starts, strict=False)])
+def gather_of(lists: list[list[list[int]]], batch_rows: int, most_open: int = 100) -> tuple[Gather, list[int]]:
+    """Shards that hold these rows, and the numbers of those that were opened, in order."""
+    starts, opened = np.cumsum([0, *map(len, lists)]), []
+
+    def open_shard(number: int) -> list[dict]:
+        rows, first = lists[number], int(starts[number])
+        opened.append(number)
+        return [columns_of(rows[i : i + batch_rows], first + i) for i in range(0, len(rows), batch_rows)]
+
+    return Gather([len(rows) for rows in lists], open_shard, batch_rows, most_open), opened
+
+
+@settings(deadline=None)
+@given(LISTS, st.data(), st.integers(1, 4), st.integers(1, 5))
+def test_rows_of_any_shards_come_in_the_order_asked_for(lists, data, batch_rows, most_open):
+    gather, opened = gather_of(lists, batch_rows, most_open)
     every = [row for rows in lists for row in rows]
     if not every:
         return
-    chosen = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=9))
-    picked = gather.pick(chosen)
-    assert picked.values("example_id").tolist() == chosen
-    for column, part, dtype in (("tiny", None, np.int8), ("structs", "half", np.int16), ("structs", "whole", np.int32)):
-        flat, lengths = picked.items(column, part)
-        assert flat.dtype == dtype and flat.tolist() == [item for row in chosen for item in every[row]]
-        assert lengths.tolist() == [len(every[row]) for row in chosen]
+    numbers = st.lists(st.integers(0, len(every) - 1), max_size=9)
+    earlier, times = [], data.draw(st.integers(1, 4))
+    for _ in range(times):
+        chosen = data.draw(numbers)
+        earlier.append((chosen, gather.pick(chosen)))
+        assert gather.num_open <= max(most_open, len(lists))
+    for chosen, picked in earlier:  # rows that were picked can be read when their shards have been closed
+        assert picked.values("example_id").tolist() == chosen
+        for column, part, dtype in (("tiny", None, np.int8), ("structs", "half", np.int16), ("structs", "whole", np.int32)):
+            flat, lengths = picked.items(column, part)
+            assert flat.dtype == dtype and flat.tolist() == [item for row in chosen for item in every[row]]
+            assert lengths.tolist() == [len(every[row]) for row in chosen]
+
+
+def test_shards_are_opened_when_needed_and_those_not_needed_for_longest_are_closed():
+    gather, opened = gather_of([[[n]] for n in range(10)], 4, most_open=4)
+    gather.pick([3, 1, 3])
+    assert opened == [1, 3]
+    gather.pick([0, 1])
+    gather.pick([5])
+    assert opened == [1, 3, 0, 5] and gather.num_open == 4
+    gather.pick([6])
+    assert gather.num_open == 2, "half of the limit, or every batch would close some"
+    gather.pick([5, 6])
+    assert opened == [1, 3, 0, 5, 6]
+    gather.pick([0])
+    assert opened == [1, 3, 0, 5, 6, 0]
+    assert gather.pick(range(10)).values("example_id").tolist() == list(range(10)), "a batch may need more than the limit"
 
 
 def test_no_address_can_be_wrong():
     columns = columns_of([[1, 2], [], [3]], 0)
+
+    def gather(*batches: dict) -> Gather:
+        return Gather([len(batch["example_id"]) for batch in batches], lambda number: [batches[number]], 4)
+
     for row in (-1, 3):
         with pytest.raises(IndexError):
-            Gather([columns]).pick([row])
+            gather(columns).pick([row])
     for edges in ([0, 2, 2, 4], [0, 3, 2, 3], [-1, 2, 2, 3], [0, 2, 3]):
         with pytest.raises(ValueError, match="must ascend"):
-            Gather([columns | {"tiny": (np.array(edges), columns["tiny"][1])}])
+            gather(columns | {"tiny": (np.array(edges), columns["tiny"][1])}).pick([0])
+    with pytest.raises(ValueError, match="a number for each row"):
+        gather(columns | {"label": np.zeros(2)}).pick([0])
     with pytest.raises(ValueError, match="of one type"):
         other = columns | {"tiny": (columns["tiny"][0], columns["tiny"][1].astype(np.int16))}
-        Gather([columns, other]).pick([0]).items("tiny")
+        gather(columns, other).pick([0, 3])
+    with pytest.raises(ValueError, match="the same columns"):
+        gather(columns, {"example_id": columns["example_id"]}).pick([0, 3])
+    with pytest.raises(ValueError, match="without gaps"):
+        gather(columns | {"label": np.zeros(6)[::2]}).pick([0])
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treenet.config import BatchConfig
-from treenet.data.plan import BatchPlan, choose_fraction, cut_batches, plan_in_order
+from treenet.data.cuts import cut_batches
+from treenet.data.draws import choose_fraction
+from treenet.data.plan import BatchPlan, plan_in_order
 from treeproc.common.settings import UserError
 
 
@@ -144,10 +146,10 @@ def test_impossible_budgets_are_refused(batch, message):
 
 def test_plan_in_order_holds_every_row_once_and_isolates_what_exceeds_the_budget():
     lengths = make_lengths([3, 90, 4, 5, 3], [3, 2, 2, 2, 2])
-    batches = plan_in_order(lengths, 12)
+    batches = list(plan_in_order(lengths, 12))
     assert sorted(np.concatenate(batches)) == [0, 1, 2, 3, 4]
     assert [1] in [rows.tolist() for rows in batches]
-    assert plan_in_order(make_lengths([]), 12) == []
+    assert list(plan_in_order(make_lengths([]), 12)) == []
 
 
 def test_hardest_batch_has_the_most_attention_scores():

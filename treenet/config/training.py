@@ -9,6 +9,7 @@ from treenet.config.models import ModelConfig
 from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
+from treeproc.shards.schema import WINDOW_ROWS
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
@@ -85,6 +86,11 @@ class BatchConfig(Settings):
         description="'fixed': all seeds train on the same share; 'by_seed': each seed draws its own share. All models get the "
         "same one, and smaller shares lie within larger ones",
     )
+    window_rows: PositiveInt = Field(
+        WINDOW_ROWS,
+        description="rows of the runs of consecutive shards that are shuffled and batched one after the other; all rows at once "
+        "where they are no more. Another value makes other batches",
+    )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
         description="largest micro-batch of a worker, in the units of max_tokens. A worker adds the gradients of its "
@@ -93,8 +99,8 @@ class BatchConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings without `subset: fixed`, which runs made before that setting do not record either."""
-        return _without(dump(self), subset="fixed")
+        """The settings without those at a default that runs made before the setting do not record either."""
+        return _without(dump(self), subset="fixed", window_rows=WINDOW_ROWS)
 
 
 class DecodingConfig(Settings):

@@ -3,51 +3,72 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.input_kinds import TREES, InputKind
+from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
+from treenet.data.windows import ShardSizes
 from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import Gather, PickedRows
-from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import open_shards
+from treeproc.shards.lengths import LENGTHS, open_lengths
+from treeproc.shards.mapped import Column
+from treeproc.shards.ragged import edges_of
+from treeproc.shards.records import ShardRecord
+from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
+from treeproc.shards.shard import Shard, check_names, check_size, split_records
+from treeproc.shards.size_counts import open_counts
 from treeproc.shards.store import read_index
 
 Item = TypeVar("Item")
 
 
 class ExampleSource:
-    """One split of DATA/encoded, memory-mapped.
+    """One split of DATA/encoded, memory-mapped. A shard is opened when one of its rows is asked for.
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
-    shards and lengths do not belong together, or the data set has not got what a model that `reads` needs.
+    shards and lengths do not belong together, or the data set has not got what a model that `reads` needs. A shard
+    is checked when it is opened, the first one here; of the others on disk, the sizes of the files are.
     """
 
+    shards: ShardSizes | None  # of the rows; None where rows are not those of shards, and so in one window
+
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
-        self.reads = reads
+        self.reads, self._folder = reads, folder
         check_columns(folder, reads)
-        self.lengths = read_lengths(folder, split)
-        shards = open_shards(folder, split)
-        sizes = [len(shard) for shard in shards]
-        if sum(sizes) != len(self):
+        self.lengths: Mapping[str, np.ndarray | Column] = open_lengths(folder, split)
+        # Without counts a record takes half a kB, so that all are held: a batch asks for shards in any order.
+        self._records = [replace(record, counts={}, longest={}) for record in split_records(folder, split)]
+        self._columns = read_index(folder).get("columns")
+        sizes = np.array([record.rows for record in self._records], dtype=np.int64)
+        if sizes.sum() != len(self):
             raise UserError(
-                f"{folder / 'lengths.arrow'} has {len(self)} {split} rows, but the shards have {sum(sizes)}; "
+                f"{folder / LENGTHS} has {len(self)} {split} rows, but the shards have {sizes.sum()}; "
                 "run workflows/preprocess.py again"
             )
-        shard = np.repeat(np.array([shard.record.index for shard in shards], np.int32), sizes)
-        row = np.concatenate([np.arange(size, dtype=np.int32) for size in sizes])
-        if not (np.array_equal(shard, self.lengths["shard"]) and np.array_equal(row, self.lengths["row"])):
-            raise UserError(f"{folder / 'lengths.arrow'} names rows that the shards have not; run workflows/preprocess.py again")
-        self._gather = Gather([columns for shard in shards for columns in shard.columns])
+        if isinstance(folder, Path):
+            for record in self._records:
+                check_size(folder, record)
+        self.shards = ShardSizes(sizes, open_counts(folder, split, self.lengths, sizes).count)
+        self._edges = edges_of(sizes)
+        self._gather = Gather(sizes, self._open, ROWS_PER_RECORD_BATCH)
+        self._gather.pick(range(min(1, len(self))))
 
     def __len__(self) -> int:
         return len(self.lengths["row"])
+
+    def records(self, rows: range) -> list[ShardRecord]:
+        """The records of the shards that hold a range of rows."""
+        first, last = np.searchsorted(self._edges, [rows.start, rows.stop - 1], side="right").tolist()
+        return [self._records[number] for number in range(first - 1, last if rows else first - 1)]
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
@@ -63,13 +84,27 @@ class ExampleSource:
 
     def lists(self, picked: PickedRows, column: str, part: str | None = None) -> Ragged:
         """A list column of rows, or one field of it; empty lists where the data set has no target side."""
-        if column not in self._gather:
+        if column not in picked:
             return Ragged(np.zeros(0, dtype=np.int32), np.zeros(len(picked), dtype=np.int64))
         return Ragged(*picked.items(column, part))
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """`target_tokens` of all rows in use."""
+        sizes = plan.used_sizes()
+        return int(((sizes.tgt_pieces + 1) * sizes.rows).sum())
+
+    def _open(self, number: int) -> list[dict]:
+        """The record batches of a shard. Raises UserError where it is damaged, or its rows are not those of the lengths."""
+        record = self._records[number]
+        shard, rows = Shard(self._folder, record), slice(*self._edges[number : number + 2].tolist())
+        check_names(self._folder, shard, self._columns)
+        if (self.lengths["shard"][rows] != record.index).any() or (self.lengths["row"][rows] != np.arange(record.rows)).any():
+            raise UserError(f"{self._folder / LENGTHS} names rows that {record.name} has not; run workflows/preprocess.py again")
+        return shard.columns
 
 
 def check_columns(folder: AnyPath, reads: InputKind) -> None:

@@ -14,6 +14,7 @@ from treenet.config.training import SplitWords
 from treenet.data.batch import SourceBatch, collate_rows, pad
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES, InputKind
+from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels
 from treenet.structure.ragged import Ragged
@@ -49,7 +50,7 @@ class LabelledSource(ExampleSource):
         self._phrases = phrases and reads.positions != "leaves"
         self._split_words = split_words
         _check_classes(folder)
-        self._targets = self._count_targets()
+        self._targets = self._count_targets() if self._phrases else None
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """The rows as one padded batch."""
@@ -70,12 +71,14 @@ class LabelledSource(ExampleSource):
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Classes to be predicted, which the loss of a batch is divided by."""
-        return int(self._targets[rows].sum())
+        return len(rows) if self._targets is None else int(self._targets[rows].sum())
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """`target_tokens` of all rows in use."""
+        return self.target_tokens(plan.rows)
 
     def _count_targets(self) -> np.ndarray:
-        """Classes of every example [n]."""
-        if not self._phrases:
-            return np.ones(len(self), dtype=np.int64)
+        """Classes of every example [n], by reading them all."""
         if self.reads.positions == "words":
             return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
         counts = []
@@ -110,7 +113,7 @@ class PhraseSource(ExampleSource):
     """All phrases of a split that have a class, each as an example of its own, for models that read leaves alone.
 
     A phrase is the leaves of a node or of a word; the whole example is always one. A fraction of the data is one of
-    examples, not of phrases.
+    examples, not of phrases. They are held in memory, and make one window.
     """
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = LEAVES):
@@ -118,6 +121,7 @@ class PhraseSource(ExampleSource):
         _check_classes(folder)
         found = [self._phrases_of(rows) for rows in _chunks(len(self))]
         self._row, self._start, self._end, self._class = np.concatenate(found, axis=1)
+        self.shards = None
         self.lengths = {name: column[self._row] for name, column in self.lengths.items()}
         self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(self._row), dtype=np.int64)}
 
@@ -134,6 +138,10 @@ class PhraseSource(ExampleSource):
             classes = np.append(classes[~complete], label)
             out.append(np.stack([np.full(len(start), row), start, end, classes]))
         return np.concatenate(out, axis=1)
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """`target_tokens` of all rows in use."""
+        return len(plan.rows)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """Phrases as one padded batch; `example_ids` are numbers of phrases."""
@@ -187,7 +195,7 @@ def _classes(source: ExampleSource, picked: PickedRows) -> tuple[Ragged, Ragged]
     """Copies of the classes of leaves and of nodes; NO_CLASS where the data set has no such column."""
     found = []
     for name, like in (("leaf_labels", ("leaves", "piece")), ("node_labels", ("nodes", "label"))):
-        if name in picked.source:
+        if name in picked:
             classes = source.lists(picked, name)
             found.append(Ragged(classes.flat.astype(np.int64), classes.lengths))
         else:

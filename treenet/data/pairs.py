@@ -11,6 +11,7 @@ from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import check_roots
+from treenet.data.plan import BatchPlan
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
@@ -24,17 +25,19 @@ class PairBatch(SourceBatch):
 
 
 class PairSource:
-    """One split of a data set of pairs, in the form that a model reads; a row is a pair.
+    """One split of a data set of pairs, in the form that a model reads; a row is a pair. All pairs make one window.
 
     Raises UserError when the data set has no scores, or pairs that have lost a sentence, or lacks what the model needs.
     """
+
+    shards = None  # a pair may lie in two
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind):
         columns = read_index(folder).get("columns", [])
         if "score" not in columns:
             raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose one of format sick")
         self._sentences = ExampleSource(folder, split, reads)
-        lengths = self._sentences.lengths
+        lengths = {name: np.asarray(column) for name, column in self._sentences.lengths.items()}
         ids = lengths["example_id"]
         first, second = ids[: len(ids) // 2 * 2 : 2], ids[1::2]
         if len(ids) % 2 or (first % 2).any() or (second != first + 1).any():
@@ -64,3 +67,7 @@ class PairSource:
     def target_tokens(self, rows: np.ndarray) -> int:
         """Scores to be predicted, which the loss of a batch is divided by."""
         return len(rows)
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """`target_tokens` of all rows in use."""
+        return len(plan.rows)

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data.plan import BatchPlan
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.registry import build_task
+from treenet.training.batch_stream import plan_batches
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.extras import require
 from treeproc.common.progress import phase
@@ -44,7 +44,8 @@ def check_job(config: TrainConfig) -> Job:
         check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     with phase("reading the index, building the plan"):
         source = task.open("train", training=True)
-        plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
+        plan = plan_batches(config, source)
+        used = plan.used_sizes()
     sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
@@ -53,10 +54,10 @@ def check_job(config: TrainConfig) -> Job:
         "vocab_fingerprint": index["vocab_fingerprint"],
         **sizes,
         "parameters": task.count_parameters(sizes, copies),
-        "examples": len(plan.rows),
-        "leaves": int(source.lengths["leaves"][plan.rows].sum()),
-        "nodes": int(source.lengths["nodes"][plan.rows].sum()),
-        "target_tokens": source.target_tokens(plan.rows),
+        "examples": int(used.rows.sum()),
+        "leaves": int((used.leaves * used.rows).sum()),
+        "nodes": int(used.nodes.sum()),
+        "target_tokens": source.epoch_targets(plan),
         "left_out": plan.left_out,
         "batches_per_epoch": plan.num_batches,
     }

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
+from treenet.data.draws import hash_ids
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
-from treenet.data.plan import hash_ids
+from treenet.data.plan import BatchPlan
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
@@ -41,8 +42,10 @@ class MaskedSource(ExampleSource):
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, rate: float):
         super().__init__(folder, split, reads)
         # Batches are planned and cut only by the leaves.
-        self.lengths = {**self.lengths, "tgt_pieces": np.zeros_like(self.lengths["tgt_pieces"])}
-        self._targets = count_masked(self.lengths["leaves"], rate)
+        self.lengths = {**self.lengths, "tgt_pieces": np.broadcast_to(np.int32(0), len(self))}  # takes no memory
+        self._rate = rate
+        if shards := self.shards:
+            self.shards = replace(shards, count=lambda first, last: shards.count(first, last).without_targets())
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> MaskedBatch:
         """Return the rows as one padded batch, without targets: `mask_pieces` chooses them."""
@@ -52,7 +55,12 @@ class MaskedSource(ExampleSource):
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Return the number of pieces to predict. The loss of a batch is divided by it."""
-        return int(self._targets[rows].sum())
+        return int(count_masked(self.lengths["leaves"][rows], self._rate).sum())
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """Return `target_tokens` of all rows in use."""
+        sizes = plan.used_sizes()
+        return int((count_masked(sizes.leaves, self._rate) * sizes.rows).sum())
 
 
 def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:

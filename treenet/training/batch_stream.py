@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from treenet.data.examples import Prefetcher
+from treenet.config import TrainConfig
+from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.packing import Packed, pack
 from treenet.data.plan import BatchPlan
@@ -27,8 +28,7 @@ class TrainingData:
     def __init__(self, task: Task, rank: int, world_size: int, device: torch.device):
         self._task, self._device = task, device
         config, source = task.config, task.open("train", training=True, device=device)
-        index = read_index(config.data / "encoded")
-        self.plan = BatchPlan.build(source.lengths, config.batch, text_fingerprint=index["text_fingerprint"], seed=config.seed)
+        self.plan = plan_batches(config, source)
         self.micro_batches = MicroBatches(source, config.batch, rank, world_size, in_step=config.shard_weights)
 
     def rank_batch(self, step: int) -> RankBatch:
@@ -50,6 +50,12 @@ class TrainingData:
         for step in steps:
             packed = pack(self.prepared(step))
             yield replace(packed, buffer=packed.buffer.pin_memory()) if self._device.type == "cuda" else packed
+
+
+def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
+    """The plan of a run over its training examples."""
+    fingerprint = read_index(config.data / "encoded")["text_fingerprint"]
+    return BatchPlan.build(source.lengths, config.batch, text_fingerprint=fingerprint, seed=config.seed, shards=source.shards)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from treenet.config import BatchConfig
 from treenet.data.batch import TreeBatch
+from treenet.data.cuts import cut_batches, example_costs
 from treenet.data.examples import ExampleSource
-from treenet.data.plan import cut_batches, example_costs
 from treenet.training.step_inputs import StepInputs
 from treeproc.common.settings import UserError
 

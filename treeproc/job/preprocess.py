@@ -307,7 +307,7 @@ class _Job:
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
-        write_lengths(folder, records)
+        lengths = write_lengths(folder, records)
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
         return write_index(
@@ -323,7 +323,7 @@ class _Job:
             parser_settings=settings.facts(),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
-            files={name: file_sha256(folder / name) for name in ("lengths.arrow", *vocabulary)},
+            files={name: file_sha256(folder / name) for name in (*lengths, *vocabulary)},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),

@@ -1,104 +1,174 @@
-"""Many rows of many record batches at once.
+"""Many rows of many shards at once.
 
-The rows of a shuffled batch lie in about as many record batches, each a memory map of its own. A slice of each would cost four
-times what it takes to read the items by their addresses, as this does. No address can be wrong: when they are made, the edges
-of all lists are checked against the arrays that they cut.
+The rows of a shuffled batch lie in about as many record batches of as many shards. Shards are opened when a row of theirs is
+asked for first, and are read by address. No address can be wrong: when a shard is opened, the edges of all lists are checked
+against the arrays that they cut.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from treeproc.shards.ragged import ranges
+from treeproc.shards.mapped import memory_of, place_of
+from treeproc.shards.ragged import edges_of, ranges
 
-_MOST_BYTES = 2**56  # of any address space
+# Shards that are open at once. A window of rows in the smallest shards of the default, 2,000 rows, has 4,194 of them, and a batch
+# has rows of most: a lower limit would open shards anew for every batch. Linux allows a process 65,530 memory maps.
+MOST_OPEN = 8192
+
+Columns = Mapping[str, Any]  # of a record batch, as `Shard.columns` has them
+Key = tuple[str, str | None]  # a column, and a field of it where its items are structs
+_EDGES = "edges of lists"  # no field is called so
 
 
 class Gather:
-    """The rows of record batches, as `Shard.columns` has them, counted through all of them."""
+    """The rows of shards of `sizes` [shards] rows, counted through all of them.
 
-    def __init__(self, batches: Sequence[Mapping[str, Any]]):
-        self._batches = batches
-        sizes = [len(columns["example_id"]) for columns in batches]
-        self.batch = np.repeat(np.arange(len(batches), dtype=np.int32), sizes)  # of every row
-        self.first = np.cumsum(sizes) - sizes  # row of every record batch
-        self.edges = {
-            name: np.concatenate([_checked_edges(columns[name], size) for columns, size in zip(batches, sizes, strict=True)])
-            for name, views in (batches[0] if batches else {}).items()
-            if isinstance(views, tuple)
-        }
-        self._fields: dict[tuple[str, str | None], _ByAddress] = {}
+    `open_shard(number)` gives the record batches of a shard, each of `batch_rows` rows but the last. What it raises is raised
+    where a row of the shard is asked for.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int] | np.ndarray,
+        open_shard: Callable[[int], Sequence[Columns]],
+        batch_rows: int,
+        most_open: int = MOST_OPEN,
+    ):
+        self._edges, self._open_shard, self._batch_rows = edges_of(np.asarray(sizes, dtype=np.int64)), open_shard, batch_rows
+        self._most_open, self._lock, self._clock = most_open, Lock(), 0
+        self._open: dict[int, Sequence[Columns]] = {}
+        self._used = np.zeros(len(sizes), dtype=np.int64)  # the clock when a shard was asked for last
+        self._first = np.full(len(sizes), -1, dtype=np.int64)  # number of its first record batch among the open ones
+        self._table = _Places({}, np.zeros((0, 0), dtype=np.int64), 0)
 
     def __contains__(self, column: str) -> bool:
-        return bool(self._batches) and column in self._batches[0]
+        """Whether there are rows, and their shards have this column."""
+        return bool(len(self)) and column in self.pick([0])
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    @property
+    def num_open(self) -> int:
+        """Shards that are open now."""
+        return len(self._open)
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> "PickedRows":
-        """These rows, in this order."""
+        """These rows, in this order. Opens the shards that they are in."""
         rows = np.asarray(rows, dtype=np.int64)
-        if len(rows) and rows.min() < 0:
-            raise IndexError(f"rows count from 0, but one is {rows.min()}")
-        return PickedRows(self, rows, self.batch[rows])
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are not")
+        shard = self._shard_of(rows)
+        batch, row = np.divmod(rows - self._edges[shard], self._batch_rows)
+        with self._lock:  # a thread makes batches while another tries the largest
+            self._clock += 1
+            needed = np.unique(shard) if len(shard) or not len(self) else self._shard_of(np.zeros(1))  # for the types of columns
+            self._used[needed] = self._clock
+            for number in needed[self._first[needed] < 0].tolist():
+                self._add(number, self._open_shard(number))
+            shards = [self._open[number] for number in needed.tolist()]
+            picked = PickedRows(shards, self._table, self._first[shard] + batch, row)
+            if len(self._open) > self._most_open:
+                self._close()
+        return picked
 
-    def field(self, column: str, part: str | None) -> "_ByAddress":
-        if (column, part) not in self._fields:
-            self._fields[column, part] = _ByAddress([_array(columns[column], part) for columns in self._batches])
-        return self._fields[column, part]
+    def _shard_of(self, rows: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self._edges, rows, side="right") - 1
+
+    def _add(self, number: int, batches: Sequence[Columns]) -> None:
+        self._table, self._first[number] = self._table.add(batches), self._table.size
+        self._open[number] = batches
+
+    def _close(self) -> None:
+        """Forget the half of the shards that were asked for longest ago. Rows that are picked keep theirs."""
+        kept = sorted(self._open, key=lambda number: int(self._used[number]))[-max(1, self._most_open // 2) :]
+        shards = {number: self._open[number] for number in kept}
+        self._open, self._table = {}, _Places({}, np.zeros((0, 0), dtype=np.int64), 0)
+        self._first[:] = -1
+        for number, batches in shards.items():
+            self._add(number, batches)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where in memory the columns of record batches begin."""
+
+    columns: Mapping[Key, tuple[int, np.dtype]]  # row of `places`, and the type
+    places: np.ndarray  # [columns, room for record batches], items of `memory_of` the column's type
+    size: int  # record batches
+
+    def add(self, batches: Sequence[Columns]) -> "_Places":
+        """With the record batches of another shard. Raises ValueError where they are not like those that are there."""
+        arrays: dict[Key, list[np.ndarray]] = {}
+        for columns in batches:
+            for key, array in _arrays(columns):
+                arrays.setdefault(key, []).append(array)
+        known = self.columns or {key: (i, found[0].dtype) for i, (key, found) in enumerate(arrays.items())}
+        if batches and known.keys() != arrays.keys():
+            raise ValueError("all shards must have the same columns")
+        size, places = self.size + len(batches), self.places
+        if size > places.shape[1]:
+            places = np.zeros((len(known), 2 * size), dtype=np.int64)  # those who read the old one keep it
+            places[: len(self.places), : self.size] = self.places[:, : self.size]
+        for key, found in arrays.items():
+            row, dtype = known[key]
+            if any(array.dtype != dtype for array in found):
+                raise ValueError("arrays of a column must be of one type")
+            places[row, self.size : size] = [place_of(array) for array in found]
+        return _Places(known, places, size)
 
 
 @dataclass(frozen=True)
 class PickedRows:
-    """Rows of a `Gather`, and the record batch of each."""
+    """Rows of a `Gather`, whose shards stay open as long as this is there."""
 
-    source: Gather
-    rows: np.ndarray  # [rows] int64
-    batch: np.ndarray  # [rows] int32
+    shards: list[Sequence[Columns]]
+    table: _Places
+    batch: np.ndarray  # [rows] number of each row's record batch in `table`
+    row: np.ndarray  # [rows] of its record batch
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.row)
+
+    def __contains__(self, column: str) -> bool:
+        return (column, None) in self.table.columns or (column, _EDGES) in self.table.columns
 
     def values(self, column: str) -> np.ndarray:
         """[rows] of a column of numbers."""
-        start, ones = self.rows - self.source.first[self.batch], np.ones(len(self), dtype=np.int64)
-        return self.source.field(column, None).slices(self.batch, start, ones)
+        memory, start = self._start((column, None))
+        return memory[start + self.row]
 
     def items(self, column: str, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Items of the lists of all rows, one after the other, and lengths [rows]; of one field where items are structs."""
-        edges, at = self.source.edges[column], self.rows + self.batch  # a record batch has one more edge than rows
-        start = edges[at].astype(np.int64)
-        lengths = edges[at + 1] - start
-        return self.source.field(column, part).slices(self.batch, start, lengths), lengths
+        memory, first = self._start((column, _EDGES))
+        start = memory[first + self.row].astype(np.int64)
+        lengths = memory[first + self.row + 1] - start
+        memory, first = self._start((column, part))
+        return memory[ranges(first + start, lengths)], lengths
+
+    def _start(self, key: Key) -> tuple[np.ndarray, np.ndarray]:
+        """The memory that a column is in, and where in it the record batch [rows] of each row begins."""
+        place, dtype = self.table.columns[key]
+        return memory_of(dtype), self.table.places[place, self.batch]
 
 
-class _ByAddress:
-    """Arrays [a], [b], ... of one type, read together wherever they are in memory."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]):
-        self._arrays = arrays  # keeps the memory
-        size, filled = arrays[0].itemsize, [array for array in arrays if len(array)] or arrays[:1]
-        lowest = min(filled, key=lambda array: array.ctypes.data)
-        offsets = [array.ctypes.data - lowest.ctypes.data if len(array) else 0 for array in arrays]
-        if any(offset % size or array.dtype != lowest.dtype for offset, array in zip(offsets, arrays, strict=True)):
-            raise ValueError("arrays must be of one type, at multiples of its size")
-        self._all = as_strided(lowest, shape=(_MOST_BYTES // size,), strides=(size,), writeable=False)
-        self._first = np.array(offsets) // size
-
-    def slices(self, array: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The items from `start` on of `array`, `lengths` of them, for every triple, one after the other."""
-        return self._all[ranges(self._first[array] + start, lengths)]
-
-
-def _checked_edges(views: tuple[np.ndarray, Any], size: int) -> np.ndarray:
-    edges, flat = views
-    most = min(map(len, flat.values())) if isinstance(flat, Mapping) else len(flat)
-    if len(edges) != size + 1 or edges[0] < 0 or edges[-1] > most or (np.diff(edges) < 0).any():
-        raise ValueError("edges of lists must ascend within their items")
-    return edges
-
-
-def _array(views: Any, part: str | None) -> np.ndarray:
-    if isinstance(views, tuple):
-        return views[1] if part is None else views[1][part]
-    return views
+def _arrays(columns: Columns) -> Iterator[tuple[Key, np.ndarray]]:
+    """The arrays of a record batch. Raises ValueError where one does not hold what its rows refer to."""
+    size = len(columns["example_id"])
+    for name, views in columns.items():
+        if isinstance(views, tuple):
+            edges, flat = views
+            parts = flat.items() if isinstance(flat, Mapping) else [(None, flat)]
+            most = min((len(array) for _, array in parts), default=0)
+            if len(edges) != size + 1 or edges[0] < 0 or edges[-1] > most or (np.diff(edges) < 0).any():
+                raise ValueError("edges of lists must ascend within their items")
+            yield (name, _EDGES), edges
+            yield from (((name, part), array) for part, array in parts)
+        elif len(views) != size:
+            raise ValueError("a column must have a number for each row")
+        else:
+            yield (name, None), views

@@ -1,34 +1,75 @@
 """The sizes of all encoded rows, which `lengths.arrow` holds, so that planning batches opens no shard."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from treeproc.common.cache import local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
+from treeproc.shards.mapped import Column
 from treeproc.shards.schema import LENGTHS_SCHEMA
+from treeproc.shards.shard import lacks
 from treeproc.shards.store import read_index
+
+LENGTHS = "lengths.arrow"
 
 
 def read_lengths(folder: AnyPath, split: str) -> dict[str, np.ndarray]:
-    """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces."""
-    path = folder / "lengths.arrow"
+    """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces. Raises as `open_lengths`."""
+    return {name: np.array(column) for name, column in open_lengths(folder, split).items()}
+
+
+def open_lengths(folder: AnyPath, split: str) -> dict[str, Column]:
+    """`read_lengths` without a copy: the columns are in the memory map. Raises UserError for a file that is damaged."""
+    return open_columns(folder, LENGTHS, LENGTHS_SCHEMA, split)
+
+
+def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> dict[str, Column]:
+    """The rows of one split of a file of this schema, which has a column `split`: its other columns, in the memory map.
+
+    Raises UserError when the file is not there, is damaged or has other columns.
+    """
+    path = folder / name
     try:
         local = path
         if not isinstance(path, Path):
-            if "lengths.arrow" not in (files := read_index(folder).get("files", {})):
+            if name not in (files := read_index(folder).get("files", {})):
                 raise BadArrowFile("is not in index.json")
-            local = local_copy(path, files["lengths.arrow"])
+            local = local_copy(path, files[name])
         with pa.memory_map(str(local)) as source:
-            schema, batches = read_arrow(source, [LENGTHS_SCHEMA])
-        if schema != LENGTHS_SCHEMA:
-            raise BadArrowFile(f"must have the columns {', '.join(LENGTHS_SCHEMA.names)}")
+            found, batches = read_arrow(source, [schema])
+            source.seek(0)
+            memory = source.read_buffer()  # no copy: the memory map, which outlives the file that is closed here
+        if found != schema:
+            raise BadArrowFile(f"must have the columns {', '.join(schema.names)}")
     except (OSError, BadArrowFile) as error:
-        raise UserError(f"{path} {error}; run workflows/preprocess.py again") from None
-    table = pa.Table.from_batches(batches, LENGTHS_SCHEMA)
-    chosen = table.filter(pa.compute.equal(table["split"].cast(pa.string()), split))
-    return {name: chosen[name].to_numpy() for name in LENGTHS_SCHEMA.names if name != "split"}
+        raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again") from None
+    parts = [part for batch in batches for part in _rows_of_split(batch, split)]
+    return {field.name: _column(field, parts, memory) for field in schema if field.name != "split"}
+
+
+def _column(field: pa.Field, parts: Sequence[pa.RecordBatch], memory: pa.Buffer) -> Column:
+    pieces = [part.column(field.name).to_numpy() for part in parts]
+    for piece in pieces:
+        if len(piece) and not memory.address <= piece.ctypes.data <= memory.address + memory.size - piece.nbytes:
+            raise ValueError("record batches must be in the memory map that is kept")
+    return Column.of(pieces, field.type.to_pandas_dtype(), memory)
+
+
+def _rows_of_split(batch: pa.RecordBatch, split: str) -> Iterator[pa.RecordBatch]:
+    """The parts of a record batch that are of a split: all of it or nothing, but in files that were written at once."""
+    column = batch.column("split")
+    names, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    if split not in names or not len(codes):
+        return
+    code = names.index(split)
+    if codes.min() == codes.max() == code:
+        yield batch
+        return
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], codes == code, [False]])))
+    for start, stop in edges.reshape(-1, 2).tolist():
+        yield batch.slice(start, stop - start)

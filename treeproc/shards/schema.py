@@ -126,6 +126,18 @@ LENGTHS_SCHEMA = _schema(
     tgt_pieces=pa.int32(),
 )
 
+# How many rows of a shard have the same two sizes, ordered by split, shard, leaves and target pieces; `nodes` is their sum.
+# Data sets of more than WINDOW_ROWS rows have this file, from which the batches of a window are counted without its rows.
+SIZE_COUNTS_SCHEMA = _schema(
+    split=pa.dictionary(pa.int8(), pa.string()),
+    shard=pa.int32(),
+    leaves=pa.int32(),
+    tgt_pieces=pa.int32(),
+    rows=pa.int32(),
+    nodes=pa.int64(),
+)
+WINDOW_ROWS = 1 << 23
+
 
 # By the name of a stage's folder: what its shards may hold, and what every one of them holds.
 STAGE_SCHEMAS = {"text": FULL_TEXT_SCHEMA, "parsed": FULL_PARSED_SCHEMA, "encoded": FULL_ENCODED_SCHEMA}

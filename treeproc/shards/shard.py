@@ -1,6 +1,8 @@
 """Shards read through memory maps: rows as zero-copy NumPy views."""
 
+import errno
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,21 +24,13 @@ class Shard:
 
     def __init__(self, folder: AnyPath, record: ShardRecord):
         path = inside(folder, record.name)
-        try:
-            local = local_copy(path, record.sha256)
-            size = local.stat().st_size
-        except OSError:
-            raise UserError(f"{path} is missing; run workflows/preprocess.py again to restore it") from None
-        if size != record.bytes:
-            raise UserError(
-                f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it"
-            )
+        local = check_size(folder, record)
         known = [STAGE_SCHEMAS[folder.name]] if folder.name in STAGE_SCHEMAS else list(STAGE_SCHEMAS.values())
         try:
-            with pa.memory_map(str(local)) as source:
+            with pa.memory_map(str(local)) as source:  # which closes the file; what was read keeps its memory map
                 self.schema, batches = read_arrow(source, known)
         except (OSError, BadArrowFile) as error:
-            raise UserError(f"{path} {error}; run workflows/preprocess.py again to restore it") from None
+            raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again to restore it") from None
         if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
             raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
         rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
@@ -63,15 +57,43 @@ class Shard:
         return pa.Table.from_batches(self._batches, self.schema)
 
 
-def open_shards(folder: AnyPath, split: str) -> list[Shard]:
-    """The shards of one split, in order. Raises UserError when the split is not there."""
+def check_size(folder: AnyPath, record: ShardRecord) -> Path:
+    """The local file of a shard. Raises UserError when it is missing or has another size than its record says."""
+    path = inside(folder, record.name)
+    try:
+        local = local_copy(path, record.sha256)
+        size = local.stat().st_size
+    except OSError as error:
+        raise UserError(lacks(error, path) or f"{path} is missing; run workflows/preprocess.py again to restore it") from None
+    if size != record.bytes:
+        raise UserError(f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it")
+    return local
+
+
+def lacks(error: Exception, path: AnyPath) -> str:
+    """The message where a file was not opened since this process may open no more; empty where the file is to blame."""
+    limit = {
+        errno.ENOMEM: "memory maps left: raise vm.max_map_count (sysctl)",
+        errno.EMFILE: "file descriptors left: raise ulimit -n",
+        errno.ENFILE: "file descriptors left on this machine: raise fs.file-max (sysctl)",
+    }.get(getattr(error, "errno", None) or 0)
+    return f"{path} is not to blame, but this process has no {limit}" if limit else ""
+
+
+def split_records(folder: AnyPath, split: str) -> Sequence[ShardRecord]:
+    """The records of the shards of one split, in order. Raises UserError when the split is not there."""
     index = read_index(folder)
     records = index.records(split)
     if not records:
         raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
-    shards = [Shard(folder, record) for record in records]
+    return records
+
+
+def open_shards(folder: AnyPath, split: str) -> list[Shard]:
+    """The shards of one split, in order. Raises UserError when the split is not there or a shard is damaged."""
+    shards, columns = [Shard(folder, record) for record in split_records(folder, split)], read_index(folder).get("columns")
     for shard in shards:
-        check_names(folder, shard, index.get("columns"))
+        check_names(folder, shard, columns)
     return shards
 
 
