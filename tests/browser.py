@@ -32,7 +32,10 @@ class Browser:
         return _request(f"{self._session}/{path}", method, body)
 
     def open(self, page: Path) -> None:
-        self._call("POST", "url", {"url": page.resolve().as_uri()})
+        self.visit(page.resolve().as_uri())
+
+    def visit(self, address: str) -> None:
+        self._call("POST", "url", {"url": address})
 
     def run(self, script: str, *arguments: object):
         """The value that the script returns."""

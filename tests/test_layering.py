@@ -57,6 +57,7 @@ TREENET_ROOMS = (
     "experiments",
     "report",
     "api",
+    "serving",
     "cli",
 )
 # The files of `treenet` that run on Ray.
@@ -65,6 +66,7 @@ ON_RAY = {
     ("experiments", "ray_cells"),
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_train"),
+    ("serving", "replicas"),
     ("translation", "ray_translate"),
 }
 
@@ -118,6 +120,8 @@ def test_packages_of_extras_are_loaded_where_they_are_used(path):
         allowed = {"matplotlib"}
     elif parts[:2] == ("treeproc", "parser_training"):
         allowed = {"matplotlib", "stanza"}
+    elif parts[:2] == ("treenet", "serving"):
+        allowed = {"entrance": {"fastapi"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
     elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
         allowed = {"ray"}
     assert {name.split(".")[0] for name in imports(path, module_level_only=True)} & EXTRAS.keys() <= allowed
@@ -137,7 +141,7 @@ def test_treenet_uses_lower_rooms_alone(path):
         assert head not in ("workflows", "stanza")
         assert head != "ray" or parts in ON_RAY
         if head == "treeproc" and rest:
-            assert room in ("api", "cli", "__init__") or rest[0] in SHARED, f"{path} imports treeproc.{rest[0]}"
+            assert room in ("api", "serving", "cli", "__init__") or rest[0] in SHARED, f"{path} imports treeproc.{rest[0]}"
             assert rest[:2] != ["common", "ray_session"] or parts in ON_RAY
         if head == "treenet" and rest and room != "__init__":
             assert TREENET_ROOMS.index(rest[0]) <= TREENET_ROOMS.index(room), f"{path} imports treenet.{rest[0]}"

@@ -20,6 +20,7 @@ COMMANDS = {
     "average-checkpoints": ("treenet.cli.average_checkpoints", "average checkpoints of a run"),
     "evaluate": ("treenet.cli.evaluate", "translate a split and score it, or compare two systems"),
     "translate": ("treenet.cli.translate", "translate raw text"),
+    "serve": ("treenet.cli.serve", "translate over HTTP: a page, and JSON for programs"),
     "unsupervised-parse": ("treenet.cli.unsupervised_parse", "read and score the trees that a model found"),
     "probe": ("treenet.cli.probe", "probe an encoder for syntax"),
     "scaling": ("treenet.cli.scaling", "a study of models, data sizes and seeds in translation"),

@@ -214,18 +214,18 @@ class LineTranslator:
         for hypothesis in hypotheses:
             one = {
                 "text": self._words(line, hypothesis),
-                "score": _rounded(hypothesis.score),
-                "log_prob": _rounded(hypothesis.log_prob),
+                "score": rounded(hypothesis.score),
+                "log_prob": rounded(hypothesis.log_prob),
                 "pieces": len(hypothesis.ids),
             }
             if isinstance(hypothesis, ScoredTarget):
                 names = [*map(self._run.processor.id_to_piece, hypothesis.ids), "</s>"]
-                one["tokens"] = [[n, _rounded(p)] for n, p in zip(names, hypothesis.token_log_probs, strict=False)]
+                one["tokens"] = [[n, rounded(p)] for n, p in zip(names, hypothesis.token_log_probs, strict=False)]
             found.append(one)
         record = {"line": number, "source": line.source, "hypotheses": found}
         return json.dumps(record | ({"error": line.problem} if line.problem else {}), ensure_ascii=False) + "\n"
 
 
-def _rounded(value: float) -> float | None:
+def rounded(value: float) -> float | None:
     """Six digits: the last ones of float32 differ from machine to machine. JSON has neither infinity nor NaN."""
     return round(value, 6) if math.isfinite(value) else None

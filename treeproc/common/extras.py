@@ -15,6 +15,8 @@ EXTRAS = {
     "sacremoses": "report",
     "scipy": "report",
     "tensorboard": "report",
+    "fastapi": "serve",
+    "uvicorn": "serve",
 }
 
 

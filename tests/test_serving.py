@@ -1,0 +1,281 @@
+"""The server without Ray: what its entrance refuses, what it answers, and when it asks again."""
+
+import asyncio
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [serve]")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from fastapi.testclient import TestClient
+from search_runs import write_run, write_vocabulary
+
+from treenet.cli.serve import main
+from treenet.serving.asking import NoAnswer, ReplicaLost
+from treenet.serving.entrance import build_entrance
+from treenet.serving.messages import Question
+from treenet.serving.settings import ServeSettings, read_token
+from treeproc.common.errors import UserError
+
+TOKEN = "a-token-of-many-characters"
+
+
+class Replicas:
+    """Replicas that fail as they are told, and otherwise repeat what they were asked."""
+
+    name, beam_size = "model averaged", 3
+
+    def __init__(self, *failures: Exception):
+        self.failures, self.asked, self.alive = list(failures), [], 1
+
+    async def ask(self, question: Question) -> bytes:
+        self.asked.append(question)
+        if self.failures:
+            raise self.failures.pop(0)
+        return json.dumps(question.lines).encode()
+
+    def running(self) -> int:
+        return self.alive
+
+
+def client(replicas: object, token: str | None = None, **settings: object) -> TestClient:
+    entrance = build_entrance(ServeSettings(**settings), replicas, token)
+    return TestClient(entrance, base_url="http://127.0.0.1:8000")
+
+
+def test_a_request_reaches_the_replicas_with_its_defaults():
+    replicas = Replicas()
+    answer = client(replicas).post("/translate", json={"lines": ["one", ""]})
+    assert (answer.status_code, answer.json(), replicas.asked) == (200, ["one", ""], [Question(("one", ""), 1, False)])
+    assert answer.headers["content-type"] == "application/json" and answer.headers["cache-control"] == "no-store"
+    client(replicas).post("/translate", json={"lines": ["a"], "num_best": 3, "attention": True})
+    assert replicas.asked[-1] == Question(("a",), 3, True)
+
+
+LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_bytes": 400}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"lines": ["a", "b", "c"]}, 422, "lines: List should have at most 2 items"),
+        ({"lines": []}, 422, "lines: List should have at least 1 item"),
+        ({"lines": ["x" * 21]}, 422, "lines.0: String should have at most 20 characters"),
+        ({"lines": ["a", "a b c d"]}, 422, "lines.1: Value error, has 4 words, but may have 3"),
+        ({"lines": ["a"], "num_best": 4}, 422, "num_best: Input should be less than or equal to 3"),
+        ({"lines": ["a"], "num_best": 0}, 422, "num_best: Input should be greater than or equal to 1"),
+        ({"lines": ["a"], "num_best": "2"}, 422, "num_best: Input should be a valid integer"),
+        ({"lines": ["a"], "num_best": True}, 422, "num_best: Input should be a valid integer"),
+        ({"lines": "a"}, 422, "lines: Input should be a valid list"),
+        ({"lines": [None]}, 422, "lines.0: Input should be a valid string"),
+        ({"lines": ["a"], "nbest": 2}, 422, "nbest: Extra inputs are not permitted"),
+        ({}, 422, "lines: Field required"),
+        ([], 422, "the body must be a JSON object with the key lines"),
+        (b"", 422, "the body must be a JSON object with the key lines"),
+        (b'{"lines": [', 422, "the body must be JSON, but is not: "),
+        (b'{"lines": ["\xff"]}', 4, "body"),
+        (b"[" * 400, 4, "body"),
+        (b'{"num_best": ' + b"9" * 380 + b"}", 422, "lines: Field required"),
+        (b" " * 401, 413, "a request may have 400 bytes; send fewer lines at once"),
+        (b" " * 40_000, 413, "a request may have 400 bytes; send fewer lines at once"),
+    ],
+)
+def test_bad_requests_get_a_status_and_one_line(body, status, message):
+    replicas = Replicas()
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    sent = client(replicas, **LIMITS).post("/translate", content=content, headers={"Content-Type": "application/json"})
+    assert sent.status_code == status or sent.status_code // 100 == status
+    assert list(sent.json()) == ["error"] and message in sent.json()["error"] and "\n" not in sent.json()["error"]
+    assert replicas.asked == []
+
+
+def test_limits_hold_up_to_their_values():
+    at_most = {"lines": ["x" * 20, "a b c"], "num_best": 3}
+    assert client(Replicas(), **LIMITS).post("/translate", json=at_most).status_code == 200
+    content = b'{"lines": ["a"]}'
+    exact = client(Replicas(), request_bytes=len(content), waiting_requests=1)
+    headers = {"Content-Type": "application/json"}
+    assert exact.post("/translate", content=content, headers=headers).status_code == 200
+    assert exact.post("/translate", content=content + b" ", headers=headers).status_code == 413
+    assert exact.post("/translate", content=(part for part in (content, b" " * 99)), headers=headers).status_code == 413
+    assert exact.post("/translate", content=(part for part in (content[:5], content[5:])), headers=headers).status_code == 200
+
+
+def test_a_form_of_another_site_is_no_request():
+    """A page elsewhere may send text/plain without asking the browser's leave, but no JSON."""
+    replicas = Replicas()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        sent = client(replicas).post("/translate", content=b'{"lines": ["a"]}', headers={"Content-Type": kind})
+        assert sent.status_code == 422 and "Content-Type: application/json" in sent.json()["error"]
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", "", "[::1", "127.0.0.1@evil.example"):
+        sent = client(replicas).post("/translate", json={"lines": ["a"]}, headers={"Host": host})
+        assert sent.status_code == 403, host
+    assert replicas.asked == []
+    for host in ("localhost", "LOCALHOST:8000", "127.0.0.1", "[::1]:8000", "[::1]"):
+        assert client(replicas).post("/translate", json={"lines": ["a"]}, headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [None, "Bearer", "Bearer ", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN[:-1]}", f"Bearer {TOKEN}x", "Bearer \xe4"]
+)
+def test_without_the_token_nothing_is_read(sent):
+    replicas = Replicas()
+    headers = {} if sent is None else {"Authorization": sent.encode("latin-1")}
+    refused = client(replicas, TOKEN).post("/translate", content=b"x" * (2 << 20), headers=headers)
+    assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+    assert TOKEN not in refused.text and replicas.asked == []
+
+
+def test_with_the_token_any_name_is_served():
+    headers = {"Authorization": f"bearer {TOKEN}", "Host": "translate.example"}
+    served = client(Replicas(), TOKEN)
+    assert served.post("/translate", json={"lines": ["a"]}, headers=headers).status_code == 200
+    assert served.get("/", headers={"Host": "translate.example"}).status_code == 200
+
+
+def test_a_lost_replica_is_asked_again_once():
+    replicas = Replicas(ReplicaLost())
+    assert client(replicas).post("/translate", json={"lines": ["a"]}).json() == ["a"] and len(replicas.asked) == 2
+    replicas = Replicas(ReplicaLost(), ReplicaLost())
+    sent = client(replicas).post("/translate", json={"lines": ["a"]})
+    assert sent.status_code == 503 and "two replicas ended" in sent.json()["error"] and len(replicas.asked) == 2
+    replicas = Replicas(NoAnswer("the scores are not finite"))
+    sent = client(replicas).post("/translate", json={"lines": ["a"]})
+    assert (sent.status_code, sent.json(), len(replicas.asked)) == (500, {"error": "the scores are not finite"}, 1)
+
+
+class Slow(Replicas):
+    """Answers when it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.done = asyncio.Event()
+
+    async def ask(self, question: Question) -> bytes:
+        self.asked.append(question)
+        await self.done.wait()
+        return b"[]"
+
+
+def request_of(app, body: bytes):
+    """A request as uvicorn makes it; gives the status."""
+    scope = {
+        "type": "http", "method": "POST", "path": "/translate", "raw_path": b"/translate", "query_string": b"", "root_path": "",
+        "scheme": "http", "http_version": "1.1", "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+    }  # fmt: skip
+    sent = []
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    async def run() -> int:
+        await app(scope, receive, send)
+        return sent[0]["status"]
+
+    return run()
+
+
+def test_more_requests_than_may_wait_are_refused_at_once():
+    async def check() -> None:
+        slow = Slow()
+        app = build_entrance(ServeSettings(waiting_requests=2), slow, None)
+        body = b'{"lines": ["a"]}'
+        first = [asyncio.create_task(request_of(app, body)) for _ in range(2)]
+        while len(slow.asked) < 2:
+            await asyncio.sleep(0)
+        assert app.waiting == 2 and await request_of(app, body) == 503
+        slow.done.set()
+        assert await asyncio.gather(*first) == [200, 200]
+        assert app.waiting == 0 and await request_of(app, body) == 200
+
+    asyncio.run(check())
+
+
+def test_a_request_that_takes_too_long_ends_and_makes_room():
+    async def check() -> None:
+        app = build_entrance(ServeSettings(waiting_requests=1, timeout_s=0.01), Slow(), None)
+        assert await request_of(app, b'{"lines": ["a"]}') == 503
+        assert app.waiting == 0
+
+    asyncio.run(check())
+
+
+def test_health_says_whether_a_replica_runs():
+    replicas = Replicas()
+    served = client(replicas)
+    expected = {"status": "ok", "model": "model averaged", "replicas": 1, "waiting": 0}
+    assert (served.get("/healthz").status_code, served.get("/healthz").json()) == (200, expected)
+    replicas.alive = 0
+    assert (served.get("/healthz").status_code, served.get("/healthz").json()["status"]) == (503, "starting")
+
+
+def test_the_page_loads_its_own_files_alone():
+    served = client(Replicas())
+    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        got = served.get(path)
+        assert got.status_code == 200 and got.headers["content-type"].startswith(kind)
+        policy = got.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "*" not in policy
+        text = got.text.replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text and "https:" not in text and "innerHTML" not in text
+    assert served.get("/docs").status_code == served.get("/redoc").status_code == 404
+    assert served.get("/translate").status_code == 405
+    api = served.get("/openapi.json").json()
+    wanted = api["components"]["schemas"]["Request"]["properties"]
+    assert wanted["num_best"]["maximum"] == 3 and wanted["lines"]["maxItems"] == 100
+    assert wanted["lines"]["items"]["maxLength"] == 2000
+    assert set(api["paths"]) == {"/translate", "/healthz"} and {"401", "413", "422", "503"} <= set(
+        api["paths"]["/translate"]["post"]["responses"]
+    )
+
+
+def test_a_server_that_others_reach_needs_a_token(tmp_path, monkeypatch):
+    assert read_token(ServeSettings()) is None
+    assert all(read_token(ServeSettings(host=host)) is None for host in ("localhost", "::1", "127.0.0.2"))
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(UserError, match="can be reached by other machines: give token_file=FILE or token_variable=NAME"):
+            read_token(ServeSettings(host=host))
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    monkeypatch.setenv("MY_TOKEN", TOKEN)
+    assert read_token(ServeSettings(host="0.0.0.0", token_file=file)) == TOKEN
+    assert read_token(ServeSettings(token_variable="MY_TOKEN")) == TOKEN
+    with pytest.raises(UserError, match="not both"):
+        read_token(ServeSettings(token_file=file, token_variable="MY_TOKEN"))
+    for text in ("", "short", "with a blank in the middle", "ä" * 20, "x" * 5000):
+        file.write_text(text)
+        with pytest.raises(UserError, match="must hold a token of 16 to 4096 ASCII characters") as error:
+            read_token(ServeSettings(token_file=file))
+        assert len(text) < 2 or text not in str(error.value)
+    for settings in (ServeSettings(token_variable="NO_SUCH"), ServeSettings(token_file=tmp_path / "none")):
+        with pytest.raises(UserError, match=r"NO_SUCH must hold|cannot be read: No such file"):
+            read_token(settings)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("serving")
+    return write_run(folder / "run", write_vocabulary(folder / "data"))
+
+
+def test_bad_settings_are_one_line_before_anything_starts(run, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for arguments, message in (
+            ([], "serve.py needs --out RUN"),
+            (["--out", str(run), "host=0.0.0.0"], "can be reached by other machines"),
+            (["--out", str(run), "port=65536"], "port"),
+            (["--out", str(run), f"port={port}"], f"cannot listen at 127.0.0.1, port {port}: Address already in use"),
+            (["--out", str(run), "host=no.such.invalid", "token_variable=HOME"], "must hold a token|there is no such address"),
+        ):
+            with pytest.raises(UserError, match=message):
+                main(arguments)

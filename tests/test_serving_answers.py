@@ -1,0 +1,110 @@
+"""The answers of one replica: translations as of translate.py, trees, attention and its limit."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+
+from treenet.api.run import load_run
+from treenet.serving.messages import Answer, Question
+from treenet.serving.sentences import SentenceTranslator
+from treenet.serving.settings import ServeSettings
+from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("serving")
+    return write_run(folder / "run", write_vocabulary(folder / "data"))
+
+
+@pytest.fixture(scope="module")
+def translator(run) -> SentenceTranslator:
+    return SentenceTranslator(ServeSettings(attention_numbers=1500), run)
+
+
+def read(answer: bytes | str) -> dict:
+    assert isinstance(answer, bytes), answer
+    return Answer.model_validate_json(answer).model_dump()
+
+
+def numbers(line: dict) -> list[float | None]:
+    """Scores and weights: the last digits of float32 depend on the shape of a batch."""
+    weights = line["attention"]["weights"] if line["attention"] else []
+    return [one[name] for one in line["hypotheses"] for name in ("score", "log_prob")] + [w for row in weights for w in row]
+
+
+def without_numbers(line: dict) -> dict:
+    texts = [(one["text"], one["pieces"]) for one in line["hypotheses"]]
+    targets = line["attention"] and line["attention"]["targets"]
+    return {**line, "hypotheses": texts, "attention": targets}
+
+
+def test_whatever_is_batched_the_translations_are_those_of_translate(translator, run):
+    lines = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)] + ["", "ba 😀", "ba\x01", "ba \ud800", "be " * 1001]
+    questions = [Question(tuple(lines[i : i + 3]), 1 + i % 3, i % 2 == 0) for i in range(0, len(lines), 3)]
+    answers = [line for answer in translator.answer(questions) for line in read(answer)["lines"]]
+    alone = [line for question in questions for line in read(translator.answer([question])[0])["lines"]]
+    assert len(answers) == len(lines)
+    assert list(map(without_numbers, answers)) == list(map(without_numbers, alone))
+    assert list(map(numbers, answers)) == [pytest.approx(one, abs=1e-4) for one in map(numbers, alone)]
+    for num_best in (1, 2, 3):
+        expected = LineTranslator(TranslateSettings(nbest=num_best, json_lines=True), [run], RawLineEncoder)
+        raw = [RawLine(line.encode("utf-8", "surrogatepass")) for line in lines]
+        for i, record in enumerate(map(json.loads, expected(raw, 0).text.splitlines())):
+            if 1 + 3 * (i // 3) % 3 == num_best:
+                found = answers[i]
+                assert (found["source"], found["error"]) == (record["source"], record.get("error"))
+                assert [one["text"] for one in found["hypotheses"]] == [one["text"] for one in record["hypotheses"]]
+                scores = [one["score"] for one in record["hypotheses"]]
+                assert [one["score"] for one in found["hypotheses"]] == pytest.approx(scores, abs=1e-5)
+
+
+def test_an_answer_has_tree_and_attention(translator, run):
+    [line] = read(translator.answer([Question(("ba bebe bi",), 2, True)])[0])["lines"]
+    expected = load_run(run).attention("ba bebe bi")
+    leaves, nodes = line["tree"]["leaves"], line["tree"]["nodes"]
+    assert [leaf["piece"] for leaf in leaves] + [node["label"] for node in nodes] == [p.name for p in expected.positions]
+    assert [(node["start"], node["end"]) for node in nodes] == [(p.start, p.end) for p in expected.positions if p.is_node]
+    assert line["attention"]["targets"] == expected.targets
+    assert line["attention"]["weights"] == pytest.approx(expected.mean, abs=1e-4)
+    assert (
+        line["tree"]["brackets"].count("(") == len(leaves) + len(nodes) and line["translation"] == line["hypotheses"][0]["text"]
+    )
+
+
+def test_attention_has_a_limit_and_says_so(translator):
+    lines = tuple(" ".join(SEARCH_WORDS[:n]) for n in (9, 12, 15, 2))
+    answers = read(translator.answer([Question(lines, 1, True)])[0])["lines"]
+    without = [answer for answer in answers if answer["attention"] is None]
+    assert 0 < len(without) < 4
+    assert all(
+        answer["warnings"] == ["no attention: an answer has at most 1,500 weights; send fewer or shorter lines"]
+        for answer in without
+    )
+
+
+def test_a_model_without_weights_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="convs2s")
+    [line] = read(SentenceTranslator(ServeSettings(), folder).answer([Question(("ba be",), 1, True)])[0])["lines"]
+    assert line["attention"] is None and "no attention weights" in line["warnings"][0] and line["translation"]
+
+
+def test_a_request_that_fails_takes_no_other_with_it(translator, monkeypatch, capsys):
+    original = SentenceTranslator._answer_all
+
+    def fails(self, questions):
+        if any("bad" in question.lines for question in questions):
+            raise RuntimeError("out of memory")
+        return original(self, questions)
+
+    monkeypatch.setattr(SentenceTranslator, "_answer_all", fails)
+    good = Question(("ba be",), 1, False)
+    found = translator.answer([good, Question(("bad",), 1, False), good])
+    assert found[0] == found[2] == translator.answer([good])[0] and found[1] == "the request could not be answered"
+    assert "out of memory" in capsys.readouterr().err

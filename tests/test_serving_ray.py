@@ -1,0 +1,201 @@
+"""The server as a whole: Ray Serve, HTTP, a killed replica, and the page in a browser."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [serve]")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from browser import MISSING, browser
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+
+from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+ROOT = Path(__file__).resolve().parent.parent
+LINES = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)]
+HOSTILE = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("serving")
+    return write_run(folder / "run", write_vocabulary(folder / "data"))
+
+
+@pytest.fixture(scope="module")
+def expected(run) -> list[str]:
+    translate = LineTranslator(TranslateSettings(), [run], RawLineEncoder)
+    return translate([RawLine(line.encode()) for line in LINES], 0).text.splitlines()
+
+
+class Server:
+    """The command in a process of its own."""
+
+    def __init__(self, run: Path, log: Path):
+        command = [sys.executable, str(ROOT / "workflows" / "serve.py"), "--out", str(run), "port=0", "request_bytes=200000"]
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self.model = self.process.stdout.readline()
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("http://127.0.0.1:"), log.read_text()
+
+    def ask(self, lines: list[str], **options: object) -> list[dict]:
+        body = json.dumps({"lines": lines, **options}).encode()
+        request = urllib.request.Request(f"{self.address}translate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.loads(answer.read())["lines"]
+
+    def replicas(self) -> list[int]:
+        """Process numbers of replicas: Ray names their processes after the deployment."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if b"ServeReplica" in (folder / "cmdline").read_bytes() and self.process.pid in ancestors(int(folder.name)):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+
+def ancestors(process: int) -> list[int]:
+    found = []
+    while process > 1:
+        process = int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1])
+        found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(run, tmp_path_factory):
+    server = Server(run, tmp_path_factory.mktemp("server") / "log")
+    yield server
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(timeout=60) == 0
+
+
+def test_translations_are_those_of_translate_and_bad_lines_stand_alone(server, expected):
+    assert server.model == "tree_transformer averaged, 1 replica(s)\n"
+    assert [line["translation"] for line in server.ask(LINES)] == expected
+    found = {}
+
+    def ask(number: int) -> None:
+        found[number] = server.ask([LINES[number], "ba\x01"], num_best=1 + number % 3, attention=number % 2 == 0)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(LINES))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i][0]["translation"] for i in range(len(LINES))] == expected
+    assert all("control character U+0001" in found[i][1]["error"] for i in found)
+
+
+def test_a_killed_replica_loses_no_accepted_request(server, expected):
+    answers, stopped = [], threading.Event()
+
+    def ask() -> None:
+        while not stopped.is_set():
+            answers.append([line["translation"] for line in server.ask(LINES)])
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(answers) < 6:
+        time.sleep(0.01)
+    [replica] = server.replicas()
+    os.kill(replica, signal.SIGKILL)
+    before = len(answers)
+    while len(answers) < before + 12 and any(thread.is_alive() for thread in threads):
+        time.sleep(0.05)
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert len(answers) >= before + 12 and all(answer == expected for answer in answers)
+    assert replica not in server.replicas()
+
+
+@pytest.fixture(scope="module")
+def window(server, tmp_path_factory):
+    if MISSING:
+        pytest.skip(MISSING)
+    with browser(tmp_path_factory.mktemp("browser") / "profile") as window:
+        window.visit(server.address)
+        yield window
+
+
+def type_and_send(window, text: str) -> None:
+    window.run(
+        "document.getElementById('text').value = arguments[0]; document.getElementById('status').textContent = 'sent';"
+        "document.getElementById('send').click()",
+        text,
+    )
+    deadline = time.monotonic() + 60
+    while window.run("return document.getElementById('send').disabled"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_in_a_browser_a_sentence_has_its_tree_and_its_words_shade_it(window, server):
+    [line] = server.ask(["ba bebe bi"], num_best=3, attention=True)
+    type_and_send(window, "ba bebe bi")
+    assert window.run("return document.querySelector('.translation').textContent") == line["translation"]
+    tree = line["tree"]
+    names = window.run("return [...document.querySelectorAll('svg.tree .name')].map((one) => one.textContent)")
+    assert names == [leaf["piece"].lstrip("▁") for leaf in tree["leaves"]] + [node["label"] for node in tree["nodes"]]
+    others = window.run("return [...document.querySelectorAll('.others li')].map((one) => one.firstChild.textContent)")
+    assert others == [one["text"] for one in line["hypotheses"]] and len(others) == 3
+    shades = "return [...document.querySelectorAll('svg.tree .fill')].map((one) => Number(one.getAttribute('fill-opacity')))"
+    weights = line["attention"]["weights"]
+    mean = [sum(column) / len(column) for column in zip(*weights, strict=True)]
+    assert window.run(shades) == pytest.approx([share**0.5 for share in mean], abs=2e-3)
+    words = window.run("return [...document.querySelectorAll('.tokens button')]")
+    window.click(words[-1])  # the end of the sentence
+    assert window.run(shades) == pytest.approx([share**0.5 for share in weights[-1]], abs=2e-3)
+    chosen = window.run("return [...document.querySelectorAll('[aria-checked=true]')].map((one) => one.textContent)")
+    assert chosen == ["end"] and window.run("return document.querySelectorAll('.readout li').length") > 2
+
+
+@pytest.mark.parametrize("text", [HOSTILE, "שלום עולם \u202egnp.exe", "😀 👩‍👩‍👧 ba", "&lt;b&gt; \"'`"])
+def test_in_a_browser_hostile_text_stays_text(window, text):
+    type_and_send(window, text)
+    assert window.run("return document.querySelector('.source').textContent") == text
+    assert window.run("return document.title") == "Tree attention"
+    assert window.run("return document.querySelectorAll('#answers script, #answers img, #answers b').length") == 0
+
+
+def test_in_a_browser_text_that_is_too_long_is_refused_in_words(window):
+    type_and_send(window, "x" * 100_000)
+    assert "at most 2000 characters" in window.run("return document.getElementById('status').textContent")
+    type_and_send(window, "x" * 300_000)
+    assert "may have 200,000 bytes" in window.run("return document.getElementById('status').textContent")
+    type_and_send(window, " \n ")
+    assert window.run("return document.getElementById('status').textContent") == "Type a sentence first."
+    type_and_send(window, "ba\nbe\n\nbi")
+    assert window.run("return document.querySelectorAll('#answers section').length") == 3
+
+
+def test_in_a_browser_nothing_fails_and_nothing_comes_from_elsewhere(window, server):
+    errors = [entry["message"] for entry in window.log("browser") if entry["level"] != "INFO"]
+    assert all("/translate" in message and re.search("413|422", message) for message in errors), errors
+    asked = {address for address in window.requests() if re.match("(http|ws)s?:", address)}  # not those of its first tab
+    assert asked and all(address.startswith(server.address) for address in asked)
+    window.resize(320, phone=True)
+    type_and_send(window, "ba be bi bo ba be bi bo ba be bi bo")
+    assert window.run("return document.documentElement.scrollWidth") <= 320
+
+
+def test_a_run_that_cannot_be_loaded_is_one_line(tmp_path, run_workflow):
+    done = run_workflow("serve.py", "--out", tmp_path, "port=0")
+    assert done.returncode == 2 and re.search(r"^error: .* is not a run: .*config.yaml is missing", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr and done.stdout == ""

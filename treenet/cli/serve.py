@@ -1,0 +1,36 @@
+"""Serve a trained model over HTTP: sentences in; trees, translations, scores and attention out.
+
+    python workflows/serve.py --out RUN
+    python workflows/serve.py --out RUN port=0 replicas=2
+    python workflows/serve.py --out RUN host=0.0.0.0 token_file=FILE
+
+RUN is the folder of a training run. The command prints its address: a page to type sentences in, and POST /translate for
+programs. Ctrl-C ends it. docs/serve.md has more.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.serving.settings import ServeSettings, read_token
+from treeproc.common.extras import require
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.storage import as_path
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True)
+    args = parser.parse_intermixed_args(argv)
+    if args.out is None or args.sample:
+        raise UserError("serve.py needs --out RUN, the folder of a training run; it has no sample of its own")
+    settings = load_settings(ServeSettings, args.config, args.overrides)
+    paths = {"--out": args.out, "token_file": settings.token_file}
+    if not checkpoint_names(settings.checkpoint):
+        paths["checkpoint"] = as_path(settings.checkpoint)
+    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    read_token(settings)
+    for package in ("ray", "fastapi", "uvicorn"):
+        require(package, "a server")
+    from treenet.serving.server import serve_run  # loads Ray
+
+    serve_run(settings, args.out)

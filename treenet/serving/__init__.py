@@ -1,0 +1,1 @@
+"""A server of translations: sentences in; trees, translations, scores and attention out."""

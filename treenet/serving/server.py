@@ -1,0 +1,63 @@
+"""The server: replicas, the entrance in this process, and a socket; from its start to Ctrl-C."""
+
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import uvicorn
+
+from treenet.serving.entrance import build_entrance
+from treenet.serving.replicas import start_replicas
+from treenet.serving.settings import ServeSettings, read_token
+from treeproc.common.errors import UserError
+from treeproc.common.storage import AnyPath
+
+_BACKLOG = 128
+_SECONDS_TO_END = 5  # for answers under way
+
+
+def serve_run(settings: ServeSettings, run: AnyPath) -> None:
+    """Serve the translation model in folder `run` until SIGINT or SIGTERM. Prints the address when it answers.
+
+    Raises UserError where the address cannot be used, the token is missing, or the run cannot be loaded.
+    """
+    token = read_token(settings)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # The address is taken first: nobody waits for models to hear that the port is in use.
+    with _listen(settings.host, settings.port) as listener, start_replicas(settings, run) as serving:
+        config = uvicorn.Config(
+            build_entrance(settings, serving, token),
+            http="h11",  # it bounds the bytes of headers
+            ws="none",
+            loop="asyncio",
+            lifespan="off",
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            limit_concurrency=2 * settings.waiting_requests,
+            timeout_graceful_shutdown=_SECONDS_TO_END,
+        )
+        host, port = listener.getsockname()[:2]
+        print(
+            f"{serving.name}, {settings.replicas} replica(s)\nhttp://{f'[{host}]' if ':' in host else host}:{port}/", flush=True
+        )
+        print("Ctrl-C ends it", file=sys.stderr, flush=True)
+        with suppress(KeyboardInterrupt):  # it is how a server ends
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"host={host}: there is no such address ({error})") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise UserError(f"cannot listen at {host}, port {port}: {error.strerror}; choose another host or port") from None
+    return listener
