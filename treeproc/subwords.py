@@ -1,8 +1,7 @@
 """Sentencepiece within the parser's words, and the vocabularies of labels and tags.
 
-Every piece lies inside one word of the parser, and `▁` stands exactly where the text has a blank:
-the pieces of a line decode to the line itself, and a piece can be a leaf of the tree. The plain
-models read the same pieces.
+Every piece lies inside one word of the parser, and `▁` stands exactly where the text has a blank. So the pieces of a line decode
+to the line itself, and a piece can be a leaf of the tree. The plain models read the same pieces.
 """
 
 import io
@@ -25,45 +24,48 @@ from treeproc.common.settings import Settings, UserError
 from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 
-# Marks word boundaries that have no blank in training text; never part of a vocabulary.
+# Marks word boundaries without a blank in training text. It is never part of a vocabulary.
 _BOUNDARY = "\x01"
 _BLANK = ord(" ")
 
-# Words whose pieces are remembered; when there are more, memory starts anew.
+# Number of words in the cache of pieces. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
 
 
 class SubwordConfig(Settings):
-    """The byte-pair vocabulary, one for both sides or one for each."""
+    """The byte-pair vocabulary: one for both sides, or one for each side."""
 
     vocab_size: PositiveInt | None = Field(
         32_000,
-        description="pieces of a vocabulary, special and byte pieces included; null: as many as it takes to keep every word of "
-        "the training text whole",
+        description="number of pieces of a vocabulary, with special and byte pieces; null: enough to keep every word of the "
+        "training text whole",
     )
-    joint: bool = Field(True, description="one vocabulary for both sides; else one of vocab_size pieces for each")
+    joint: bool = Field(True, description="one vocabulary for both sides; false: one of vocab_size pieces for each side")
     character_coverage: float = Field(
-        1.0, gt=0.9, le=1.0, description="share of the characters of the training text that get a piece; the others are bytes"
+        1.0,
+        gt=0.9,
+        le=1.0,
+        description="share of the characters of the training text that become pieces; the others become bytes",
     )
-    lowercase: bool = Field(False, description="pieces of lower-cased text; the parser still reads the text as it is")
+    lowercase: bool = Field(False, description="lower-case the text for the pieces; the parser still reads the original text")
     max_training_lines: PositiveInt = Field(
-        4_000_000, description="lines, over both sides, that a vocabulary is learned from at the most, spread evenly over all"
+        4_000_000, description="most lines, over both sides, for learning a vocabulary; they are spread evenly over all lines"
     )
 
 
 def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
-    """Learn a BPE model from blank-separated words and how often they occur. The same counts give the same bytes.
+    """Learn a BPE model from blank-separated words and their counts. The same counts give the same bytes.
 
-    Words may hold the mark of `blank_separated` where no piece may cross. Raises UserError when the text is too small for
-    the vocabulary size.
+    Words may contain the mark of `blank_separated`, which no piece crosses. Raises UserError if the text is too small for the
+    vocabulary size.
     """
     model = io.BytesIO()
-    # A tab separates word and count; a word that holds one has no influence.
+    # A tab separates word and count, so a word that contains a tab is left out.
     lines = (f"{word}\t{count}" for word, count in sorted(counts.items()) if "\t" not in word)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".tsv") as rules:
         rules.writelines(_lowercase_rules() if config.lowercase else [])
         rules.flush()
-        # What is written must be what was read: no Unicode folding, no blanks lost, no unknown character.
+        # Decoding must give the input: no Unicode folding, no lost blanks, no unknown character.
         folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
         size = {"vocab_size": config.vocab_size} if config.vocab_size else _keep_words_whole(counts)
         try:
@@ -94,9 +96,9 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
 
 
 def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
-    """Settings of sentencepiece with which it merges until every word is one piece."""
+    """Return settings of sentencepiece with which it merges until every word is one piece."""
     return {
-        "vocab_size": 1000 + sum(map(len, counts)),  # more than there can be: the rest is special pieces and bytes
+        "vocab_size": 1000 + sum(map(len, counts)),  # an upper limit; the rest is special pieces and bytes
         "hard_vocab_limit": False,
         "max_sentencepiece_length": 1 + max(map(len, counts), default=1),
         "split_by_unicode_script": False,
@@ -105,7 +107,7 @@ def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
 
 
 def _lowercase_rules() -> Iterator[str]:
-    """Sentencepiece's normalisation rules, code points in hexadecimal, for every character that has a lower case."""
+    """Return sentencepiece's normalisation rules, code points in hexadecimal, for every character with a lower case."""
     for code in range(sys.maxunicode + 1):
         character = chr(code)
         if character.lower() != character:
@@ -113,7 +115,7 @@ def _lowercase_rules() -> Iterator[str]:
 
 
 def _without_paths(model: bytes) -> bytes:
-    """The model without the name of the file that its rules came from, which differs from run to run."""
+    """Return the model without the name of the file of its rules, which differs from run to run."""
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.normalization_rule_tsv = ""
     return proto.SerializeToString()
@@ -128,25 +130,25 @@ class WordEnds:
 
 
 def blank_separated(lines: pa.Array) -> pa.Array:
-    """The words of all lines, as blanks separate them."""
+    """Return the words of all lines, separated at blanks."""
     return pc.list_flatten(pc.split_pattern(lines, " "))
 
 
 def mark_boundaries(lines: pa.Array, words: WordEnds) -> pa.Array:
-    """The lines with a mark wherever two words touch, so that no piece is learned across."""
+    """Return the lines with a mark between words that touch, so that no learned piece crosses the boundary."""
     padded, cuts, row_edges = _word_cuts(lines, words)
     inner = cuts[1:-1]
     touching = inner[(padded[inner] != _BLANK) & ~np.isin(inner, row_edges)] if len(inner) else inner
     data = np.insert(padded, touching, ord(_BOUNDARY))
     edges = row_edges + np.searchsorted(touching, row_edges)
-    # Every line of the padded text begins with a blank of its own.
+    # Every line of the padded text begins with a blank.
     return pc.utf8_slice_codeunits(strings_of(data, edges), 1)
 
 
 def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes of all lines, each after a blank, where they are cut into words, and where the lines begin.
+    """Return the bytes of all lines, each after a blank, the places that cut them into words, and the starts of the lines.
 
-    A word takes the characters before it along, the last one also those after it. Lines without words are left out.
+    A word includes the characters before it, and the last word also those after it. Lines without words are left out.
     """
     counts = np.diff(words.edges)
     full = np.flatnonzero(counts)
@@ -164,7 +166,7 @@ def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray
 
 
 class Subwords:
-    """A trained sentencepiece model. Raises UserError when the file is missing or broken."""
+    """A trained sentencepiece model. Raises UserError if the file is missing or broken."""
 
     def __init__(self, path: Path):
         model = sentencepiece_model_pb2.ModelProto()
@@ -173,7 +175,7 @@ class Subwords:
             self._decoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
         except (OSError, DecodeError, RuntimeError):
             raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again to restore it") from None
-        # The blank before a line's first word is written by `encode_*`, the others stand in the text.
+        # `encode_*` writes the blank before a line's first word; the others are in the text.
         model.normalizer_spec.add_dummy_prefix = False
         self._encoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
         self._known: dict[str, list[int]] = {}
@@ -182,31 +184,34 @@ class Subwords:
         return self._decoder.vocab_size()
 
     def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Pieces of whole lines, for the side that has no parser: (pieces of all lines, pieces per line)."""
+        """Return the pieces of whole lines, for the side without a parser: (pieces of all lines, pieces per line)."""
         data, row_edges = string_bytes(pc.binary_join_element_wise("", lines, " "))
-        # No piece holds a blank but at its beginning, so a line's pieces are those of its parts.
+        # A piece contains a blank only at its beginning, so a line's pieces are those of its parts.
         cuts = np.append(np.flatnonzero(data == _BLANK), len(data))
         pieces, counts = self._encode(strings_of(data, cuts))
         edges = edges_of(counts)
         return pieces, np.diff(edges[np.searchsorted(cuts, row_edges)])
 
     def encode_words(self, lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray]:
-        """Pieces of every word of every line: (pieces of all words, pieces per word). A word takes the blanks before it along."""
+        """Return the pieces of every word of every line: (pieces of all words, pieces per word).
+
+        A word includes the blanks before it.
+        """
         data, cuts, _ = _word_cuts(lines, words)
         if np.any(np.diff(cuts) <= 0):
             raise ValueError("words that lie outside of their line, or not one after the other")
         return self._encode(strings_of(data, cuts))
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
-        """Text of sequences of piece ids."""
+        """Return the text of sequences of piece ids."""
         return self._decoder.decode([list(map(int, row)) for row in pieces])
 
     def names(self, pieces: Sequence[int]) -> list[str]:
-        """The pieces as they stand in the vocabulary."""
+        """Return the pieces as in the vocabulary."""
         return [self._decoder.id_to_piece(int(piece)) for piece in pieces]
 
     def _encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """(pieces of all texts, pieces per text), every different text once."""
+        """Return (pieces of all texts, pieces per text). Every different text is encoded once."""
         coded = texts.dictionary_encode()
         different = coded.dictionary.to_pylist()
         if len(self._known) > _MOST_KNOWN:
@@ -218,7 +223,7 @@ class Subwords:
 
 
 class LabelVocab:
-    """Names to ids by line of a text file; unknown names get `UNKNOWN_LABEL_ID`."""
+    """Maps names to ids by line of a text file. Unknown names get `UNKNOWN_LABEL_ID`."""
 
     def __init__(self, names: Iterable[str]):
         self.names = [UNKNOWN_LABEL, *sorted(set(names) - {UNKNOWN_LABEL})]

@@ -51,9 +51,9 @@ def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
 class LineEncoder:
     """Parses and encodes lines with the parser and vocabulary of the data set in folder `data`.
 
-    With `given_trees`, the lines come with their trees, and no parser is loaded. Raises UserError in three cases: the parser's
-    models are not the ones in the index of `data`; the data set has given trees and these lines have none; the trees of the data
-    set are made of arcs and these lines get none.
+    With `given_trees`, the lines come with their trees, and no parser is loaded. Raises UserError if the parser's models are not
+    the ones in the index of `data`. It also does so if the data set has given trees and these lines have none. The same holds if
+    its trees are made of arcs and these lines get none.
     """
 
     def __init__(self, data: Path, *, given_trees: bool = False):

@@ -1,7 +1,7 @@
 """Lines of text to words and constituency trees.
 
-A parser is built inside the actor that uses it, because it owns a model. It never loses a line:
-what it cannot analyse comes back with a flat tree and a `parse_status` that names the reason.
+A parser is built inside the actor that uses it, because it owns a model. It never loses a line. A line that it cannot analyse
+gets a flat tree and a `parse_status` with the reason.
 """
 
 from importlib import import_module
@@ -11,8 +11,8 @@ from treeproc.parsers.model_files import describe_in_words, describe_parser, fin
 
 
 def build_parser(config: ParserConfig) -> Parser:
-    """The parser that the settings name. Raises UserError when it cannot run here."""
-    module, name = PARSERS[config.name]  # imported when it is built: some load PyTorch, or packages that are not installed
+    """Build the parser of the settings. Raises UserError if it cannot run here."""
+    module, name = PARSERS[config.name]  # imported here: some parsers load PyTorch, or packages that may be missing
     return getattr(import_module(f"{__name__}.{module}"), name)(config)
 
 

@@ -13,11 +13,11 @@ from treeproc.parsers.spacy_parser import SpacyParser
 
 _WEIGHTS = "benepar_model.bin"
 _HINT = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"
-_NO_TAG = "UNK"  # of models that predict no tags
+_NO_TAG = "UNK"  # of models without tags
 
 
 class BeneparParser(SpacyParser):
-    """benepar's trees, and its tags where the model predicts them; arcs are those of the pipeline."""
+    """Trees of benepar, and its tags if the model predicts them. Arcs are those of the pipeline."""
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
@@ -30,7 +30,7 @@ class BeneparParser(SpacyParser):
         order = sorted(sentences, key=lambda sentence: len(sentence.words))
         for batch in batches([len(sentence.words) for sentence in order], self._batch_words):
             chosen = [order[i] for i in batch]
-            # It reads words as in running text: plain quotation marks, and where blanks are.
+            # It reads words as in running text: plain quotation marks, and the places of blanks.
             inputs = [InputSentence(words=ptb_unescape(s.words), space_after=_space_after(s)) for s in chosen]
             self._parser.batch_size = len(chosen)
             for sentence, tree in zip(chosen, self._parser.parse_sents(inputs), strict=True):
@@ -40,7 +40,7 @@ class BeneparParser(SpacyParser):
 
 
 def _space_after(sentence: Sentence) -> list[bool]:
-    """Whether a blank follows, for every word."""
+    """Return whether a blank follows, for every word."""
     out = []
     for token, after in zip(sentence.tokens, [*sentence.tokens[1:], None], strict=True):
         out += [False] * (len(token.words) - 1) + [after is not None and token.end < after.start]
@@ -48,9 +48,9 @@ def _space_after(sentence: Sentence) -> list[bool]:
 
 
 def load_benepar(config: ParserConfig):
-    """A `benepar.Parser` on the device of the settings. Nothing is downloaded, no pickle and no code of the files runs.
+    """Load a `benepar.Parser` on the device of the settings. Nothing is downloaded; no pickle and no code of the files runs.
 
-    Raises UserError for what is no model of benepar's.
+    Raises UserError for files that are no model of benepar.
     """
     import torch
 
@@ -64,7 +64,7 @@ def load_benepar(config: ParserConfig):
         parser = benepar.Parser(str(config.models))
         parser._parser.to(device)
         parser.parse(benepar.InputSentence(words=["A", "dog", "barks", "."], space_after=[True, True, False, False]))
-    except Exception as error:  # benepar and transformers raise any kind on files that are not theirs
+    except Exception as error:  # benepar and transformers raise any kind of error on other files
         if is_out_of_memory(error):
             raise
         message = one_line(f"{type(error).__name__}: {error}", 200)
@@ -73,7 +73,7 @@ def load_benepar(config: ParserConfig):
 
 
 def _complete_transformers() -> None:
-    """benepar 0.2 asks tokenisers which special pieces stand around a text, by a method that transformers 5 has no more."""
+    """Add a method that benepar 0.2 calls and transformers 5 lacks: the special pieces around a text."""
     from transformers import PreTrainedTokenizerBase
 
     def build_inputs_with_special_tokens(self, ids: list[int]) -> list[int]:
@@ -86,7 +86,7 @@ def _complete_transformers() -> None:
 
 
 def _check(models: Path) -> None:
-    """Raises UserError for files with pickles, with code beside them, or that need other files from a network."""
+    """Raise UserError for files with pickles, with code beside them, or that need other files from a network."""
     if models.is_dir():
         load_archive(models / _WEIGHTS, _HINT)
         for path in sorted(models.glob("*.json")):

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 PARSED = "parsed"
-# The status of lines for which no parser was asked.
+# The status of lines that no parser was asked to analyse.
 NO_PARSER = "flat_no_parser"
-PARTLY = "partly_"  # before the fallback that only some of the sentences of a line got
-# The languages of CoreNLP, by their codes, as its server calls them.
+PARTLY = "partly_"  # prefix of a fallback that only some of the sentences of a line got
+# The languages of CoreNLP by code, with the names of its server.
 CORENLP_LANGUAGES = {
     "ar": "arabic",
     "zh": "chinese",
@@ -33,16 +33,16 @@ CORENLP_LANGUAGES = {
 
 
 def is_fallback(status: str) -> bool:
-    """Whether a `parse_status` says that a parser was asked and could not analyse all of a line."""
+    """Return whether a `parse_status` means that a parser could not analyse all of a line."""
     return status not in (PARSED, NO_PARSER)
 
 
 def check_endpoint(endpoint: str) -> str:
-    """Raises ValueError, which does not repeat what may be a secret, for anything but http://HOST or https://HOST."""
+    """Raise ValueError for anything except http://HOST or https://HOST. The message does not repeat a possible secret."""
     try:
         parts = urlsplit(endpoint)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of a port that is no number, of brackets that are not closed
+    except ValueError:  # for a port that is no number, or an unclosed bracket
         good = False
     if not good or parts.query or parts.fragment or not endpoint.isascii() or not endpoint.isprintable() or " " in endpoint:
         raise ValueError("must be http://HOST:PORT or https://HOST:PORT, without a query")
@@ -50,7 +50,7 @@ def check_endpoint(endpoint: str) -> str:
 
 
 def check_package(package: str) -> str:
-    """A folder becomes absolute. Raises ValueError for what is neither a folder nor a name that a package can have."""
+    """Return a folder as an absolute path. Raises ValueError for a text that is neither a folder nor a package name."""
     if "/" in package:
         return str(Path(package).absolute())
     if not package.isidentifier():
@@ -59,13 +59,13 @@ def check_package(package: str) -> str:
 
 
 def public_endpoint(endpoint: str) -> str:
-    """The address without user and password: what is written and printed of it."""
+    """Return the address without user and password, for files and messages."""
     parts = urlsplit(endpoint)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 ParserName = Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"]
-# Where each parser stands: its file in this folder, and its class.
+# Each parser with its file in this folder, and its class.
 PARSERS: dict[ParserName, tuple[str, str]] = {
     "stanza": ("stanza_parser", "StanzaParser"),
     "shipped": ("stanza_parser", "StanzaParser"),
@@ -84,7 +84,7 @@ class ParserConfig(Settings):
     name: ParserName = Field(
         "stanza",
         description="'stanza': Stanza's own models if they are installed, else the shipped models. 'shipped': the shipped "
-        "models. 'corenlp': a CoreNLP server. 'spacy' (arcs alone), 'benepar', 'supar': these packages. 'given': "
+        "models. 'corenlp': a CoreNLP server. 'spacy' (only arcs), 'benepar', 'supar': these packages. 'given': "
         "the trees of the input. 'words': no parser, for control trees",
     )
     models: Annotated[Annotated[Path, AfterValidator(Path.absolute)] | None, Effect.NONE] = Field(
@@ -167,11 +167,14 @@ class ParserConfig(Settings):
 
     @property
     def runs_torch(self) -> bool:
-        """Whether models run on PyTorch, and so on a GPU where there is one."""
+        """Whether models run on PyTorch, and so on a GPU if there is one."""
         return self.runs_stanza or self.name in ("benepar", "supar")
 
     def facts(self) -> dict:
-        """The settings for descriptions and the index, without those that older data sets do not know, where they are as then."""
+        """Return the settings for descriptions and the index.
+
+        Newer settings are left out if they have the value of older data sets.
+        """
         as_then = {
             "constituency": self.constituency,
             "treebank_words": not self.treebank_words,
@@ -181,27 +184,27 @@ class ParserConfig(Settings):
 
     @property
     def processors(self) -> tuple[str, ...]:
-        """Stanza's names of what must be there."""
+        """Return Stanza's names of the required processors."""
         kinds = {"constituency": self.constituency, "depparse": self.dependencies}
         return ("tokenize", "pos", *(name for name, wanted in kinds.items() if wanted))
 
     @property
     def knows_treebank_words(self) -> bool:
-        """Whether Moses tokens can be put into the form that this parser was trained on."""
+        """Return whether Moses tokens can be converted to the words that this parser was trained on."""
         return self.language == "en" and self.name not in ("given", "words")
 
     @property
     def reads_language(self) -> bool:
-        """Whether a parser of `language` reads the lines."""
+        """Return whether a parser of `language` reads the lines."""
         return self.runs_stanza or self.runs_spacy or self.name == "corenlp"
 
     @property
     def gpus_per_actor(self) -> int:
-        """GPUs that one actor with this parser asks Ray for, where the cluster has any: 1 or 0."""
+        """Return the GPUs that one actor with this parser requests from Ray, if the cluster has any: 1 or 0."""
         return int(self.runs_torch and self.device != "cpu")
 
     def torch_device(self) -> "torch.device":
-        """The device in this process. Raises UserError when a GPU is asked for and there is none."""
+        """Return the device in this process. Raises UserError if the settings need a GPU and there is none."""
         import torch
 
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -216,12 +219,12 @@ class ParsedLine:
     words: dict[str, list]  # parallel lists: text, start_char, end_char, pos_tag
     trees: list[str]  # Penn Treebank brackets, one per sentence of the line
     parse_status: str  # PARSED, or the name of the fallback
-    arcs: dict[str, list] | None = None  # parallel lists: governor (0-based, -1 a root), deprel; None where not asked for
+    arcs: dict[str, list] | None = None  # parallel lists: governor (0-based, -1 a root), deprel; None if not requested
 
 
 @dataclass(frozen=True)
 class Given:
-    """The annotation that a text shard gives for a line: words, trees and arcs, where the input has them."""
+    """The annotation of a line in a text shard: words, trees and arcs, if the input has them."""
 
     words: dict[str, list] | None = None  # parallel lists: text, start_char, end_char
     trees: list[str] | None = None
@@ -229,20 +232,20 @@ class Given:
 
 
 class Parser(Protocol):
-    """Analyses lines. The result of a line depends on the lines of the call alone."""
+    """Analyses lines. The result of a line depends only on the lines of the call."""
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """One result per non-empty line, in order; given words are taken as they are."""
+        """Return one result per non-empty line, in order. Given words stay unchanged."""
         ...
 
 
 def flat_arcs(num_words: int) -> dict[str, list]:
-    """Every word a root: the arcs of what no parser could analyse."""
+    """Return arcs in which every word is a root, for sentences that no parser could analyse."""
     return {"governor": [-1] * num_words, "deprel": [UNANALYSED] * num_words}
 
 
 def split_at_blanks(line: str) -> dict[str, list]:
-    """The words of a line, split at blanks, with their character offsets."""
+    """Return the words of a line, split at blanks, with their character offsets."""
     matches = list(re.finditer(r"\S+", line))
     return {
         "text": [match.group() for match in matches],
@@ -252,7 +255,7 @@ def split_at_blanks(line: str) -> dict[str, list]:
 
 
 def fallback(line: str, status: str, words: dict[str, list] | None = None, dependencies: bool = False) -> ParsedLine:
-    """Given or blank-separated words under one node: what remains when no parser helps."""
+    """Return given or blank-separated words under one node: the result without a parse."""
     words = dict(words or split_at_blanks(line))
     count = len(words["text"])
     words["pos_tag"] = [UNANALYSED] * count
@@ -261,5 +264,5 @@ def fallback(line: str, status: str, words: dict[str, list] | None = None, depen
 
 
 def read_trees(parsed: dict) -> list[tuple[list[str], SpanTree]]:
-    """Tags and spans of every tree of a parsed row."""
+    """Return tags and spans of every tree of a parsed row."""
     return [read_brackets(text)[1:] for text in parsed["trees"]]

@@ -1,4 +1,4 @@
-"""Stanford CoreNLP through Stanza's client: a server that runs, or one of $CORENLP_HOME that is started here."""
+"""Stanford CoreNLP through Stanza's client: a running server, or one of $CORENLP_HOME that is started here."""
 
 import bisect
 import os
@@ -20,9 +20,9 @@ _TIMEOUT_MS = 600_000
 
 
 def describe_server(config: ParserConfig) -> str:
-    """The description of CoreNLP in fingerprints: the release where $CORENLP_HOME tells it; a running server does not.
+    """Return the description of CoreNLP in fingerprints: the release from $CORENLP_HOME. A running server does not tell it.
 
-    Raises UserError when there is neither, and for a language that CoreNLP has no constituency parser for.
+    Raises UserError if there is neither, and for a language without a constituency parser in CoreNLP.
     """
     if config.language not in CORENLP_LANGUAGES:
         raise UserError(
@@ -43,7 +43,7 @@ def describe_server(config: ParserConfig) -> str:
 
 
 def _is_alive(endpoint: str) -> bool:
-    import requests  # Stanza's client speaks through it: user and password of the address, ~/.netrc, proxies
+    import requests  # Stanza's client uses this session: user and password of the address, ~/.netrc, proxies
 
     try:
         return requests.get(f"{endpoint}/ping", timeout=5).ok
@@ -93,7 +93,7 @@ class CoreNLPParser(LineParser):
         properties = self._properties
         if tokenised:
             properties = properties | {"tokenize.whitespace": "true", "tokenize.keepeol": "true"}
-        # Every separator that CoreNLP may take for a line end is a blank inside a line.
+        # Every separator that CoreNLP may take for a line end becomes a blank.
         text = "\n".join(_SEPARATORS.sub(" ", part) for part in texts)
         answer = self._client.annotate(text, properties=properties)
         offsets = [0]
@@ -128,7 +128,7 @@ def _blank_separated(tokens: Sequence[Token]) -> str:
 
 
 def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
-    """The given tokens instead of the blank-separated words."""
+    """Return the given tokens instead of the blank-separated words."""
     rest = iter(tokens)
     for sentence in group:
         wanted, sentence.tokens = len(sentence.tokens), []
@@ -142,7 +142,7 @@ def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
 
 
 def _code_points(text: str):
-    """CoreNLP counts UTF-16 units; Python counts characters."""
+    """Map CoreNLP's offsets in UTF-16 units to characters, which Python counts."""
     if text.isascii() or max(text) < "\U00010000":
         return lambda at: at
     units = [0]

@@ -1,7 +1,7 @@
 """Stanza's graph-based dependency parser without documents: the same weights, the same arcs.
 
-Words stand in packed order (`Packing`), every distinct word is spelled out once per call, relations are scored for
-the arcs of the tree alone, and where the best governors of all words are a tree, as they mostly are, nothing is searched.
+Words are in packed order (`Packing`). The character LSTM reads every distinct word once per call. Relations are scored only for
+the arcs of the tree. If the best governors of all words form a tree, as they mostly do, there is no search.
 
 Shapes: B sentences, L words of the longest with the root, N words and roots of all sentences, D states, R relations.
 """
@@ -17,11 +17,11 @@ from treeproc.parsers.documents import Arcs, Tags
 from treeproc.parsers.packing import Packing
 from treeproc.parsers.spelling import spell
 
-_ARCS_AT_ONCE = 128  # the intermediate tensor of so many pairs fits in a cache
+_ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether a Stanza parser is graph-based and reads words, characters and simple tags alone."""
+    """Return whether a Stanza parser is graph-based and reads only words, characters and simple tags."""
     from stanza.models.common.vocab import VOCAB_PREFIX_SIZE, CompositeVocab
     from stanza.models.depparse.model import GraphParser
 
@@ -49,7 +49,7 @@ def supports(model: nn.Module) -> bool:
 
 
 def word_ids(vocab, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """Ids of words and of their characters, after those of the root."""
+    """Return ids of words and of their characters, after those of the root."""
     from stanza.models.common.utils import simplify_punct
     from stanza.models.common.vocab import ROOT_ID
 
@@ -58,7 +58,7 @@ def word_ids(vocab, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
 
 
 def embed(model: nn.Module, known: Tensor) -> Tensor:
-    """Embeddings [words, .] of word ids, with those of the lemmas that nobody gives."""
+    """Return embeddings [words, .] of word ids, with those of the absent lemmas."""
     from stanza.models.common.vocab import ROOT_ID, UNK_ID
 
     lemmas = torch.where(known == ROOT_ID, ROOT_ID, UNK_ID)
@@ -66,9 +66,9 @@ def embed(model: nn.Module, known: Tensor) -> Tensor:
 
 
 def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
-    """[B, L, L] of padded states [B, L, D]: how well a word (second) depends on a governor (third).
+    """Return [B, L, L] from padded states [B, L, D]: the score of a word (second) with a governor (third).
 
-    -inf on itself and on what is no word or root.
+    It is -inf for a word with itself, and at padding.
     """
     scores = model.unlabeled.scorer(*_sides(model, model.unlabeled, states)).squeeze(3)
     itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
@@ -76,7 +76,7 @@ def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
 
 
 def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: Tensor) -> Tensor:
-    """[arcs, R] of arcs between rows of states [N, D]."""
+    """Return [arcs, R], the scores of relations for arcs between rows of states [N, D]."""
     form = model.deprel.scorer.W_bilin
     left, right = _sides(model, model.deprel, states)
     left, right = (torch.cat([side, side.new_ones(len(side), 1)], 1) for side in (left[words], right[governors]))
@@ -88,13 +88,15 @@ def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: 
 
 
 def _sides(model: nn.Module, scorer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden layers of a biaffine scorer: words as dependents and as governors."""
+    """Return the hidden layers of a biaffine scorer: words as dependents and as governors."""
     words, governors = scorer.W1(model.drop(states)), scorer.W2(model.drop(states))
     return scorer.dropout(scorer.hidden_func(words)), scorer.dropout(scorer.hidden_func(governors))
 
 
 def best_trees(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Governors [B, L] of the best trees with one root under log probabilities of arcs [B, L, L]; 0 for roots and padding."""
+    """Return governors [B, L] of the best trees with one root, given log probabilities of arcs [B, L, L]; 0 for roots and
+    padding.
+    """
     from stanza.models.common.chuliu_edmonds import chuliu_edmonds_one_root
 
     governors = scores.argmax(2)
@@ -104,7 +106,7 @@ def best_trees(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     above = governors
     for _ in range(int(sizes[0]).bit_length()):
         above = np.take_along_axis(above, above, 1)
-    # The best governors of all words are the best tree if there is no circle and one root.
+    # If the best governors of all words have no cycle and one root, they are the best tree.
     is_tree = (above == 0).all(1) & (((governors == 0) & is_word).sum(1) == 1)
     for i in np.flatnonzero(~is_tree).tolist():
         size = sizes[i]
@@ -126,7 +128,10 @@ class DependencyParser:
 
     @torch.inference_mode()
     def parse(self, sentences: Sequence[Sequence[str]], tags: Sequence[Tags], batch_words: int) -> list[Arcs]:
-        """(governor, relation) of every word; governors are 0-based, -1 a root. A batch pads to at most `batch_words` words."""
+        """Return (governor, relation) of every word; governors are 0-based, -1 a root.
+
+        A batch pads to at most `batch_words` words.
+        """
         from stanza.models.common.vocab import ROOT_ID
 
         model = self._model
@@ -152,7 +157,7 @@ class DependencyParser:
         return out
 
     def _parse_batch(self, words: tuple[Tensor, Tensor], *columns: list[list[int]]) -> list[Arcs]:
-        """Sentences of rows and tags with their roots, longest first."""
+        """Parse sentences given as rows and tags with their roots, longest first."""
         model, device = self._model, words[0].device
         at = Packing.of([len(row) for row in columns[0]])
         rows, upos, xpos = (torch.from_numpy(np.concatenate(column)[at.taken]).to(device) for column in columns)
@@ -176,7 +181,7 @@ class DependencyParser:
         return out
 
     def _mend(self, states: Tensor, scores: np.ndarray, tree: np.ndarray, relations: list[int], places: np.ndarray):
-        """Stanza's repair of words with two subjects or two objects."""
+        """Apply Stanza's repair of words with two subjects or two objects."""
         from stanza.models.depparse.head_constraints import (
             find_head_constraint_violations,
             resolve_head_constraint_violations,

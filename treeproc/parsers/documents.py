@@ -1,4 +1,4 @@
-"""Stanza's own processors, the slow path: for models that the fast path does not support, with documents as Stanza runs them."""
+"""Stanza's own processors, the slow path for models that the fast path does not support. They run on Stanza's documents."""
 
 import bisect
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ Arcs = list[tuple[int, str]]  # (governor, relation) of every word; governors ar
 
 
 def batches(sizes: Sequence[int], budget: int) -> Iterator[range]:
-    """Neighbours whose sizes add up to `budget` at most; what is larger stands alone."""
+    """Group neighbours whose sizes add up to at most `budget`. A larger item is a batch by itself."""
     start = 0
     while start < len(sizes):
         stop, total = start + 1, sizes[start]
@@ -24,13 +24,13 @@ def batches(sizes: Sequence[int], budget: int) -> Iterator[range]:
 
 
 class DocumentTokenizer:
-    """The processors `tokenize` and `mwt` on lines that are put into one text."""
+    """The processors `tokenize` and `mwt` on lines that are joined to one text."""
 
     def __init__(self, processors: Sequence):
         self._processors = processors
 
     def tokenize(self, lines: Sequence[str], batch_chars: int) -> list[list[list[Token]]]:
-        """Sentences of tokens of every line. One document has at most `batch_chars` characters."""
+        """Return sentences of tokens of every line. One document has at most `batch_chars` characters."""
         out: list[list[list[Token]]] = []
         for batch in batches([len(line) for line in lines], batch_chars):
             out += self._tokenize([lines[i] for i in batch])
@@ -40,7 +40,7 @@ class DocumentTokenizer:
         document: Any = list(lines)
         for processor in self._processors:
             document = processor.process(document)
-        # The tokeniser joins the lines with a blank line in between and counts characters over all.
+        # The tokeniser joins the lines with a blank line between them. Its offsets count over all lines.
         offsets = [0]
         for line in lines:
             offsets.append(offsets[-1] + len(line) + 2)
@@ -55,13 +55,13 @@ class DocumentTokenizer:
 
 
 class DocumentTagger:
-    """The processor `pos`, and with `lemma` and `depparse` the arcs."""
+    """The processor `pos`; with `lemma` and `depparse` also the arcs."""
 
     def __init__(self, processors: Sequence, dependencies: bool):
         self._processors, self._dependencies = processors, dependencies
 
     def tag(self, sentences: Sequence[Sequence[str]], batch_words: int) -> tuple[list[Tags], list[Arcs] | None]:
-        """Tags of every word, and arcs where they are wanted. One document has at most `batch_words` words."""
+        """Return tags of every word, and arcs if requested. One document has at most `batch_words` words."""
         documents = [self._run([sentences[i] for i in batch]) for batch in batches([len(s) for s in sentences], batch_words)]
         parsed = [sentence for document in documents for sentence in document.sentences]
         tags = [[(word.upos, word.xpos) for word in sentence.words] for sentence in parsed]
@@ -79,13 +79,13 @@ class DocumentTagger:
 
 
 class ObjectParser:
-    """`parse_tagged_words` of a constituency model."""
+    """Calls `parse_tagged_words` of a constituency model."""
 
     def __init__(self, model):
         self._model = model
 
     def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
-        """One tree per sentence. Raises RuntimeError when Stanza finds no tree for one of them."""
+        """Return one tree per sentence. Raises RuntimeError if Stanza finds no tree for one of them."""
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
         trees = self._model.parse_tagged_words([list(sentences[i]) for i in order], max(1, batch_words // 32))
         if len(trees) != len(sentences):
@@ -97,7 +97,7 @@ class ObjectParser:
 
 
 def span_tree(root) -> SpanTree:
-    """Stanza's tree of objects to spans, without recursion."""
+    """Convert Stanza's tree of objects to spans, without recursion."""
     tree = SpanTree([], [], [])
     position = 0
     stack: list = [(root, None)]

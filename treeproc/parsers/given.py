@@ -11,18 +11,18 @@ PHRASE = "PHRASE"
 
 
 class WordsOnly:
-    """Given or blank-separated words under flat trees: enough for control trees, in any language."""
+    """Given or blank-separated words under flat trees. This is enough for control trees, in any language."""
 
     def __init__(self, config: ParserConfig):
-        """No setting matters to it."""
+        """No setting changes its results."""
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """Never fails."""
+        """Return flat trees. It never fails."""
         return [fallback(line, NO_PARSER, g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
 
 
 class GivenTrees:
-    """The trees of the input over its words; `given_labels` says which labels they get."""
+    """The trees of the input over its words. `given_labels` chooses their labels."""
 
     def __init__(self, config: ParserConfig):
         self._config = config
@@ -33,7 +33,7 @@ class GivenTrees:
             self._labeller = StanzaParser(config)
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """Raises UserError where the input gives no trees, or trees that do not fit its words."""
+        """Return the given trees. Raises UserError if the input gives no trees, or if they do not fit its words."""
         if given is None or any(g.trees is None or g.words is None for g in given):
             raise UserError("parser.name: is given, but the input has no trees with words; choose another parser or format")
         if self._config.dependencies and not self._labeller and any(g.arcs is None for g in given):
@@ -74,7 +74,7 @@ class GivenTrees:
 
 
 def _labels_by_span(parsed: ParsedLine) -> dict[tuple[int, int], str]:
-    """The label of every span of a parse; of a unary chain the lowest."""
+    """Return the label of every span of a parse; of a unary chain, the lowest label."""
     out, first = {}, 0
     for text in parsed.trees:
         words, _, tree = read_brackets(text)

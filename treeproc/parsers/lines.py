@@ -1,4 +1,4 @@
-"""The base of parsers that read characters or given words: from sentences to results."""
+"""The base of parsers that read characters or given words. It turns sentences into results."""
 
 import bisect
 import logging
@@ -19,7 +19,7 @@ _SMALLEST_BATCH = 16
 
 @dataclass
 class Sentence:
-    """A sentence on its way. `tree` stays None where there is none: `status` says why."""
+    """A sentence during parsing. `tree` stays None if there is no tree; `status` has the reason."""
 
     tokens: list[Token]
     tags: list[tuple[str, str]] = field(default_factory=list)  # (UPOS, XPOS) of every word
@@ -34,7 +34,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Line:
-    """The cache key of a line: its characters, and its words where they are given."""
+    """The cache key of a line: its characters, and its words if they are given."""
 
     text: str
     words: tuple[tuple[int, int, str], ...] | None
@@ -47,23 +47,23 @@ class Line:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Python's, the GPU's, and the words of PyTorch's CPU allocators."""
+    """Return whether an error means that memory ran out: of Python, of the GPU, or of PyTorch's CPU allocators."""
     signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
 
 
 class LineParser(ABC):
-    """A parser that takes lines apart into sentences. A line is one sentence unless `split_sentences`."""
+    """A parser that cuts lines into sentences. A line is one sentence unless `split_sentences`."""
 
     def __init__(self, config: ParserConfig):
         self._config, self._batch_words = config, config.batch_words
 
     @abstractmethod
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
-        """The sentences of every line, with trees, or with the status that says why there is none."""
+        """Return the sentences of every line, with trees, or with a status that gives the reason for a missing tree."""
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """Analyse non-empty lines without line ends. The same line twice is analysed once."""
+        """Analyse non-empty lines without line ends. A line that occurs twice is analysed once."""
         words = [g.words for g in given] if given else [None] * len(lines)
         keys = [Line(line, _word_tuples(w)) for line, w in zip(lines, words, strict=True)]
         unique = list(dict.fromkeys(keys))
@@ -71,14 +71,14 @@ class LineParser(ABC):
         return [results[key] for key in keys]
 
     def _parse_or_halve(self, lines: list[Line]) -> list[ParsedLine]:
-        """Lines on which the parser fails are tried again in halves, until the one at fault stands alone."""
+        """Parse lines. If the parser fails, try halves again until the faulty line is alone."""
         if not lines:
             return []
         try:
             return self._analyse(lines)
         except Exception as error:
             if is_out_of_memory(error):
-                # Less memory must mean a smaller batch, and where that cannot help a failed job, but never another tree.
+                # If memory runs out, the batch shrinks. If that cannot help, the job fails. The tree never changes.
                 if self._batch_words <= _SMALLEST_BATCH:
                     raise
                 self._batch_words //= 2
@@ -94,7 +94,7 @@ class LineParser(ABC):
         return [self._line(line, group) for line, group in zip(lines, self._sentences(lines), strict=True)]
 
     def _given_tokens(self, line: Line) -> list[Token]:
-        """The given words of a line, as the parser reads them."""
+        """Return the given words of a line in the form that the parser reads."""
         if self._config.treebank_words:
             return treebank_tokens(line.words)
         return [Token(start, end, (text,)) for start, end, text in line.words]
@@ -103,7 +103,7 @@ class LineParser(ABC):
         return fallback(line.text, status, line.given_words(), self._config.dependencies)
 
     def _line(self, line: Line, sentences: list[Sentence]) -> ParsedLine:
-        """The sentences of one line side by side. A line of one sentence without a tree keeps its blank-separated words."""
+        """Join the sentences of one line. A line of one sentence without a tree keeps its blank-separated words."""
         failed = [s.status for s in sentences if s.tree is None]
         if not sentences or (failed and not self._config.split_sentences):
             return self._fallback(line, failed[0] if sentences else "flat_no_tokens")
@@ -113,7 +113,7 @@ class LineParser(ABC):
         for sentence in sentences:
             first = len(words["text"])
             leaves = list(_leaves(line.text, sentence.tokens))
-            own = [0] * len(sentence.words)  # the leaf that a word belongs to
+            own = [0] * len(sentence.words)  # the leaf of a word
             for number, leaf in enumerate(leaves):
                 for word in leaf.words:
                     own[word] = number
@@ -139,7 +139,7 @@ class LineParser(ABC):
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf: characters of the line, and the positions in the sentence of the words that it stands for."""
+    """A leaf: characters of the line, and the positions of its words in the sentence."""
 
     text: str
     start: int
@@ -148,7 +148,7 @@ class _Leaf:
 
 
 def _leaves(line: str, tokens: Sequence[Token]) -> Iterator[_Leaf]:
-    """One leaf per syntactic word where the words of a token spell it (do + n't), else one per token (im = in + dem)."""
+    """Cut leaves: one per syntactic word if the words of a token spell it (do + n't), else one per token (im = in + dem)."""
     position = 0
     for token in tokens:
         after = position + len(token.words)
@@ -163,7 +163,7 @@ def _leaves(line: str, tokens: Sequence[Token]) -> Iterator[_Leaf]:
 
 
 def _tag(sentence: Sentence, leaf: _Leaf) -> str:
-    """The tag of the leaf's first word."""
+    """Return the tag of the leaf's first word."""
     if not sentence.tags:
         return UNANALYSED
     upos, xpos = sentence.tags[leaf.words[0]]
@@ -171,7 +171,10 @@ def _tag(sentence: Sentence, leaf: _Leaf) -> str:
 
 
 def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first: int) -> dict[str, list]:
-    """One arc per leaf: that of its first word whose governor is not in the same leaf. Arcs to any of its words go to it."""
+    """Return one arc per leaf: that of its first word with a governor outside the leaf.
+
+    Arcs to any of its words go to the leaf.
+    """
     out = flat_arcs(len(leaves))
     for number, leaf in enumerate(leaves):
         for word in leaf.words:
@@ -184,7 +187,7 @@ def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first
 
 
 def cut_at(tokens: Sequence[Token], starts: Sequence[int]) -> list[list[Token]]:
-    """The tokens of a line as sentences that start at these characters; a token belongs where it starts."""
+    """Cut the tokens of a line into sentences that start at these characters. A token belongs to the sentence of its start."""
     sentences: dict[int, list[Token]] = {}
     for token in tokens:
         sentences.setdefault(bisect.bisect_right(starts, token.start), []).append(token)

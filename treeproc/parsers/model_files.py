@@ -16,10 +16,10 @@ from treeproc.shards.schema import SCHEMA_VERSION
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
 
-# Names of files in a folder of models, by Stanza's names of what they do.
+# Names of files in a folder of models, by Stanza's names of the processors.
 _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constituency.pt", "depparse": "depparse.pt"}
 
-# Word vectors of the constituency parser, beside the models that are not Stanza's own.
+# Word vectors of the constituency parser, beside models that are not from Stanza.
 VECTORS = "vectors.pt"
 SCORES = "scores.json"  # scores and hashes of trained models
 
@@ -34,7 +34,7 @@ class ModelFiles:
 
     @property
     def hint(self) -> str:
-        """The hint for a damaged file."""
+        """Return the hint for a damaged file."""
         return {
             "installed": "remove it and download Stanza's models again",
             "shipped": "install this project again",
@@ -42,20 +42,20 @@ class ModelFiles:
         }[self.origin]
 
     def read(self) -> dict[str, Path]:
-        """All files that are read, by name."""
+        """Return all files that are read, by name."""
         if self.origin == "installed" or "constituency" not in self.files:
             return self.files
         return {**self.files, "vectors": self.folder / VECTORS}
 
     def describe(self) -> dict:
-        """The description of the models in the index and in fingerprints: names and hashes, no paths.
+        """Return the description of the models in the index and in fingerprints: names and hashes, no paths.
 
-        Raises UserError for a file that is damaged.
+        Raises UserError for a damaged file.
         """
         return {"origin": self.origin, "files": {name: sha256[:16] for name, sha256 in self.check().items()}}
 
     def check(self) -> dict[str, str]:
-        """The sha256 of every file that is read. Raises UserError for one that is not as it was written."""
+        """Return the sha256 of every file that is read. Raises UserError for a file that has changed since it was written."""
         hashes = {}
         for name, path in self.read().items():
             check_archive(path, self.hint)
@@ -68,7 +68,7 @@ class ModelFiles:
         return hashes
 
     def _written(self) -> dict[str, str]:
-        """Hashes by name of the file, as train_parser.py notes them at its end."""
+        """Return hashes by name of the file, as train_parser.py records them at its end."""
         path = self.folder / SCORES
         if self.origin == "installed" or not path.is_file():
             return {}
@@ -79,9 +79,9 @@ class ModelFiles:
 
 
 def find_models(config: ParserConfig) -> ModelFiles:
-    """The model files: those of `config.models`; else installed Stanza models if wanted and complete; else the shipped ones.
+    """Find the model files: those of `config.models`; else complete installed Stanza models, if wanted; else the shipped ones.
 
-    Raises UserError when the language has neither.
+    Raises UserError if the language has neither.
     """
     needed = [*config.processors, *(("lemma",) if config.dependencies else ())]
     if config.models is not None:
@@ -90,7 +90,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
         resources = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
         folder = resources / config.language
         if all(any((folder / name).glob("*.pt")) for name in needed) and (resources / "resources.json").exists():
-            # Stanza chooses among them, with word vectors and character models: all of them count.
+            # Stanza chooses among them, with word vectors and character models, so all of them count.
             files = {str(path.relative_to(folder)): path for path in sorted(folder.glob("*/*.pt"))}
             return ModelFiles("installed", resources, files)
     folder = SHIPPED_MODELS / config.language
@@ -101,7 +101,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
 
 
 def trained_files(folder: Path) -> dict[str, Path]:
-    """The models in a folder of `workflows/train_parser.py`, by Stanza's names of what they do."""
+    """Return the models in a folder of `workflows/train_parser.py`, by Stanza's names of the processors."""
     return {name: path for name, file in _FILES.items() if (path := folder / file).is_file()}
 
 
@@ -126,12 +126,12 @@ def _download(language: str) -> str:
 
 
 def _shipped(kind: str) -> str:
-    """Languages with a shipped model of a kind."""
+    """Return the languages with a shipped model of a kind."""
     return " ".join(sorted(folder.name for folder in SHIPPED_MODELS.iterdir() if kind in trained_files(folder))) or "none"
 
 
 def _choices_of_arcs(config: ParserConfig) -> str:
-    """The alternatives for a language without a dependency parser, in one line."""
+    """Describe the alternatives for a language without a dependency parser, in one line."""
     from stanza.resources.default_packages import default_treebanks
 
     download = f"install Stanza's own ({_download(config.language)})"
@@ -145,7 +145,7 @@ def _choices_of_arcs(config: ParserConfig) -> str:
 
 
 def _choices(config: ParserConfig) -> str:
-    """The alternatives for a language without a constituency parser, in one line."""
+    """Describe the alternatives for a language without a constituency parser, in one line."""
     from stanza.resources.default_packages import default_constituency, optional_constituency
 
     language, published = config.language, sorted({*default_constituency, *optional_constituency})
@@ -160,9 +160,9 @@ def _choices(config: ParserConfig) -> str:
 
 
 def describe_parser(config: ParserConfig) -> dict:
-    """Everything that decides what the parser returns; part of `tree_fingerprint`.
+    """Describe everything that determines the results of the parser; part of `tree_fingerprint`.
 
-    Raises UserError when the parser cannot run here: no models for the language, no GPU where one is asked for.
+    Raises UserError if the parser cannot run here: no models for the language, or no GPU although the settings need one.
     """
     facts = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
     out = facts | {"schema_version": SCHEMA_VERSION}
@@ -187,7 +187,7 @@ def describe_parser(config: ParserConfig) -> dict:
 
 
 def describe_in_words(parser: dict) -> str:
-    """One line of a description, for the log."""
+    """Return one line of a description, for the log."""
     if "models" in parser:
         return f"{parser['library']}, {parser['models']['origin']} models for {parser['language']}"
     return parser.get("library") or parser["name"]

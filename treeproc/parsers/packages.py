@@ -1,4 +1,4 @@
-"""Parsers of optional packages: whether they are installed, and the files that they read."""
+"""Parsers of optional packages: checks that they are installed, and the files that they read."""
 
 import re
 from importlib.metadata import entry_points, version
@@ -14,9 +14,9 @@ _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spac
 
 
 def describe_package(config: ParserConfig) -> dict:
-    """The description of these parsers in fingerprints: versions of the packages and hashes of the files, no paths.
+    """Return the description of these parsers in fingerprints: versions of the packages and hashes of the files, no paths.
 
-    Raises UserError when a package or a file is missing.
+    Raises UserError if a package or a file is missing.
     """
     needed = _NEEDED[config.name]
     if missing := [name for name in needed if find_spec(name) is None]:
@@ -31,9 +31,9 @@ def describe_package(config: ParserConfig) -> dict:
 
 
 def pipeline_folder(config: ParserConfig) -> Path | None:
-    """The folder of `config.package`; None where only spaCy's rules are used. Runs no code of the package.
+    """Return the folder of `config.package`; None if only spaCy's rules are used. It runs no code of the package.
 
-    Raises UserError for what is no pipeline of spaCy's.
+    Raises UserError for a folder that is no spaCy pipeline.
     """
     if config.package is None:
         return None
@@ -44,7 +44,7 @@ def pipeline_folder(config: ParserConfig) -> Path | None:
         if re.search(r"^\s*source\s*=", (folder / "config.cfg").read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
             raise UserError(f"parser.package: {folder}/config.cfg takes components from other packages (source); save it whole")
         return folder
-    # Packages made by `spacy package` say so: no other module is imported because a setting names it.
+    # Packages made by `spacy package` carry this mark. So a setting cannot import any other module.
     found = list(entry_points(group="spacy_models", name=config.package))
     spec = find_spec(found[0].module) if found else None
     if spec is None or spec.origin is None:
@@ -65,7 +65,7 @@ def _hashes(path: Path) -> dict[str, str]:
 
 
 def span_tree(root) -> tuple[SpanTree, list[str]]:
-    """A tree of NLTK's as spans, and the tags of its leaves. Without recursion."""
+    """Convert a tree of NLTK to spans, and the tags of its leaves, without recursion."""
     tree, tags = SpanTree([], [], []), []
     stack: list = [(root, -1)]
     while stack:

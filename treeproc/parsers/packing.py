@@ -11,17 +11,17 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 @dataclass(frozen=True)
 class Packing:
-    """The positions of words in a packed sequence, ordered by step; a step has the sentences that are that long.
+    """The positions of words in a packed sequence, ordered by step. A step has one word of each sentence that is long enough.
 
     Sentences are sorted by length, longest first. Shapes: B sentences, L words of the longest, N words in all.
     """
 
     sizes: np.ndarray  # [B] words
-    batch_sizes: np.ndarray  # [L] sentences that have a step
-    before: np.ndarray  # [L] words before a step
-    taken: np.ndarray  # [N] the word of the concatenated sentences that stands at a packed place
-    sentence: np.ndarray  # [N] the sentence of a packed place
-    step: np.ndarray  # [N] its word
+    batch_sizes: np.ndarray  # [L] number of sentences that have a step
+    before: np.ndarray  # [L] number of words before a step
+    taken: np.ndarray  # [N] index in the concatenated sentences of the word at a packed place
+    sentence: np.ndarray  # [N] sentence of a packed place
+    step: np.ndarray  # [N] index of its word in the sentence
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> "Packing":
@@ -34,5 +34,5 @@ class Packing:
         return cls(lengths, batch_sizes, np.cumsum(batch_sizes) - batch_sizes, taken, sentence, step)
 
     def pad(self, data: Tensor) -> Tensor:
-        """[N, ...] to [B, L, ...]."""
+        """Pad [N, ...] to [B, L, ...]."""
         return pad_packed_sequence(PackedSequence(data, torch.from_numpy(self.batch_sizes)), batch_first=True)[0]

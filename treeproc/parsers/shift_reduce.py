@@ -1,9 +1,9 @@
 """Stanza's in-order shift-reduce parser, run on arrays instead of objects: the same weights, the same transitions.
 
-Stanza keeps one Python object per stack entry and loops over sentences in every step. Here a batch of
-sentences is one set of arrays. A sentence that ends hands its slot to the next one, so the batch stays full.
+Stanza keeps one Python object per stack entry and loops over sentences in every step. Here, a batch of sentences is one set of
+arrays. A finished sentence gives its slot to the next one, so the batch stays full.
 
-Shapes: R sentences at work, S slots, E stack entries of a slot, H hidden size, W words of the call, A transitions.
+Shapes: R running sentences, S slots, E stack entries of a slot, H hidden size, W words of the call, A transitions.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from treeproc.parsers.documents import batches
 from treeproc.trees.spans import SpanTree
 
 SHIFT, CLOSE, OPEN = 0, 1, 2
-_EXTRA_OPENS = 10  # as Stanza: at most this many more open nodes than words
+_EXTRA_OPENS = 10  # as in Stanza: at most this many more open nodes than words
 _WORDS_PER_SLOT = 32  # measured: docs/parsers.md
-_STEPS_PER_WORD = 20  # as Stanza: a sentence with more transitions "went infinite"
+_STEPS_PER_WORD = 20  # as in Stanza: a sentence with more transitions "went infinite"
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether this Stanza parser is of the kind that all its published English models are: in-order, LSTM stacks, MAX."""
+    """Return whether this Stanza parser has the kind of all published English models: in-order, LSTM stacks, MAX."""
     from stanza.models.constituency.lstm_model import ConstituencyComposition, LSTMModel, StackHistory
     from stanza.models.constituency.parse_transitions import TransitionScheme
 
@@ -41,7 +41,7 @@ def supports(model: nn.Module) -> bool:
 
 
 class _Cell:
-    """Two stacked LSTM layers, one step. The states of both layers stand side by side: h, c [R, 2H]."""
+    """Two stacked LSTM layers, one step. The states of both layers are side by side: h, c [R, 2H]."""
 
     def __init__(self, lstm: nn.LSTM):
         size = lstm.hidden_size
@@ -56,7 +56,7 @@ class _Cell:
         self.upper_bias = (lstm.bias_ih_l1 + lstm.bias_hh_l1)[order]
 
     def project(self, inputs: Tensor) -> Tensor:
-        """The part of the lower gates that needs the input alone: [R, input] -> [R, 4H]."""
+        """Compute the part of the lower gates that needs only the input: [R, input] -> [R, 4H]."""
         return torch.addmm(self.input_bias, inputs, self.input_weight)
 
     def step(self, projected: Tensor, h: Tensor, c: Tensor) -> None:
@@ -76,10 +76,10 @@ class _Cell:
 class _WordVectors:
     """The input vectors of the parser: all words of the call, then the open labels, in one table."""
 
-    hidden: Tensor  # [W + labels, H]: what a shift or an open puts on the stack
+    hidden: Tensor  # [W + labels, H]: the vector that a shift or an open puts on the stack
     projected: Tensor  # [W + labels, 4H]: the same, as input of the stack's LSTM
-    ahead: Tensor  # [W, output]: the share of the next word in the first output layer
-    start: np.ndarray  # row of the first word of every sentence; the row after its last word is its end
+    ahead: Tensor  # [W, output]: the part of the next word in the first output layer
+    start: np.ndarray  # row of the first word of every sentence; the row after its last word marks its end
     lengths: np.ndarray
 
 
@@ -96,7 +96,7 @@ class ShiftReduceParser:
         self._open_row = np.array([model.constituent_open_map[names] if names else 0 for names in self._labels])
         self._open_size = np.array([len(names) for names in self._labels])
         self._is_root = np.array([bool(names) and names[0] in model.root_labels for names in self._labels])
-        # Column of the legality table of every transition.
+        # Column of each transition in the table of legal ones.
         self._column = np.select([self._kind == SHIFT, self._kind == CLOSE, self._is_root], [0, 1, 2], 3)
         self._chain_limit = model.unary_limit + 1
         with torch.inference_mode():
@@ -124,9 +124,9 @@ class ShiftReduceParser:
 
     @torch.inference_mode()
     def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
-        """One tree per sentence of (word, tag), None where the parser finds no end.
+        """Return one tree per sentence of (word, tag); None if the parser finds no end.
 
-        At most `batch_words` words are read at once, and a 32nd of that many sentences are at work.
+        It reads at most `batch_words` words at once. The number of running sentences is at most a 32nd of that.
         """
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
         out: list[SpanTree | None] = [None] * len(sentences)
@@ -146,7 +146,7 @@ class ShiftReduceParser:
         return [self._tree(part.tolist(), n) for part, n in zip(parts, lengths.tolist(), strict=True)]
 
     def _tree(self, actions: list[int], length: int) -> SpanTree | None:
-        """The nodes that the transitions close, in pre-order; None unless they end in one root over all words."""
+        """Return the nodes that the transitions close, in pre-order; None unless they end in one root over all words."""
         kinds, labels = self._kind.tolist(), self._labels
         begins, opened, closed, position = [], [], [], 0
         for action in actions:
@@ -167,7 +167,7 @@ class ShiftReduceParser:
         return SpanTree([node[3] for node in closed], [node[0] for node in closed], [-node[1] for node in closed])
 
     def _word_states(self, sentences: list) -> Tensor:
-        """Words with a bookend before and after: [W + 2 sentences, H], sentence after sentence."""
+        """Return states of words with a bookend before and after: [W + 2 sentences, H], sentence after sentence."""
         from stanza.models.constituency.lstm_model import SentenceBoundary
 
         model = self._model
@@ -200,7 +200,7 @@ class ShiftReduceParser:
         known, delta, tag = torch.tensor(ids, device=self._device).T
         unique = torch.cat([model.embedding(known), model.delta_embedding(delta), model.tag_embedding(tag)], 1)
         table = torch.cat([model.word_start_embedding[None], model.word_end_embedding[None], unique])
-        # Sentences come longest first, so packing is a transposition: step by step, all that are that long.
+        # Sentences are ordered longest first. So packing is a transposition: each step has all sentences that are long enough.
         sizes = np.array([len(s) + 2 for s in sentences])
         begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
         alive = (sizes[None] > np.arange(sizes[0])[:, None]).sum(1)
@@ -219,14 +219,14 @@ class ShiftReduceParser:
         return _WordVectors(hidden, self._constituents.project(hidden), share, begins + 1, lengths)
 
     def _run(self, words: _WordVectors, slots: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sentence and transition of every step taken, in order of time."""
+        """Return sentence and transition of every step, in order of time."""
         work = _Work(self, words, min(slots, len(words.lengths)))
         steps = []
         while len(work.sentence):
             legal = work.legal(self._chain_limit)
             logits = work.logits().masked_fill_(~legal[:, self._column_index], -torch.inf)
             actions = logits.argmax(1).cpu().numpy()
-            # Without a legal transition Stanza gives up too; `_tree` sees that the root is missing.
+            # Without a legal transition Stanza stops too. `_tree` notices that the root is missing.
             stuck = ~legal.any(1).cpu().numpy()
             steps.append((work.sentence[~stuck], actions[~stuck]))
             roots = work.apply(actions)
@@ -236,7 +236,7 @@ class ShiftReduceParser:
 
 
 class _Work:
-    """The sentences at work and their stacks. Entry e of slot s is row s * E + e; entry 0 is the bottom."""
+    """The running sentences and their stacks. Entry e of slot s is row s * E + e; entry 0 is the bottom."""
 
     def __init__(self, parser: ShiftReduceParser, words: _WordVectors, slots: int):
         self._parser, self._words = parser, words
@@ -244,7 +244,7 @@ class _Work:
         self._device = words.hidden.device
         size = parser._constituents.size
         rows = slots * self._entries
-        # h and c of both layers, what the entry stands for, and the maximum of it and its siblings to the left.
+        # h and c of both layers, the vector of the entry, and the maximum of it and its siblings to the left.
         self._h, self._c = (first.repeat(rows, 1) for first in parser._first_constituent)
         self._tree = words.hidden.new_zeros(rows, size)
         self._siblings = words.hidden.new_zeros(rows, size)
@@ -265,7 +265,7 @@ class _Work:
         return torch.from_numpy(rows).to(self._device)
 
     def legal(self, chain_limit: int) -> Tensor:
-        """Whether shift, close, open a root, open another node are legal [R, 4]: the rules of Stanza's in-order scheme."""
+        """Return [R, 4]: whether shift, close, open a root, open another node are legal by Stanza's in-order scheme."""
         length = self._words.lengths[self.sentence]
         no_words, opens, top = self._position == length, self._open_count, self._rows(self._depth)
         long_chain = self._chain[top] >= chain_limit
@@ -279,7 +279,7 @@ class _Work:
         return torch.from_numpy(table).to(self._device)
 
     def logits(self) -> Tensor:
-        """Scores of the transitions [R, A]."""
+        """Return scores of the transitions [R, A]."""
         parser, words = self._parser, self._words
         out = words.ahead[self._index(words.start[self.sentence] + self._position)]
         size = parser._constituents.size
@@ -290,7 +290,7 @@ class _Work:
         return out
 
     def apply(self, actions: np.ndarray) -> np.ndarray:
-        """Take one transition in every sentence; returns which of them are finished."""
+        """Take one transition in every sentence. Returns which sentences are finished."""
         parser, words = self._parser, self._words
         kind = parser._kind[actions]
         shift, close = kind == SHIFT, kind == CLOSE
@@ -343,11 +343,11 @@ class _Work:
         return finished
 
     def too_long(self) -> np.ndarray:
-        """Sentences that have taken so many transitions that Stanza calls them infinite."""
+        """Return the sentences with so many transitions that Stanza calls them infinite."""
         return self._steps >= (self._words.lengths[self.sentence] + 2) * _STEPS_PER_WORD
 
     def replace(self, done: np.ndarray) -> None:
-        """Give the slots of finished sentences to the next ones; without any, go on with the rest."""
+        """Give the slots of finished sentences to the next ones. If there are none, continue with the rest."""
         ended = np.flatnonzero(done)
         if not len(ended):
             return
@@ -370,7 +370,7 @@ class _Work:
             self._top_h, self._history = self._top_h[at], [state[at] for state in self._history]
 
     def _grow(self) -> None:
-        """Twice as many stack entries."""
+        """Double the number of stack entries."""
         old, self._entries = self._entries, 2 * self._entries
 
         def widen(values: Tensor) -> Tensor:
@@ -384,6 +384,6 @@ class _Work:
 
 
 def _first_state(stack: nn.Module) -> tuple[Tensor, Tensor]:
-    """h and c of both layers on the empty stack, each [2H]."""
+    """Return h and c of both layers on the empty stack, each [2H]."""
     bottom = stack.initial_state().value
     return bottom.lstm_hx.reshape(-1), bottom.lstm_cx.reshape(-1)

@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 _CHARS_PER_WORD = 6
 _PROBE = "A dog barks ."
-_UNREAD = ("ner", "lemmatizer", "entity_linker", "entity_ruler", "textcat")  # components that write nothing which is read here
+_UNREAD = ("ner", "lemmatizer", "entity_linker", "entity_ruler", "textcat")  # components whose results are not read here
 
 
 class SpacyParser(LineParser):
-    """Lines to sentences with a spaCy pipeline on the CPU. Without one (benepar, SuPar) the language's rules make words."""
+    """Analyses lines with a spaCy pipeline on the CPU. Without a pipeline (benepar, SuPar), the language's rules make words."""
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
@@ -31,7 +31,7 @@ class SpacyParser(LineParser):
         self._check()
 
     def _check(self) -> None:
-        """Raises UserError for a pipeline that does not give what is asked for."""
+        """Raise UserError for a pipeline that does not give the requested results."""
         document = self._nlp(_PROBE)
         wanted = {
             "DEP": (self._config.dependencies and self._config.name != "supar", "arcs (component parser)"),
@@ -49,7 +49,7 @@ class SpacyParser(LineParser):
         out: list[list[Sentence]] = []
         budget = self._batch_words * _CHARS_PER_WORD
         for batch in batches([len(line.text) for line in lines], budget):
-            with self._nlp.memory_zone():  # new words are forgotten after the batch
+            with self._nlp.memory_zone():  # new words are removed from the vocabulary after the batch
                 out += self._batch([lines[i] for i in batch])
         short = [sentence for group in out for sentence in group if sentence.status == PARSED]
         if short:
@@ -78,11 +78,11 @@ class SpacyParser(LineParser):
         return out
 
     def _document(self, line: Line):
-        """Tokens of the line, and spaCy's document of their words."""
+        """Return the tokens of the line, and spaCy's document of their words."""
         from spacy.tokens import Doc
 
         if line.words is None:
-            pieces = list(re.finditer(r"\S+", line.text))  # spaCy would make words of blanks
+            pieces = list(re.finditer(r"\S+", line.text))  # spaCy would make words from blanks
             document = self._nlp.tokenizer(" ".join(piece.group() for piece in pieces))
             place = [at for piece in pieces for at in range(piece.start(), piece.end() + 1)]
             spans = [(place[word.idx], place[word.idx + len(word) - 1] + 1) for word in document]
@@ -100,20 +100,26 @@ class SpacyParser(LineParser):
         for token in tokens:
             firsts.add(at)
             at += len(token.words)
-        for word in list(document)[1:]:  # a sentence ends neither within a token nor, unless asked for, within a line
+        for word in list(document)[1:]:  # a sentence does not end within a token, and ends within a line only if requested
             if not self._config.split_sentences or word.i not in firsts:
                 word.is_sent_start = False
         return tokens, document
 
     def _parse(self, sentences: list[Sentence]) -> None:
-        """Fills in the trees. Here arcs are all there is: tags are universal ones, as phrases get their labels from them."""
+        """Fill in the trees. Here there are only arcs.
+
+        The tags are universal ones, because the labels of phrases come from them.
+        """
         for sentence in sentences:
             sentence.tags = [(upos, "") for upos, _ in sentence.tags]
             sentence.tree = flat_tree(len(sentence.words))
 
 
 def _arcs(span) -> list[tuple[int, str]]:
-    """Arcs of a sentence with one root. Where spaCy finds several, the others hang on the first as `parataxis`."""
+    """Return the arcs of a sentence with one root.
+
+    If spaCy finds several roots, the others depend on the first as `parataxis`.
+    """
     roots = [word.i - span.start for word in span if word.head.i == word.i]
     out = [(word.head.i - span.start, word.dep_ or UNANALYSED) for word in span]
     for root in roots:
@@ -122,7 +128,7 @@ def _arcs(span) -> list[tuple[int, str]]:
 
 
 def load_pipeline(config: ParserConfig):
-    """The pipeline of the settings, or the tokeniser of the language. Raises UserError where it cannot be loaded."""
+    """Load the pipeline of the settings, or the tokeniser of the language. Raises UserError if it cannot be loaded."""
     import spacy
 
     folder = pipeline_folder(config)
@@ -133,7 +139,7 @@ def load_pipeline(config: ParserConfig):
                 pipeline.add_pipe("sentencizer")
             return pipeline
         pipeline = spacy.load(folder if "/" in config.package else config.package, exclude=list(_UNREAD))
-    except Exception as error:  # of any kind, for a damaged file or a library of the language that is missing
+    except Exception as error:  # any kind of error, for a damaged file or a missing library of the language
         message = one_line(f"{type(error).__name__}: {error}", 200)
         name = f"package: {config.package}" if folder else f"language: {config.language}"
         raise UserError(f"parser.{name} cannot be loaded by spaCy ({message}); install it again, or set parser.package") from None

@@ -10,9 +10,9 @@ _WORDS_AT_ONCE = 1024
 
 
 def spell(model: nn.Module, words: Sequence[Sequence[int]]) -> Tensor:
-    """Character representations [words, transformed dimensions] of words, given as the ids of their characters.
+    """Return character representations [words, transformed dimensions] of words, given as the ids of their characters.
 
-    `model` is a Stanza tagger or dependency parser; in training mode it drops what Stanza's own code drops.
+    `model` is a Stanza tagger or dependency parser. In training mode it applies the same dropout as Stanza's code.
     """
     order = sorted(range(len(words)), key=lambda i: -len(words[i]))
     parts = [_spell(model, [words[i] for i in order[at : at + _WORDS_AT_ONCE]]) for at in range(0, len(order), _WORDS_AT_ONCE)]

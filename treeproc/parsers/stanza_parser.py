@@ -15,21 +15,21 @@ from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
 from treeproc.trees.spans import flat_tree
 
 _PROBE = "A dog barks ."
-_CHARS_PER_WORD = 4  # of a batch; the tokeniser's states are smaller than the tagger's
+_CHARS_PER_WORD = 4  # words of a batch; the tokeniser's states are smaller than the tagger's
 
 
 class Processors(NamedTuple):
-    """The steps of a parse; None for one whose model is not there."""
+    """The steps of a parse; None for a step without a model."""
 
     tokenizer: tokenizer.Tokenizer | documents.DocumentTokenizer | None
     tagger: tagger.Tagger | documents.DocumentTagger | None
-    arcs: dependency.DependencyParser | None  # also None where the tagger gives them
+    arcs: dependency.DependencyParser | None  # None also if the tagger gives them
     parser: shift_reduce.ShiftReduceParser | documents.ObjectParser | None
     uses_xpos: bool  # the parser reads XPOS, else UPOS
 
 
 def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
-    """Lean forms of the models where they are known, else Stanza's own processors. Raises UserError for a damaged model."""
+    """Load fast forms of the models if they are supported, else Stanza's own processors. Raises UserError for a damaged model."""
     with blamed_on(models):
         for path in models.read().values():
             check_archive(path, models.hint)
@@ -38,12 +38,12 @@ def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
 
 @contextmanager
 def blamed_on(models: ModelFiles) -> Iterator[None]:
-    """Any failure inside is reported as an error of the models, in one line that names the file."""
+    """Report any failure in this context as an error of the models, in one line that names the file."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # Stanza raises any kind on what is no model of its own
+    except Exception as error:  # Stanza raises any kind of error on files that are not its models
         if is_out_of_memory(error):
             raise
         for path in models.read().values():
@@ -99,11 +99,11 @@ class StanzaParser(LineParser):
         models = find_models(config)
         loaded = load_processors(config, models)
         self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos = loaded
-        with blamed_on(models):  # models of wrong sizes fail when they are used, and every line would get a flat tree
+        with blamed_on(models):  # models of wrong sizes fail at their first use, and every line would get a flat tree
             self._analyse([Line(_PROBE, None)])
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
-        # Given words are read for the ends of their sentences alone.
+        # Given words are only read to find the ends of sentences.
         raw = [line.text for line in lines if line.words is None or (line.words and self._config.split_sentences)]
         split = iter(self._tokenizer.tokenize(raw, self._batch_words * _CHARS_PER_WORD))
         groups = []
@@ -134,7 +134,7 @@ class StanzaParser(LineParser):
         for i, sentence in enumerate(sentences):
             sentence.tags, sentence.arcs = tags[i], arcs[i] if arcs else None
         if self._parser is None:
-            for sentence in sentences:  # tags that all languages share, since phrases get their labels from them
+            for sentence in sentences:  # tags that all languages share, because the labels of phrases come from them
                 sentence.tags = [(upos, "") for upos, _ in sentence.tags]
                 sentence.tree = flat_tree(len(sentence.words))
             return
@@ -146,7 +146,7 @@ class StanzaParser(LineParser):
 
 
 def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
-    """The arguments of `stanza.Pipeline` for these models, offline."""
+    """Return the arguments of `stanza.Pipeline` for these models, offline."""
     options: dict = {
         "lang": config.language,
         "dir": str(models.folder),
@@ -162,9 +162,9 @@ def stanza_options(config: ParserConfig, models: ModelFiles) -> dict:
         return options | {
             "package": None,
             "processors": {name: "default" for name in ("tokenize", *models.files)},
-            # Without a model it takes words as they come.
+            # Without a model it uses the words unchanged.
             "tokenize_pretokenized": "tokenize" not in models.files,
-            # Tags come from the tagger as usual; this setting tells Stanza that the parser reads no lemmas.
+            # Tags come from the tagger as usual. This setting tells Stanza that the parser reads no lemmas.
             "depparse_pretagged": True,
             "allow_unknown_language": True,
         }

@@ -18,7 +18,7 @@ _ENDS = {"(": "-LRB-", ")": "-RRB-"}
 
 
 class SuparParser(SpacyParser):
-    """SuPar's trees and arcs; tags are those of the pipeline."""
+    """Trees and arcs of SuPar; tags are those of the pipeline."""
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
@@ -44,17 +44,17 @@ class SuparParser(SpacyParser):
 
 
 def _predict(parser, words: list[list[str]], **options):
-    """One batch of one bucket: others would be drawn at random, and sums of float32 depend on the batch."""
+    """Predict one batch of one bucket. Other batches would be drawn at random, and sums of float32 depend on the batch."""
     return parser.predict([list(w) for w in words], buckets=1, batch_size=10**9, verbose=False, **options)
 
 
 def _plain(word: str) -> str:
-    """A word that SuPar's notations can hold: brackets within words and blanks would end it."""
+    """Return a word that SuPar's formats can hold: brackets within words and blanks would end it."""
     return word if word in _ENDS else re.sub(r"\s", "_", word.replace("(", "-LRB-").replace(")", "-RRB-"))
 
 
 def load_supar(config: ParserConfig, path: Path, kind: str):
-    """A parser of SuPar's on the device of the settings. Raises UserError for what is none."""
+    """Load a parser of SuPar on the device of the settings. Raises UserError for other files."""
     import torch
 
     torch.set_num_threads(1)
@@ -69,18 +69,18 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
         if args.encoder != "lstm" or set(args.feat) - {"char"}:
             raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_HINT}")
         args.device = config.torch_device().type
-        Field.device = args.device  # SuPar's batches go to a GPU wherever there is one
+        Field.device = args.device  # SuPar's batches go to a GPU whenever there is one
         model = parser_class.MODEL(**args)
         model.load_pretrained(state["pretrained"])
         loaded = model.load_state_dict(state["state_dict"], strict=False)
-        # The table of pretrained vectors has a place of its own in the file.
+        # The table of pretrained vectors is stored separately in the file.
         if wrong := sorted({*loaded.missing_keys, *loaded.unexpected_keys} - {"pretrained.weight"}):
             raise UserError(f"{path} is damaged: its weights are not those of the model: {', '.join(wrong[:3])}; {_HINT}")
         parser = parser_class(args, model.to(args.device), state["transform"])
         _predict(parser, [["A", "dog", "barks", "."]])
     except UserError:
         raise
-    except Exception as error:  # of any kind, for a file that is no model of SuPar's
+    except Exception as error:  # any kind of error, for a file that is no model of SuPar
         if is_out_of_memory(error):
             raise
         message = one_line(f"{type(error).__name__}: {error}", 200)
@@ -89,7 +89,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
 
 
 class _Dropped:
-    """A placeholder for code in a file: nothing of it is created or run, and no prediction needs it."""
+    """A placeholder for code in a file. It creates and runs nothing, and no prediction needs it."""
 
     def __init__(self, *arguments):
         pass
@@ -99,7 +99,7 @@ class _Dropped:
 
 
 def read_supar(path: Path) -> dict:
-    """Loads a file of SuPar. It is a pickle with code, which SuPar itself runs; here only tables and settings are read.
+    """Load a file of SuPar. It is a pickle with code, which SuPar itself would run; here only tables and settings are read.
 
     Raises UserError for anything that SuPar does not write.
     """
@@ -113,11 +113,11 @@ def read_supar(path: Path) -> dict:
     try:
         with torch.serialization.safe_globals([*kinds, transform.Tree, transform.CoNLL, _Dropped, *code, *named]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # PyTorch and pickle raise any kind on damaged files
+    except Exception as error:  # PyTorch and pickle raise any kind of error on damaged files
         message = one_line(f"{type(error).__name__}: {error}", 150)
         raise UserError(f"{path} is damaged, or holds more than SuPar's tables ({message}); {_HINT}") from None
 
 
 def _plain_type(name: str) -> type:
-    """dill's names of types."""
+    """Return the type for dill's name of a type."""
     return {"set": set}.get(name, _Dropped)

@@ -1,7 +1,6 @@
 """Stanza's part-of-speech tagger without documents: the same weights on packed sentences.
 
-Every distinct word is spelled out by the character LSTM once per call, and only the two heads that the
-parser reads (UPOS, XPOS) are computed.
+The character LSTM reads every distinct word once per call. Only the two heads that the parser reads (UPOS, XPOS) are computed.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from treeproc.parsers.spelling import spell
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether a Stanza tagger reads words and characters alone, and has one UPOS and one simple XPOS head."""
+    """Return whether a Stanza tagger reads only words and characters, and has one UPOS and one simple XPOS head."""
     from stanza.models.common.vocab import CompositeVocab
 
     args = model.args
@@ -45,13 +44,13 @@ class Tagger:
         weight = model.tag_clf["xpos"].W_bilin.weight.detach()  # [tags, hidden + 1, upos + 1]
         upos = model.upos_emb.weight.detach()
         upos = torch.cat([upos, upos.new_ones(len(upos), 1)], 1)
-        # There are few UPOS tags, so the bilinear form is a matrix for each of them: [UPOS, hidden + 1, tags].
+        # There are few UPOS tags, so the bilinear form is one matrix for each of them: [UPOS, hidden + 1, tags].
         self._xpos = torch.einsum("tij,uj->uit", weight, upos).contiguous()
         self._xpos_bias = model.tag_clf["xpos"].W_bilin.bias.detach()
 
     @torch.inference_mode()
     def tag(self, sentences: Sequence[Sequence[str]], batch_words: int) -> tuple[list[list[tuple[str, str]]], None]:
-        """(UPOS, XPOS) of every word of every sentence, and no arcs. A batch pads to at most `batch_words` words."""
+        """Return (UPOS, XPOS) of every word of every sentence, and no arcs. A batch pads to at most `batch_words` words."""
         ids: dict[str, int] = {}
         words = [[ids.setdefault(word, len(ids)) for word in sentence] for sentence in sentences]
         inputs = self._word_inputs(list(ids))
@@ -67,7 +66,7 @@ class Tagger:
         return out, None
 
     def _tag_batch(self, inputs: Tensor, sentences: list[list[int]]) -> list[list[tuple[str, str]]]:
-        """Sentences of word ids, longest first."""
+        """Tag sentences of word ids, longest first."""
         model = self._model
         at = Packing.of([len(s) for s in sentences])
         rows = torch.from_numpy(np.concatenate(sentences)[at.taken]).to(self._device)
@@ -89,7 +88,7 @@ class Tagger:
         return [names[end - size : end] for end, size in zip(ends, at.sizes.tolist(), strict=True)]
 
     def _word_inputs(self, words: list[str]) -> Tensor:
-        """The inputs of the word LSTM for distinct words: [words, D]."""
+        """Return the inputs of the word LSTM for distinct words: [words, D]."""
         from stanza.models.common.utils import simplify_punct
 
         model = self._model

@@ -1,4 +1,4 @@
-"""Stanza's tokeniser without documents: the same weights on lines that are looked up as arrays of characters."""
+"""Stanza's tokeniser without documents: the same weights on lines that are arrays of character ids."""
 
 import re
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from treeproc.parsers.tokens import Token
 
 _OF_A_CHARACTER = ("space_before", "capitalized", "numeric")
 _OF_A_PLACE = ("end_of_para", "start_of_para")
-_TOO_LONG = "<UNK>"  # as Stanza, for tokens of hundreds of characters
+_TOO_LONG = "<UNK>"  # as in Stanza, for tokens of hundreds of characters
 _WHITESPACE = re.compile(r"[\s\u0080-\u009f]")
-# Stanza's own pattern for addresses is slow; what it matches has one of these.
+# Stanza's own pattern for addresses is slow; every match contains one of these.
 _PERHAPS_ADDRESS = re.compile(r"@|\.\S\S")
-_WINDOW = 1000  # as Stanza: longer paragraphs are read in windows that end at a sentence break
+_WINDOW = 1000  # as in Stanza: longer paragraphs are read in windows that end at a sentence break
 
 
 def supports(trainer, config: dict) -> bool:
-    """Whether a Stanza tokeniser sees characters and Stanza's five plain features alone."""
+    """Return whether a Stanza tokeniser reads only characters and Stanza's five plain features."""
     args = trainer.args
     return (
         trainer.model.charmodel is None
@@ -32,7 +32,7 @@ def supports(trainer, config: dict) -> bool:
 
 
 class _Characters(dict):
-    """Rows of characters in a table of (unit, features), which grows as they are met."""
+    """Rows of characters in a table of (unit, features). The table grows with new characters."""
 
     def __init__(self, vocab, features: Sequence[str]):
         from stanza.models.tokenization.data import PER_CHAR_FEAT_FUNCS
@@ -50,14 +50,14 @@ class _Characters(dict):
 
 
 class Tokenizer:
-    """Sentences of tokens of every line."""
+    """Returns sentences of tokens of every line."""
 
     def __init__(self, trainer, vocab, max_token: int, split_sentences: bool):
         self._model: nn.Module = trainer.model.eval()
         self._normalise = vocab.normalize_token
         self._max_token, self._split = max_token, split_sentences
         names = trainer.args["feat_funcs"]
-        # As Stanza: what characters say for themselves, then where they stand.
+        # As in Stanza: features of the character itself, then of its position.
         self._characters = _Characters(vocab, [name for name in names if name in _OF_A_CHARACTER])
         self._ends = [name for name in ("end_of_para", "start_of_para") if name in names]
         self._pad = vocab.unit2id("<PAD>")
@@ -65,7 +65,10 @@ class Tokenizer:
 
     @torch.inference_mode()
     def tokenize(self, lines: Sequence[str], batch_chars: int) -> list[list[list[Token]]]:
-        """Sentences of tokens of every line; offsets are those of the line. A batch pads to at most `batch_chars` characters."""
+        """Return sentences of tokens of every line, with offsets in the line.
+
+        A batch pads to at most `batch_chars` characters.
+        """
         texts, places = [], []
         for line in lines:
             blank = _WHITESPACE.sub(" ", line.rstrip())
@@ -78,7 +81,9 @@ class Tokenizer:
         ]
 
     def _breaks(self, texts: list[str], batch_chars: int) -> list[np.ndarray]:
-        """Stanza's label of every character: 0 goes on, 1 ends a token, 2 a sentence; 3 and 4 the same after several words."""
+        """Return Stanza's label of every character: 0 continues, 1 ends a token, 2 a sentence; 3 and 4 the same after several
+        words.
+        """
         look_up = self._characters.__getitem__
         rows = [np.fromiter(map(look_up, text), np.int64, len(text)) for text in texts]
         units, features = np.array(self._characters.units), np.array(self._characters.features, np.float32)
@@ -102,7 +107,7 @@ class Tokenizer:
         return [np.concatenate(parts) if parts else np.zeros(0, np.int64) for parts in out]
 
     def _batch(self, batch: list[tuple[int, int]], rows: list, units: np.ndarray, features: np.ndarray) -> list[np.ndarray]:
-        """Labels of the characters [begin, begin + window) of the given lines, longest first."""
+        """Return labels of the characters [begin, begin + window) of the given lines, longest first."""
         parts = [rows[i][begin : begin + _WINDOW] for i, begin in batch]
         sizes = [_size(rows[i], begin) for i, begin in batch]
         width = features.shape[1]
@@ -144,8 +149,8 @@ class Tokenizer:
 
 
 def _size(row: np.ndarray, begin: int) -> int:
-    """Characters that the model reads from `begin` on.
+    """Return the number of characters that the model reads from `begin` on.
 
-    As Stanza: a padding character ends a line that is read at once, windows have none.
+    As in Stanza, a padding character ends a line that is read at once; windows have none.
     """
     return len(row) + 1 if len(row) < _WINDOW else min(len(row) - begin, _WINDOW)

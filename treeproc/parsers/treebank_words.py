@@ -1,9 +1,9 @@
-"""English Moses tokens as the words of treebanks, which taggers and parsers are trained on.
+"""Converts English Moses tokens to the words of treebanks, on which taggers and parsers are trained.
 
-Moses writes `don 't`, treebanks `do n't`. The parser reads the treebank's words; leaves stay the characters of the
-line. So a token is a leaf still, but for tokens that treebanks take apart (`cannot`) or put together (`o 'clock`).
-The rules are those of the Penn Treebank as GUM, CRAFT and EWT follow them. Hyphenated tokens stay whole, which treebanks
-cut: trees are no better when they are cut (docs/results/parser.md).
+Moses writes `don 't`, treebanks write `do n't`. The parser reads the treebank's words; leaves stay the characters of the line. So
+a token is still a leaf, except if treebanks split it (`cannot`) or join it with another (`o 'clock`). The rules are those of the
+Penn Treebank as GUM, CRAFT and EWT follow them. Treebanks also split hyphenated tokens, which stay whole here: to split them does
+not improve the trees (docs/results/parser.md).
 """
 
 import re
@@ -17,7 +17,7 @@ _APOSTROPHES = ("'", "’")
 _CLITICS = frozenset({"s", "m", "d", "t", "re", "ve", "ll"})
 # The positions at which treebanks split one token.
 _CUTS = {"cannot": 3, "gonna": 3, "gotta": 3, "wanna": 3, "lemme": 3, "gimme": 3}
-# After an apostrophe, these are one word with it; before any other word it is a quotation mark.
+# After an apostrophe, these form one word with it. Before any other word it is a quotation mark.
 _WITH_APOSTROPHE = _CLITICS | {"all", "am", "bout", "cause", "em", "mon", "n", "round", "til", "till", "tis", "twas"}
 _QUOTED = re.compile(r"['’]([^\W\d_]{2,})")
 # Prefixes that Moses splits from a name or an hour: O 'Reilly, o 'clock, d 'Art.
@@ -27,7 +27,7 @@ Word = tuple[int, int, str]  # first character, one past the last, text
 
 
 def treebank_tokens(words: Sequence[Word]) -> list[Token]:
-    """The tokens of a line, each with the words that a treebank has in its place."""
+    """Return the tokens of a line, each with the words of a treebank for it."""
     out: list[Token] = []
     opened = False
     for start, end, text in _joined(words):
@@ -45,7 +45,7 @@ def treebank_tokens(words: Sequence[Word]) -> list[Token]:
 
 
 def _joined(words: Sequence[Word]) -> list[Word]:
-    """Tokens that treebanks write as one word, as one: `’` and `s` of `it ’ s`, `O` and `'Reilly`."""
+    """Join tokens that treebanks write as one word: `’` and `s` of `it ’ s`, `O` and `'Reilly`."""
     out: list[Word] = []
     for start, end, text in words:
         if out:
@@ -68,7 +68,7 @@ def _is_negation(verb: str, text: str) -> bool:
 
 
 def _cut(text: str) -> int:
-    """The position at which a treebank splits a token; 0 for no split."""
+    """Return the position at which a treebank splits a token; 0 for no split."""
     if (found := _QUOTED.fullmatch(text)) and found[1].lower() not in _WITH_APOSTROPHE:
         return 1
     return _CUTS.get(text.lower(), 0)

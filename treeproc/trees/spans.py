@@ -1,4 +1,4 @@
-"""Constituency trees as spans: pure functions, none of them recursive.
+"""Constituency trees as spans: pure functions without recursion.
 
 A tree (or a document of several trees) is the list of its nonterminals in pre-order. Each has a label and a half-open span of
 leaves. Parents and subtrees follow from order and spans alone (the paper's Proposition 1). A node's parent is the last earlier
