@@ -6,11 +6,15 @@ import os
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from toydata import write_toy_data
 
-from treenet.config import BatchConfig
+from treenet.config import BatchConfig, TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
+from treenet.tasks.registry import build_task
+from treenet.training import batch_stream
+from treenet.training.batch_stream import TrainingData
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import open_lengths
@@ -142,6 +146,20 @@ def test_open_shards_keep_no_descriptor_and_rows_know_their_records(encoded):
     first = records[0].rows
     assert [record.index for record in source.records(range(first - 1, first + 1))] == [0, 1]
     assert source.records(range(first, first)) == []
+
+
+def test_the_objects_of_the_next_window_are_fetched_when_a_window_begins(encoded, monkeypatch):
+    asked: list[list[str]] = []
+    monkeypatch.setattr(batch_stream, "prefetch", lambda objects: asked.append([path.name for path, _ in objects]))
+    config = TrainConfig(data=encoded.parent, batch={"max_tokens": 64, "window_rows": 15})
+    data = TrainingData(build_task(config), 0, 1, torch.device("cpu"))
+    windows = []
+    for step in range(2 * data.plan.num_batches):
+        data.rank_batch(step)
+        if (rows := data.plan.next_rows(step)) not in windows[-1:]:
+            windows.append(rows)
+    assert len(windows) > 4
+    assert asked == [[record.name for record in data.micro_batches.source.records(rows)] for rows in windows]
 
 
 @pytest.mark.parametrize(("number", "limit"), [(errno.ENOMEM, "vm.max_map_count"), (errno.EMFILE, "ulimit -n")])

@@ -42,7 +42,7 @@ class ExampleSource:
     shards: ShardSizes | None  # of the rows; None where rows are not those of shards, and so in one window
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
-        self.reads, self._folder = reads, folder
+        self.reads, self.folder = reads, folder
         check_columns(folder, reads)
         self.lengths: Mapping[str, np.ndarray | Column] = open_lengths(folder, split)
         # Without counts a record takes half a kB, so that all are held: a batch asks for shards in any order.
@@ -100,10 +100,10 @@ class ExampleSource:
     def _open(self, number: int) -> list[dict]:
         """The record batches of a shard. Raises UserError where it is damaged, or its rows are not those of the lengths."""
         record = self._records[number]
-        shard, rows = Shard(self._folder, record), slice(*self._edges[number : number + 2].tolist())
-        check_names(self._folder, shard, self._columns)
+        shard, rows = Shard(self.folder, record), slice(*self._edges[number : number + 2].tolist())
+        check_names(self.folder, shard, self._columns)
         if (self.lengths["shard"][rows] != record.index).any() or (self.lengths["row"][rows] != np.arange(record.rows)).any():
-            raise UserError(f"{self._folder / LENGTHS} names rows that {record.name} has not; run workflows/preprocess.py again")
+            raise UserError(f"{self.folder / LENGTHS} names rows that {record.name} has not; run workflows/preprocess.py again")
         return shard.columns
 
 

@@ -16,6 +16,7 @@ from treenet.tasks.base import Task
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks
 from treenet.training.step_inputs import StepInputs, StepSeeds
+from treeproc.common.cache import prefetch
 from treeproc.shards.store import read_index
 
 # One process makes batches of trees faster than a GPU computes them. More help if an update has many small batches.
@@ -29,11 +30,19 @@ class TrainingData:
         self._task, self._device = task, device
         config, source = task.config, task.open("train", training=True, device=device)
         self.plan = plan_batches(config, source)
+        self._source, self._ahead = source, range(0)
         self.micro_batches = MicroBatches(source, config.batch, rank, world_size, in_step=config.shard_weights)
 
     def rank_batch(self, step: int) -> RankBatch:
         """Return the rank's batch of update `step`, counted from 0."""
+        self._fetch_ahead(step)
         return self.micro_batches.rank_batch(self.plan.batch(step))
+
+    def _fetch_ahead(self, step: int) -> None:
+        """Begin to copy the shards of the next window, where they are objects, when a window begins."""
+        if self._source.shards is not None and (rows := self.plan.next_rows(step)) != self._ahead:
+            self._ahead = rows
+            prefetch((self._source.folder / record.name, record.sha256) for record in self._source.records(rows))
 
     def rank_batches(self, steps: range) -> Iterator[RankBatch]:
         """Return the rank's batches of these updates."""
