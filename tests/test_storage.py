@@ -99,7 +99,7 @@ def test_the_cache_loads_once_and_checks(bucket, fresh_cache):
         copies = list(pool.map(lambda _: local_copy(path, digest), range(8)))
     assert len(set(copies)) == 1 and file_sha256(copies[0]) == digest
     copies[0].write_bytes(b"damaged")
-    assert file_sha256(local_copy(path, digest, recheck=True)) == digest
+    assert file_sha256(local_copy(path, digest, anew=True)) == digest
     copies[0].unlink()
     atomic_write(path, b"1" + path.read_bytes()[1:])
     with pytest.raises(UserError, match=r"s3://bucket/cached.bin is damaged: its hash"):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from treeproc.common.cache_eviction import Evictor
 from treeproc.common.errors import UserError
-from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, create, file_sha256, held
+from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, create, held
 from treeproc.common.known_hashes import unlike
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.transfers import AT_ONCE
@@ -27,22 +27,26 @@ _CHUNK = 1 << 20
 _evictor = Evictor()
 
 
-def local_copy(path: AnyPath, sha256: str, *, recheck: bool = False) -> Path:
+class DamagedObject(UserError):
+    """The bytes of an object are not those of its hash."""
+
+
+def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
     """The file itself, or a copy of the object, whose hash is checked while it is loaded.
 
-    Processes of one machine that want the same object load it once. With `recheck` a copy that is there is hashed
-    again. The copy stays for a minute at least, for the caller to open it. Raises FileNotFoundError, and UserError when the
-    object's bytes are not those of `sha256`.
+    Processes of one machine that want the same object load it once. With `anew` it is loaded even where a copy is
+    there, so that the object is known to be right. The copy stays for a minute at least, for the caller to open it.
+    Raises FileNotFoundError, and DamagedObject when the object's bytes are not those of `sha256`.
     """
     if isinstance(path, Path):
         return path
     copy = _place(sha256)
-    if not recheck and _is_used(copy):
+    if not anew and _is_used(copy):
         return copy
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with held(copy.parent / ".lock"):
-            if not copy.exists() or (recheck and file_sha256(copy) != sha256):
+            if anew or not copy.exists():
                 _load_with_room(path, sha256, copy)
                 _evictor.loaded(copy)
     except FileNotFoundError:
@@ -113,7 +117,7 @@ def _load(path: RemotePath, sha256: str, copy: Path) -> None:
                 digest.update(chunk)
                 sink.write(chunk)
         if digest.hexdigest() != sha256:
-            raise UserError(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
+            raise DamagedObject(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
         os.replace(temporary, copy)
     finally:
         temporary.unlink(missing_ok=True)

@@ -5,9 +5,10 @@ from itertools import chain
 
 import numpy as np
 
+from treeproc.common.cache import DamagedObject, local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256, file_size
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
@@ -16,6 +17,7 @@ from treeproc.shards.store import ShardRecord, read_sidecar, sidecar_path
 from treeproc.stages.lengths import example_ids, row_sizes
 
 STAGES = ("text", "parsed", "encoded")
+_WRONG_HASH = "its hash is not the one in index.json"
 
 
 def file_problem(folder: AnyPath, record: ShardRecord) -> str:
@@ -24,10 +26,14 @@ def file_problem(folder: AnyPath, record: ShardRecord) -> str:
     try:
         if (size := file_size(path)) != record.bytes:
             return f"must have {record.bytes} bytes, but has {size}"
-        if file_sha256(path) != record.sha256:
-            return "its hash is not the one in index.json"
+        if isinstance(path, RemotePath):
+            local_copy(path, record.sha256, anew=True)  # which the shard is then read from
+        elif file_sha256(path) != record.sha256:
+            return _WRONG_HASH
     except FileNotFoundError:
         return "is missing"
+    except DamagedObject:
+        return _WRONG_HASH
     if read_sidecar(folder, record.name, record.fingerprint) != record:
         return f"{sidecar_path(path).name} is missing or differs from index.json"
     return ""
