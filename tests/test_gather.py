@@ -1,5 +1,7 @@
 """Batches that are gathered from many record batches at once hold what reading row by row gives."""
 
+from threading import Barrier
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -78,6 +80,23 @@ def test_shards_are_opened_when_needed_and_those_not_needed_for_longest_are_clos
     gather.pick([0])
     assert opened == [1, 3, 0, 5, 6, 0]
     assert gather.pick(range(10)).values("example_id").tolist() == list(range(10)), "a batch may need more than the limit"
+
+
+def test_shards_are_opened_several_at_a_time_where_that_is_asked_for():
+    """Four are on their way together before any is there; the rows are the same, and the first error is raised."""
+    together = Barrier(4, timeout=30)
+
+    def open_shard(number: int) -> list[dict]:
+        together.wait()
+        if number >= 6:
+            raise ValueError(f"shard {number}")
+        return [{"example_id": np.array([2 * number, 2 * number + 1])}]
+
+    gather = Gather([2] * 8, open_shard, 2, at_once=4)
+    assert gather.pick([7, 0, 3, 4]).values("example_id").tolist() == [7, 0, 3, 4] and gather.num_open == 4
+    with pytest.raises(ValueError, match="^shard 6$"):
+        gather.pick([15, 0, 12, 8, 10])
+    assert gather.pick([9, 0]).values("example_id").tolist() == [9, 0]
 
 
 def test_no_address_can_be_wrong():

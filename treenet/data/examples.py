@@ -17,7 +17,8 @@ from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.windows import ShardSizes
 from treenet.structure.ragged import Ragged
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.transfers import AT_ONCE
 from treeproc.shards.gather import Gather, PickedRows
 from treeproc.shards.lengths import LENGTHS, open_lengths
 from treeproc.shards.mapped import Column
@@ -59,7 +60,9 @@ class ExampleSource:
                 check_size(folder, record)
         self.shards = ShardSizes(sizes, open_counts(folder, split, self.lengths, sizes).count)
         self._edges = edges_of(sizes)
-        self._gather = Gather(sizes, self._open, ROWS_PER_RECORD_BATCH)
+        # Objects are copied several at a time.
+        at_once = AT_ONCE if isinstance(folder, RemotePath) else 1
+        self._gather = Gather(sizes, self._open, ROWS_PER_RECORD_BATCH, at_once=at_once)
         self._gather.pick(range(min(1, len(self))))
 
     def __len__(self) -> int:

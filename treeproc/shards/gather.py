@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from treeproc.common.transfers import in_parallel
 from treeproc.shards.mapped import memory_of, place_of
 from treeproc.shards.ragged import edges_of, ranges
 
@@ -28,7 +29,7 @@ class Gather:
     """The rows of shards of `sizes` [shards] rows, counted through all of them.
 
     `open_shard(number)` gives the record batches of a shard, each of `batch_rows` rows but the last. What it raises is raised
-    where a row of the shard is asked for.
+    where a row of the shard is asked for. With `at_once` above 1, threads open so many shards at a time.
     """
 
     def __init__(
@@ -37,7 +38,9 @@ class Gather:
         open_shard: Callable[[int], Sequence[Columns]],
         batch_rows: int,
         most_open: int = MOST_OPEN,
+        at_once: int = 1,
     ):
+        self._at_once = at_once
         self._edges, self._open_shard, self._batch_rows = edges_of(np.asarray(sizes, dtype=np.int64)), open_shard, batch_rows
         self._most_open, self._lock, self._clock = most_open, Lock(), 0
         self._open: dict[int, Sequence[Columns]] = {}
@@ -68,8 +71,11 @@ class Gather:
             self._clock += 1
             needed = np.unique(shard) if len(shard) or not len(self) else self._shard_of(np.zeros(1))  # for the types of columns
             self._used[needed] = self._clock
-            for number in needed[self._first[needed] < 0].tolist():
-                self._add(number, self._open_shard(number))
+            missing = needed[self._first[needed] < 0].tolist()
+            many = self._at_once > 1 and len(missing) > 1
+            opened = in_parallel(self._open_shard, missing, self._at_once) if many else map(self._open_shard, missing)
+            for number, batches in zip(missing, opened, strict=True):
+                self._add(number, batches)
             shards = [self._open[number] for number in needed.tolist()]
             picked = PickedRows(shards, self._table, self._first[shard] + batch, row)
             if len(self._open) > self._most_open:
