@@ -67,7 +67,7 @@ def _signed(value: float) -> str:
 
 
 def _certainty(row: SystemResult, as_given: bool) -> str:
-    """What other seeds and sentences may change; `as_given` is False where the difference is said the other way round."""
+    """What other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
     if row.test is None or row.test.interval is None:
         return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
@@ -145,7 +145,7 @@ def _in_order(rows: Sequence[SystemResult]) -> list[SystemResult]:
 def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
     """Runs by seed of every system, by its name: the model's where no other system has it, else that of the first run.
 
-    Two runs are of one system where they differ in the seed alone. A second run of a seed is a system of its own.
+    Two runs are of one system where they differ in the seed alone. A second run of the same seed counts as another system.
     """
     groups: list[tuple[str, dict[int, ReportRun]]] = []
     for run in runs:

@@ -45,7 +45,7 @@ _MOST_SELF_WEIGHTS = 2_000_000
 def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
     """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
 
-    What a run lacks is left out, and the page says which command adds it. With `live`, the page has the state of the runs and
+    The page leaves out what a run lacks, and names the command that adds it. With `live`, the page has the state of the runs and
     their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is neither run nor study,
     and for settings that fit no run.
     """

@@ -99,7 +99,7 @@ class ScoreRow:
 
 @dataclass
 class ScoreTable:
-    """Results on one split of one text. `notes` say why rows are not tested or differ in more than the model."""
+    """Results on one split of one text. `notes` are reasons why rows have no test, and differences beside the model."""
 
     split: str
     text: str

@@ -105,7 +105,7 @@ def _make_narrow(figure: Figure) -> None:
 
 
 def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
-    """An SVG of matplotlib as a part of a page: no prologue, no style for all of the page, ids of its own, colours by name."""
+    """An SVG of matplotlib as a part of a page: no prologue, no style for the whole page, its own ids, colours by name."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", text))

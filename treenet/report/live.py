@@ -32,7 +32,7 @@ def watch(settings: ReportSettings, make: Callable[[Live | None], Path], say: Ca
     """Make the page whenever a run or study has something new; at the end of all of them, the whole report.
 
     `make` writes the page: a small one of live runs, or with None the whole report. Ctrl-C ends it, with a page that no
-    longer reloads. Raises UserError for runs in an object store, which tell nobody what is new.
+    longer reloads. Raises UserError for runs in an object store: nothing there announces new files.
     """
     folders = [as_path(run) for run in settings.runs]
     for folder in folders:

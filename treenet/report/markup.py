@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+# A first column of longer texts than this keeps some width on a phone.
+_SHORT = 12
+
 
 @dataclass(frozen=True)
 class TableCell:
@@ -43,7 +46,7 @@ def code(content: str) -> str:
 def table(
     caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[TableCell]], rules: Sequence[int] = (), title: str = ""
 ) -> str:
-    """A table that scrolls in a box of its own, which the keyboard reaches. There is a rule above each of the rows `rules`.
+    """A table that scrolls in its own box, which the keyboard reaches. There is a rule above each of the rows `rules`.
 
     The caption is not the table's, so that it may be wider; its first sentence names the table for screen readers.
     """
@@ -59,7 +62,8 @@ def table(
     ruled = [{"class_": "rule"} if place in rules else {} for place in range(len(rows))]
     body = "".join(tag("tr", cells(row, in_head=False), **rule) for row, rule in zip(rows, ruled, strict=True))
     content = tag("thead", tag("tr", cells(head, in_head=True))) + tag("tbody", body)
-    inner = tag("table", content, aria_label=caption.partition(". ")[0].removesuffix("."))
+    kind = {"class_": "named"} if any(len(row[0].content) > _SHORT for row in rows if row) else {}
+    inner = tag("table", content, aria_label=caption.partition(". ")[0].removesuffix("."), **kind)
     box = tag("div", inner, class_="box", tabindex=0, role="group", aria_label=f"{title or 'Table'}, which may scroll")
     said = f"<b>{title}.</b> {escape(caption)}" if title else escape(caption)
     return tag("figure", tag("figcaption", said) + box, class_="table")

@@ -92,8 +92,9 @@ def _frequencies(page: Page, scores: ScoreTable, found: Frequencies) -> list[str
     head = [text("times in training"), TableCell("words", "n"), *(TableCell(escape(name), "n") for name in names)]
     rows = []
     for bucket in found.buckets:
-        best = max((value for value in bucket.f1 if value is not None), default=None)
-        cells = (number(value, ".2f", "n best" if value == best and len(names) > 1 else "n") for value in bucket.f1)
+        values = {value for value in bucket.f1 if value is not None}
+        best = max(values) if len(values) > 1 else None
+        cells = (number(value, ".2f", "n best" if value is not None and value == best else "n") for value in bucket.f1)
         rows.append([text(bucket.name), number(bucket.words), *cells])
     caption = (
         f"F1 of words on {scores.split} by how often they stand in the {found.training_lines:,} lines of the training text. "

@@ -58,8 +58,8 @@ class View:
 def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, count: int, given: Sequence[int]) -> list[int]:
     """Ids of the examples to show; `given` are lines. Raises UserError for a line that the split does not have.
 
-    Unless they are given: those on which the baseline and the next run of the same text differ most in chrF, wins and
-    losses in turn; with one run, sentences of all lengths.
+    Unless they are given: those on which the baseline and the next run of the same text differ most in chrF. Wins and losses
+    take turns. With one run: sentences of all lengths.
     """
     lengths = read_lengths(baseline.data / "encoded", split)
     order = np.argsort(lengths["example_id"], kind="stable")
