@@ -13,11 +13,11 @@ from treenet.runs.checkpoint import (
     find_fault,
     is_complete,
     latest_checkpoint,
-    load_checkpoint,
     read_meta,
     take_snapshot,
     write_checkpoint,
 )
+from treenet.runs.checkpoint_reader import load_checkpoint
 from treeproc.common.settings import UserError
 
 META = {"data_fingerprint": "abc"}

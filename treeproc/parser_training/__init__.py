@@ -1,1 +1,1 @@
-"""Training of the parser's own models: tokeniser, tagger, constituency parser and dependency parser."""
+"""Training of this project's own models: tokeniser, tagger, constituency parser and dependency parser."""

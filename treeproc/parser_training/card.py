@@ -29,7 +29,7 @@ _SCORES = {
 
 
 def write_card(folder: Path, config: TrainParserConfig, treebanks: Sequence[Treebank], scores: Mapping) -> None:
-    """README.md beside the models."""
+    """Write README.md beside the models."""
     files = [path for name in _WHAT if (path := folder / f"{name}.pt").exists()]
     lines = [
         f"# {config.title or f'Parser models for {config.language!r}'}",
@@ -79,7 +79,7 @@ def _megabytes(paths: Sequence[Path]) -> str:
 
 
 def _table(heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
-    """A table without the columns that are empty in every row."""
+    """Return a table without the columns that are empty in every row."""
     kept = [i for i in range(len(heads)) if any(cells[i] for cells in rows.values())]
     lines = [["", *(heads[i] for i in kept)], ["---"] * (1 + len(kept))]
     lines += [[name, *(cells[i] for i in kept)] for name, cells in rows.items()]
@@ -114,7 +114,7 @@ def _at(part: Mapping, path: Sequence[str]) -> str:
 
 
 def _by_length(treebanks: Mapping) -> list[str]:
-    """The table of F1 by words of a sentence, or nothing."""
+    """Return the table of F1 by words of a sentence; empty without such scores."""
     rows = {
         f"{name} {split}": part["brackets"]["predicted_tags"]["by_length"]
         for name, parts in treebanks.items()

@@ -46,7 +46,7 @@ class TrainParserConfig(Settings):
     """A training of parser models, as written to OUT/config.yaml."""
 
     treebanks: dict[str, TreebankConfig] = Field(
-        {}, description="treebanks by name; all are learnt together, each is scored alone"
+        {}, description="treebanks by name; the models learn from all together, and are scored on each"
     )
     treebank: Path | None = Field(
         None,
@@ -63,8 +63,10 @@ class TrainParserConfig(Settings):
         description="share of the sentences of train that are learnt in lower case too, so that the models read "
         "both; scored as NAME_lower",
     )
-    language: str = Field("en", description="language code of the models; any, Stanza need not know it")
-    models: list[ModelName] = Field(list(MODELS), description="models to train; those that no treebank has data for are left out")
+    language: str = Field("en", description="language code of the models; it may be a code that Stanza does not know")
+    models: list[ModelName] = Field(
+        list(MODELS), description="models to train; a model is left out if no treebank has data for it"
+    )
     hold_out: int = Field(20, ge=2, description="a treebank without valid files gives every n-th sentence of train, by a hash")
     unlabelled: list[Path] = Field(
         [], description="more text, a sentence a line, plain or .gz: the tagger's word embedding starts from its statistics"
@@ -76,9 +78,9 @@ class TrainParserConfig(Settings):
     pos: TaggerTraining = TaggerTraining()
     constituency: ConstituencyTraining = ConstituencyTraining()
     depparse: DependencyTraining = DependencyTraining()
-    seed: int = Field(1, ge=0, description="decides on first weights, order and dropout")
-    title: str = Field("", description="first line of the model card; else made of the language")
-    licence: str = Field("", description="licence of the models and what it follows from, for the model card")
+    seed: int = Field(1, ge=0, description="seed of initial weights, order and dropout")
+    title: str = Field("", description="first line of the model card; default: made from the language")
+    licence: str = Field("", description="licence of the models and its reason, for the model card")
 
     @model_validator(mode="after")
     def _something_to_do(self):
@@ -91,5 +93,5 @@ class TrainParserConfig(Settings):
         return self
 
     def all_treebanks(self) -> dict[str, TreebankConfig]:
-        """The treebanks by name. Raises UserError when the folder `treebank` has none of the language."""
+        """Return the treebanks by name. Raises UserError if the folder `treebank` has none of the language."""
         return ud_treebanks(self.treebank, self.language) if self.treebank else self.treebanks

@@ -1,8 +1,8 @@
 """Training of Stanza's in-order shift-reduce constituency parser.
 
-The loss is Stanza's: cross entropy of the gold transition in every state of the gold derivation. Stanza walks through the
-states one transition at a time; here the derivations of a batch are index arrays (`derivations`), and words, nodes,
-stacks and scores of all its sentences are computed level by level (`derivation_scores`).
+The loss is Stanza's: cross entropy of the gold transition in every state of the gold derivation. Stanza goes through the states
+one transition at a time. Here, the derivations of a batch are index arrays (`derivations`). Words, nodes, stacks and scores of
+all its sentences are computed level by level (`derivation_scores`).
 """
 
 import copy
@@ -33,7 +33,7 @@ from treeproc.shards.ragged import edges_of, flatten, ranges
 from treeproc.trees.bracket_scores import score
 from treeproc.trees.spans import SpanTree
 
-_PARSED_WORDS = 2048  # of dev, at once
+_PARSED_WORDS = 2048  # words of dev that are parsed at once
 _VECTOR_SCALE = 0.3  # standard deviation of word vectors
 _UNKNOWN = 1  # row of Stanza's embeddings
 
@@ -45,15 +45,15 @@ class ConstituencySettings(Settings):
     transition_hidden_size: int = Field(20, ge=1, description="states of the transitions so far")
     transition_embedding_dim: int = Field(20, ge=1, description="embedding of a transition")
     word_embedding_dim: int = Field(100, ge=1, description="embedding of a word")
-    vector_dim: int = Field(64, ge=1, description="word vectors, fixed; words that no tree has can have them too")
-    min_vector_count: int = Field(3, ge=1, description="a rarer word of trees and text has no vector")
+    vector_dim: int = Field(64, ge=1, description="size of the fixed word vectors; words outside the trees can have one too")
+    min_vector_count: int = Field(3, ge=1, description="a word that is rarer in trees and text has no vector")
     tag_embedding_dim: int = Field(32, ge=1, description="embedding of a part-of-speech tag")
     word_dropout: float = Field(0.35, ge=0, lt=1, description="dropout of the embeddings of words and tags")
     stack_dropout: float = Field(0.3, ge=0, lt=1, description="dropout of the inputs of the stacks and of nodes")
     output_dropout: float = Field(0.35, ge=0, lt=1, description="dropout before each output layer")
     layer_dropout: float = Field(0.0, ge=0, lt=1, description="dropout between the layers of an LSTM")
-    min_word_count: int = Field(2, ge=1, description="a rarer word of the training trees is the unknown word")
-    rare_words: float = Field(0.8, ge=0, le=1, description="share of the words, the rarest, that are unknown now and then")
+    min_word_count: int = Field(2, ge=1, description="a word that is rarer in the training trees becomes the unknown word")
+    rare_words: float = Field(0.8, ge=0, le=1, description="share of the words, the rarest, that become unknown at random")
     rare_word_dropout: float = Field(0.3, ge=0, le=1, description="probability with which a rare word is unknown in training")
     tag_dropout: float = Field(0.001, ge=0, le=1, description="probability with which a tag is unknown in training")
     batch_words: int = Field(1000, ge=1, description="words of a batch")
@@ -64,14 +64,14 @@ class TaggedTree:
     """A sentence of the training data."""
 
     words: Sequence[str]
-    taggings: Sequence[Sequence[str]]  # one of them is taken in every epoch, by chance
+    taggings: Sequence[Sequence[str]]  # one tagging is drawn at random in every epoch
     tree: SpanTree
 
 
 def write_vectors(path: Path, sentences: Sequence[Sequence[str]], settings: ConstituencySettings) -> None:
-    """A file of word vectors for `build_model`: of lower-cased words, learned from their neighbours in the sentences.
+    """Write a file of word vectors for `build_model`: of lower-cased words, learned from their neighbours in the sentences.
 
-    The parser reads them beside its own embeddings, which only words of the training trees have.
+    The parser reads them beside its own embeddings. The embeddings cover only words of the training trees.
     """
     counts = Counter(word.lower() for sentence in sentences for word in sentence)
     words = sorted(word for word, count in counts.items() if count >= settings.min_vector_count)
@@ -82,13 +82,13 @@ def write_vectors(path: Path, sentences: Sequence[Sequence[str]], settings: Cons
 
 
 def build_model(trees: Sequence[TaggedTree], settings: ConstituencySettings, vectors: Path, language: str = "en") -> LSTMModel:
-    """Stanza's parser with fresh weights for the words, tags and labels of these trees, and the word vectors of a file."""
+    """Build Stanza's parser with fresh weights for the words, tags and labels of these trees, and the word vectors of a file."""
     name = f"{language}_treebank"
-    # Stanza's own defaults for the rest: in-order transitions, nodes as the maximum of their children, two layers in LSTMs.
+    # All else is Stanza's default: in-order transitions, nodes as the maximum of their children, two layers in LSTMs.
     args = parse_args(["--shorthand", name, "--no_multistage", "--optim", "adamw", "--seed", "0", "--save_name", f"{name}.pt"])
     args |= {
         "wordvec_pretrain_file": vectors.name,  # the loader of the model gives the folder
-        # The tagger's fine-grained tags are what the parser reads.
+        # The parser reads the tagger's fine-grained tags.
         "retag_package": language, "retag_method": "xpos", "retag_xpos": True,
         "hidden_size": settings.hidden_size, "transition_hidden_size": settings.transition_hidden_size,
         "transition_embedding_dim": settings.transition_embedding_dim, "tag_embedding_dim": settings.tag_embedding_dim,
@@ -116,7 +116,7 @@ def build_model(trees: Sequence[TaggedTree], settings: ConstituencySettings, vec
 
 
 def _longest_chain(tree: SpanTree) -> int:
-    """The most nodes in a row with a single child; a word is a child."""
+    """Return the most nodes in a row with a single child. A word counts as a child."""
     chains = [(span, len(list(nodes))) for span, nodes in groupby(zip(tree.starts, tree.ends, strict=True))]
     return max(count - (end - start > 1) for (start, end), count in chains)
 
@@ -124,7 +124,7 @@ def _longest_chain(tree: SpanTree) -> int:
 @dataclass(frozen=True)
 class _Batch:
     sentences: np.ndarray
-    taggings: np.ndarray  # number of the tagging that a sentence has in this epoch
+    taggings: np.ndarray  # index of the tagging of a sentence in this epoch
 
 
 class ConstituencyLearner:
@@ -139,7 +139,7 @@ class ConstituencyLearner:
         seed: int,
         weights: Sequence[float] | None = None,
     ):
-        """`weights`: how often every training tree is seen in an epoch, once each by default."""
+        """`weights`: how often every training tree occurs in an epoch, by default once."""
         self.model, self._dev, self._settings, self._seed = model, dev, settings, seed
         self._weights = np.ones(len(train)) if weights is None else np.asarray(weights, float)
         opens = {names.label[0]: i for i, names in enumerate(model.transitions) if isinstance(names, OpenConstituent)}
@@ -162,11 +162,11 @@ class ConstituencyLearner:
         self._rare = torch.from_numpy(rare)
 
     def batches(self, epoch: int) -> list[_Batch]:
-        """Sentences of about one length and `batch_words` words together, in random order."""
+        """Yield batches of sentences of about one length and `batch_words` words together, in random order."""
         random = np.random.default_rng([self._seed, epoch])
         times = np.floor(self._weights + random.random(len(self._weights))).astype(int)
         rows = np.repeat(np.arange(len(times)), times)
-        # Lengths are blurred, so that the companions of a sentence change.
+        # Noise on the lengths changes the companions of a sentence.
         rows = rows[np.argsort(self._lengths[rows] * random.uniform(0.9, 1.1, len(rows)))]
         taggings = self._first_tagging[rows] + random.integers(self._num_taggings[rows])
         ends = np.cumsum(self._lengths[rows])
@@ -176,7 +176,7 @@ class ConstituencyLearner:
         return [batches[i] for i in random.permutation(len(batches))]
 
     def loss(self, batch: _Batch) -> Tensor:
-        """Mean cross entropy of the gold transitions."""
+        """Return the mean cross entropy of the gold transitions."""
         derivations = self._derivations.batch(batch.sentences, self._num_labels)
         hidden = self._word_states(batch.sentences, batch.taggings)
         logits = transition_logits(self.model, hidden, derivations)
@@ -195,12 +195,12 @@ class ConstituencyLearner:
         return word_states(model, inputs, lengths)
 
     def evaluate(self) -> dict[str, float]:
-        """Labelled F1 on dev, in percent, without punctuation."""
+        """Return labelled F1 on dev, in percent, without punctuation."""
         parser = ShiftReduceParser(self.model.eval())
         found = parser.parse([list(zip(t.words, t.taggings[0], strict=True)) for t in self._dev], _PARSED_WORDS)
         return {"score": 100 * score([(t.taggings[-1], t.tree) for t in self._dev], found).f1}
 
     def save(self, path: Path) -> None:
-        """A file as Stanza's own trainer writes it, with 16-bit weights."""
+        """Save a file as Stanza's own trainer writes it, with 16-bit weights."""
         with atomic_output(path) as file:
             Trainer(copy.deepcopy(self.model).half()).save(file, save_optimizer=False)

@@ -25,18 +25,18 @@ from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED
 
 SPLITS = ("train", "valid", "test")
-# Of the files of a treebank without splits, by name, or of runs of its sentences: every tenth is test, every tenth from the
-# sixth on is valid.
+# A treebank without splits is split by files (sorted by name) or by runs of its sentences. Every tenth is test, and every
+# tenth from the sixth on is valid.
 _EVERY, _TEST, _VALID = 10, 0, 5
 _LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
 
 
 class Files(Settings):
-    """The files of a treebank in one format, plain or .gz; folders and .tar.gz too."""
+    """The files of a treebank in one format, plain or .gz, also in folders and .tar.gz."""
 
-    train: list[Path] = Field(default=[], description="files to learn from; with test files alone a treebank is only scored")
-    valid: list[Path] = Field(default=[], description="files that choose the best weights; else a part of train, see hold_out")
-    test: list[Path] = Field(default=[], description="files that are scored at the end")
+    train: list[Path] = Field(default=[], description="files to learn from; a treebank with only test files is only scored")
+    valid: list[Path] = Field(default=[], description="files to choose the best weights; default: a part of train, see hold_out")
+    test: list[Path] = Field(default=[], description="files to score at the end")
     documents: list[Path] = Field(
         default=[],
         description="instead of the three: a folder or archive with a file per document; by name, every tenth is test, every "
@@ -44,8 +44,8 @@ class Files(Settings):
     )
     sentences: list[Path] = Field(
         default=[],
-        description="instead of the three: files without splits; runs of up to 100 sentences stay together, so that a document "
-        "is rarely cut; every tenth run is test, every tenth from the sixth on is valid",
+        description="instead of the three: files without splits. Runs of up to 100 sentences stay together, so that few "
+        "documents are cut. Every tenth run is test; every tenth from the sixth on is valid",
     )
 
     @model_validator(mode="after")
@@ -58,7 +58,7 @@ class Files(Settings):
         return self
 
     def paths(self) -> list[Path]:
-        """All files."""
+        """Return all files."""
         return [*self.train, *self.documents, *self.sentences, *self.valid, *self.test]
 
 
@@ -103,13 +103,16 @@ class Treebank:
     sentences: dict[str, list[Sentence]] = field(default_factory=dict)
 
     def drop_xpos(self) -> None:
-        """Leave the universal tags alone."""
+        """Drop the language-specific tags, and keep the universal ones."""
         for found in self.sentences.values():
             for sentence in found:
                 sentence.xpos[:] = [""] * len(sentence.words)
 
     def lower_cased(self, share: float) -> "Treebank":
-        """The same sentences in lower case, in the same splits; of train this share, chosen by a hash of the words."""
+        """Return the same sentences in lower case, in the same splits.
+
+        Of train it takes this share, chosen by a hash of the words.
+        """
 
         def chosen(split: str, items: list) -> list:
             return items if split != "train" else [item for item in items if _hash(item.words) % 1000 < 1000 * share]
@@ -122,13 +125,13 @@ class Treebank:
         return Treebank(f"{self.name}_lower", self.weights, self.attribution, trees, sentences)
 
     def digests(self) -> dict[str, str]:
-        """A hash of the content of every split, as the models see it."""
+        """Return a hash of the content of every split, as the models read it."""
         parts = {f"{self.name} brackets {split}": trees_of(trees) for split, trees in self.trees.items()}
         parts |= {f"{self.name} conllu {split}": conllu_of(found) for split, found in self.sentences.items()}
         return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in parts.items()}
 
     def counts(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Sentences and words of every split, with trees and with arcs."""
+        """Return the number of sentences and words of every split, with trees and with arcs."""
         return {
             kind: {split: {"sentences": len(found), "words": sum(len(s.words) for s in found)} for split, found in splits.items()}
             for kind, splits in (("trees", self.trees), ("arcs", self.sentences))
@@ -137,9 +140,9 @@ class Treebank:
 
 
 def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
-    """All files of a treebank. Without valid files every `hold_out`-th sentence of train, by a hash of its words, is valid.
+    """Read all files of a treebank. Without valid files, every `hold_out`-th sentence of train, by a hash of its words, is valid.
 
-    Raises UserError with file and line for what is no treebank.
+    Raises UserError with file and line for files that are no treebank.
     """
     treebank = Treebank(name, dict(config.weights), config.attribution)
     for files, read, splits in (
@@ -165,7 +168,7 @@ def _names(files: Files) -> str:
 
 
 def _texts(files: Files) -> dict[str, Texts]:
-    """The texts of every split that there is."""
+    """Return the texts of every split that exists."""
     if not files.documents:
         return {split: read_texts(paths) for split in SPLITS if (paths := getattr(files, split))}
     documents = list(read_texts(files.documents))
@@ -178,7 +181,7 @@ def _texts(files: Files) -> dict[str, Texts]:
 
 
 def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
-    """The splits of sentences that have none."""
+    """Split sentences that have no splits, in runs."""
     out: dict[str, list] = {split: [] for split in SPLITS}
     length = min(_LONGEST_RUN, max(1, len(items) // _LEAST_RUNS))
     for number, item in enumerate(items):
@@ -191,13 +194,13 @@ def _held_out(words: Sequence[str], every: int) -> bool:
 
 
 def _hash(words: Sequence[str]) -> int:
-    # Brackets and CoNLL-U of one sentence fall on one side.
+    # Brackets and CoNLL-U of one sentence come into the same split.
     return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
 
 
 @dataclass(frozen=True)
 class Tags:
-    """A sentence with its tags; a column is empty where the treebank has none."""
+    """A sentence with its tags. A column is empty if the treebank lacks it."""
 
     words: list[str]
     upos: list[str]
@@ -205,7 +208,7 @@ class Tags:
 
 
 def tagged(treebank: Treebank, split: str) -> list[Tags]:
-    """Words and tags of CoNLL-U and of the trees that it lacks. XPOS that only the brackets have come from there."""
+    """Return words and tags of CoNLL-U, and of the trees without CoNLL-U. If only the brackets have XPOS, these are used."""
     trees = {tuple(tree.words): tree for tree in treebank.trees.get(split, [])}
     out = []
     for sentence in treebank.sentences.get(split, []):
@@ -217,7 +220,7 @@ def tagged(treebank: Treebank, split: str) -> list[Tags]:
 
 
 def same_tagset(sources: Sequence[list[Tags]]) -> list[list[Tags]]:
-    """Sentences with XPOS; UPOS stands in where no treebank has XPOS at all, and XPOS where none has UPOS."""
+    """Return sentences with XPOS. If no treebank has XPOS, UPOS replaces it; if none has UPOS, XPOS replaces it."""
     no_upos, no_xpos = (not any(getattr(s, name) for source in sources for s in source) for name in ("upos", "xpos"))
     return [
         [Tags(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in source if no_xpos or s.xpos]
@@ -226,14 +229,14 @@ def same_tagset(sources: Sequence[list[Tags]]) -> list[list[Tags]]:
 
 
 class Text(NamedTuple):
-    """A sentence as it is written, and its tokens as (first character, end)."""
+    """A raw sentence, and its tokens as (first character, end)."""
 
     text: str
     tokens: list[tuple[int, int]]
 
 
 def texts(treebank: Treebank, split: str) -> list[Text]:
-    """Texts of CoNLL-U; of a treebank of brackets alone they are put together as English is written."""
+    """Return texts of CoNLL-U. For a treebank of only brackets, they are detokenised."""
     if treebank.sentences:
         found = treebank.sentences.get(split, [])
         return [Text(s.text, list(zip(s.starts, s.ends, strict=True))) for s in found]
@@ -246,7 +249,7 @@ _JOINING = frozenset(("HYPH", "SYM"))
 
 
 def detokenise(words: Sequence[str], tags: Sequence[str]) -> Text:
-    """A sentence of the Penn Treebank with blanks where a writer of English puts them."""
+    """Return a sentence of the Penn Treebank with the blanks of normal English writing."""
     parts: list[str] = []
     tokens: list[tuple[int, int]] = []
     position, glued = 0, True
@@ -265,7 +268,7 @@ def detokenise(words: Sequence[str], tags: Sequence[str]) -> Text:
 
 
 def with_arcs(treebank: Treebank, split: str) -> list[Sentence]:
-    """Sentences with arcs, and both their tags: one stands in for the other, X for none."""
+    """Return sentences with arcs, and both their tags. If one tag is missing, the other replaces it; if both are, it is X."""
     out = []
     for s in treebank.sentences.get(split, []):
         if all(relation not in ("", "_") for relation in s.deprels):

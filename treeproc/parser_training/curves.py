@@ -12,7 +12,7 @@ from treeproc.parser_training.loop import read_fit_metrics
 
 
 def write_curves(training: Path, models: Sequence[str], path: Path) -> None:
-    """A PNG: a column a model, loss above, dev score below, over epochs; a model that was trained elsewhere has none."""
+    """Write a PNG with one column per model: loss above, dev score below, over epochs. A model trained elsewhere has no curve."""
     models = [name for name in models if any("score" in record for record in read_fit_metrics(training / name))]
     if not models:
         return

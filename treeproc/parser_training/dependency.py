@@ -1,7 +1,7 @@
-"""Learner of Stanza's graph-based dependency parser, from words, characters and tags.
+"""The learner of Stanza's graph-based dependency parser, from words, characters and tags.
 
-The saved file loads in `stanza.Pipeline(..., depparse_model_path=..., depparse_pretagged=True)`; lemmas are not read.
-At parse time a tagger gives the tags, so some of the tags that are trained on are wrong ones (`TagNoise`).
+The saved file loads in `stanza.Pipeline(..., depparse_model_path=..., depparse_pretagged=True)`; it reads no lemmas. In use, the
+tags come from a tagger. So some training tags are wrong on purpose (`TagNoise`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,28 +26,28 @@ from treeproc.parser_training.treebank import Sentence
 from treeproc.parser_training.word_vectors import word_vectors
 from treeproc.parsers.dependency import DependencyParser, arc_scores, embed, relation_scores, word_ids
 
-_WORD_SCALE = 0.5  # standard deviation of the first word embeddings
+_WORD_SCALE = 0.5  # standard deviation of the initial word embeddings
 
 
 class DependencySettings(Settings):
     """Size and regularisation of the dependency parser."""
 
     word_dim: int = Field(75, ge=1, description="size of a word's embedding")
-    word_cutoff: int = Field(3, ge=1, description="rarer words are known by their characters and tags alone")
+    word_cutoff: int = Field(3, ge=1, description="rarer words have only their characters and tags")
     char_dim: int = Field(50, ge=1, description="size of a character's embedding")
-    char_hidden_dim: int = Field(100, ge=1, description="states of the character LSTM, and size of what it says of a word")
+    char_hidden_dim: int = Field(100, ge=1, description="size of the states of the character LSTM, and of its output for a word")
     tag_dim: int = Field(50, ge=1, description="size of a tag's embedding")
     hidden_dim: int = Field(200, ge=1, description="states of the word LSTM, in each direction")
     num_layers: int = Field(2, ge=1, description="layers of the word LSTM")
     scorer_dim: int = Field(100, ge=1, description="hidden states of the scorers of arcs and relations")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout between all layers")
-    word_dropout: float = Field(0.15, ge=0, lt=1, description="share of words that are hidden altogether")
-    tag_noise: float = Field(0.2, ge=0, le=1, description="share of words with tags of another word of the same ending")
+    word_dropout: float = Field(0.15, ge=0, lt=1, description="share of words that are hidden completely")
+    tag_noise: float = Field(0.2, ge=0, le=1, description="share of words that get the tags of another word with the same ending")
     batch_words: int = Field(1200, ge=1, description="words of a batch")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes half the time on CPUs with AMX")
 
     def stanza_args(self) -> dict:
-        """The arguments of Stanza's own trainer that make this model."""
+        """Return the arguments of Stanza's own trainer that make this model."""
         return vars(build_argparse().parse_args([])) | {
             "lang": "",
             "shorthand": "",
@@ -70,7 +70,7 @@ class DependencySettings(Settings):
 
 
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
-    """Stanza's vocabularies: no lemmas, no features."""
+    """Build Stanza's vocabularies without lemmas and features."""
     words = [[(word,) for word in s.words] for s in sentences]
     upos, xpos = ([[(tag or "_",) for tag in tags] for tags in columns] for columns in _tag_columns(sentences))
     return MultiVocab(
@@ -91,7 +91,7 @@ def _tag_columns(sentences: Sequence[Sentence]) -> tuple[list[list[str]], list[l
 
 
 class TagNoise:
-    """Tags as a tagger errs: those of another word with the same last letters, drawn as often as it occurs."""
+    """Tags with the errors of a tagger: the tags of another word with the same last letters, drawn by its frequency."""
 
     _LETTERS = 3
 
@@ -104,14 +104,14 @@ class TagNoise:
         self._start = np.cumsum(self._count) - self._count
 
     def draw(self, words: np.ndarray) -> np.ndarray:
-        """The positions of the words whose tags the words get: mostly their own. Draws from numpy's state."""
+        """Draw the positions of the words that give the tags, mostly the words themselves. It draws from numpy's state."""
         group = self._group[words]
         other = self._members[self._start[group] + (np.random.random(words.shape) * self._count[group]).astype(np.int64)]
         return np.where(np.random.random(words.shape) < self._share, other, words)
 
 
 class DependencyLearner:
-    """See `treeproc.parser_training.loop.Learner`. The tags of `dev` are those that the parser will get: a tagger's."""
+    """See `treeproc.parser_training.loop.Learner`. The tags of `dev` come from a tagger, as in use."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class DependencyLearner:
         seed: int,
         unlabelled: Iterable[Sequence[str]] = (),
     ):
-        """`unlabelled` are more sentences to learn the first word embeddings from."""
+        """`unlabelled` are further sentences for the initial word embeddings."""
         self._settings, self._seed, self._dev = settings, seed, dev
         vocab = build_vocab(train, settings.word_cutoff)
         torch.manual_seed(seed)
@@ -141,11 +141,11 @@ class DependencyLearner:
         self._relations = _with_roots(relations, 0)
         self._sizes = np.array([len(s.words) + 1 for s in train])
         self._begins = np.cumsum(self._sizes) - self._sizes
-        # Roots have an ending of their own, so their tags stay.
+        # Roots have a separate ending, so their tags stay.
         self._noise = TagNoise([word for s in train for word in ("\0", *s.words)], settings.tag_noise)
 
     def _start_words(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Word embeddings start as vectors that tell words by their neighbours."""
+        """Initialise word embeddings with vectors that describe words by their neighbours."""
         vocab = self.model.vocab["word"]
         units = vocab.unmap(range(VOCAB_PREFIX_SIZE, len(vocab)))
         vectors = word_vectors(sentences, units, self._settings.word_dim, self._seed)
@@ -154,7 +154,7 @@ class DependencyLearner:
             self.model.word_emb.weight[VOCAB_PREFIX_SIZE:] = _WORD_SCALE * vectors
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Sentences of about one length, longest first."""
+        """Yield sentences of about one length, longest first."""
         random = np.random.default_rng((self._seed, epoch))
         order = np.argsort(-(self._sizes + random.uniform(-2, 2, len(self._sizes))))
         places = np.cumsum(self._sizes[order]) // self._settings.batch_words
@@ -163,7 +163,7 @@ class DependencyLearner:
         return [batches[i] for i in random.permutation(len(batches))]
 
     def loss(self, batch: np.ndarray) -> Tensor:
-        """Negative log likelihood of governors and relations by words and roots, as Stanza counts."""
+        """Return the negative log likelihood of governors and relations per word and root, as Stanza counts."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._settings.precision == "bf16"):
             return self._loss(batch)
 
@@ -177,7 +177,7 @@ class DependencyLearner:
         states = self._states(places, sizes)
         governors, relations = torch.from_numpy(self._governors[places]), torch.from_numpy(self._relations[places])
         scores = arc_scores(model, states, is_word)
-        is_word[:, 0] = False  # a root depends on nothing
+        is_word[:, 0] = False  # a root has no governor
         loss = F.cross_entropy(scores[is_word], governors[is_word], reduction="sum")
         flat = torch.arange(is_word.numel()).view(is_word.shape)
         above = flat.gather(1, governors)
@@ -186,7 +186,7 @@ class DependencyLearner:
         return loss / sizes.sum()
 
     def _states(self, places: np.ndarray, sizes: Tensor) -> Tensor:
-        """States of the word LSTM [B, L, D] from places of words."""
+        """Return states of the word LSTM [B, L, D] from indices of words."""
         model = self.model
         distinct, rows = torch.from_numpy(self._rows[places]).unique(return_inverse=True)
         embedded = embed(model, self._known[distinct])[rows]
@@ -199,7 +199,7 @@ class DependencyLearner:
         return highway(model.parserlstm, inputs, sizes, model.parserlstm_h_init, model.parserlstm_c_init, model.drop)
 
     def evaluate(self) -> dict[str, float]:
-        """Attachment scores on dev in percent, punctuation counted, relations with their subtypes."""
+        """Return attachment scores on dev in percent, with punctuation, relations with their subtypes."""
         self.model.eval()
         tags = [list(zip(s.upos, s.xpos, strict=True)) for s in self._dev]
         parsed = DependencyParser(self.model).parse([s.words for s in self._dev], tags, 4096)
@@ -210,7 +210,7 @@ class DependencyLearner:
         return {"score": 100 * float(labelled), "las": 100 * float(labelled), "uas": 100 * float(unlabelled)}
 
     def save(self, path: Path) -> None:
-        """The model in Stanza's format, weights as float16."""
+        """Save the model in Stanza's format, weights as float16."""
         config = self.model.args | {"transition_subtree_combination": self.model.args["transition_subtree_combination"].name}
         state = {
             "model": {name: value.half() for name, value in self.model.state_dict().items()},

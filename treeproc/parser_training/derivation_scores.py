@@ -1,6 +1,6 @@
-"""Scores of the transitions of gold derivations, in the modules of Stanza's parser but for whole batches.
+"""Scores of the transitions of gold derivations. It uses the modules of Stanza's parser for whole batches.
 
-Shapes: S states of a batch, W words with two bookends a sentence, N nodes, H hidden size, A transitions.
+Shapes: S states of a batch, W words with two bookends per sentence, N nodes, H hidden size, A transitions.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from treeproc.shards.ragged import edges_of, ranges
 
 
 def word_states(model: LSTMModel, inputs: Tensor, lengths: np.ndarray) -> Tensor:
-    """States [W, H] of the words with bookends, from embeddings [words, I] without them."""
+    """Return states [W, H] of the words with bookends, from embeddings [words, I] without them."""
     sizes = lengths + 2
     ends = np.cumsum(sizes)
     rows = np.arange(ends[-1]) + 2 - np.repeat(2 * np.arange(len(sizes)) + 1, sizes)
@@ -26,9 +26,9 @@ def word_states(model: LSTMModel, inputs: Tensor, lengths: np.ndarray) -> Tensor
 
 
 def _run_sequences(lstm: nn.LSTM, states: Tensor, lengths: np.ndarray) -> Tensor:
-    """Outputs of an LSTM over sequences that lie one after the other."""
+    """Return outputs of an LSTM over concatenated sequences."""
     starts, longest = edges_of(lengths)[:-1, None], lengths.max()
-    # Padded rows repeat their last step, of which nothing is read.
+    # Padded rows repeat their last step; its outputs are not used.
     position = np.minimum(np.arange(longest), lengths[:, None] - 1)
     directions = [starts + position, starts + lengths[:, None] - 1 - position][: 1 + lstm.bidirectional]
     used = ranges(np.arange(len(lengths)) * longest, lengths)
@@ -48,7 +48,7 @@ def _run_sequences(lstm: nn.LSTM, states: Tensor, lengths: np.ndarray) -> Tensor
 
 
 def transition_logits(model: LSTMModel, words: Tensor, batch: DerivationBatch) -> Tensor:
-    """Scores [S, A] of the transitions in the states of the derivations, from the states of the words [W, H]."""
+    """Return scores [S, A] of the transitions in the states of the derivations, from the states of the words [W, H]."""
     table = torch.cat([words, model.dummy_embedding.weight])
     for children, node, count in batch.nodes:
         values = table.index_select(0, torch.from_numpy(children))
@@ -64,17 +64,17 @@ def transition_logits(model: LSTMModel, words: Tensor, batch: DerivationBatch) -
 
 
 def _history_states(model: LSTMModel, batch: DerivationBatch) -> Tensor:
-    """The transitions before every state [S, transition hidden size]."""
+    """Return the state of the earlier transitions for every state [S, transition hidden size]."""
     stack = model.transition_stack
     starts = edges_of(batch.lengths)[:-1]
-    # Before the first transition comes the start, which no dropout touches.
+    # The start comes before the first transition. It has no dropout.
     inputs = _dropout(model.lstm_input_dropout, model.transition_embedding(torch.from_numpy(batch.targets)).roll(1, 0))
     inputs = inputs.index_copy(0, torch.from_numpy(starts), stack.start_embedding.expand(len(starts), -1))
     return _run_sequences(stack.lstm, inputs, batch.lengths)
 
 
 def _stack_states(model: LSTMModel, table: Tensor, batch: DerivationBatch) -> Tensor:
-    """The stack after every push [pushes + 1, H], level by level; row 0 is the empty stack."""
+    """Return the stack after every push [pushes + 1, H], level by level. Row 0 is the empty stack."""
     stack = model.constituent_stack
     pushed = _dropout(model.lstm_input_dropout, table.index_select(0, torch.from_numpy(batch.pushed)))
     states = torch.cat([stack.start_embedding[None], pushed])

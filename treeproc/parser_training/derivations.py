@@ -1,11 +1,11 @@
-"""The transitions of gold trees in the in-order scheme, and everything that a batch of them fixes beforehand.
+"""The transitions of gold trees in the in-order scheme, and all index arrays of a batch of them.
 
-A node is opened after its first child: `(X A B)` is `A Open(X) B Close`. Every transition pushes one entry on the stack:
-a shift the next word, an open the embedding of its label, a close the node, after taking its children and the open label off.
-Training follows the gold transitions, so stack depths, children and heights are known before any number is computed, and
+A node is opened after its first child: `(X A B)` is `A Open(X) B Close`. Every transition pushes one entry on the stack. A shift
+pushes the next word. An open pushes the embedding of its label. A close removes the children and the open label, and pushes the
+node. Training follows the gold transitions. So stack depths, children and heights are known before any number is computed, and
 all sentences of a batch can be computed level by level.
 
-Rows, of a batch: S transitions, W words with two bookends a sentence, N nodes.
+Rows of a batch: S transitions, W words with two bookends per sentence, N nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ SHIFT, CLOSE = 0, 1  # in Stanza's order of transitions; opens follow
 
 
 def transitions_of(tree: SpanTree, num_words: int, opens: Mapping[str, int]) -> list[int]:
-    """The in-order transitions of a tree with one root over all words; `opens` gives the transition of every label.
+    """Return the in-order transitions of a tree with one root over all words; `opens` has the transition of every label.
 
-    Raises KeyError for a label that has none.
+    Raises KeyError for a label without one.
     """
     out: list[int] = []
     begun: list[int] = []  # nodes whose first child is not complete
@@ -34,7 +34,7 @@ def transitions_of(tree: SpanTree, num_words: int, opens: Mapping[str, int]) -> 
             begun.append(node)
             node += 1
         out.append(SHIFT)
-        complete = word  # where the latest complete constituent starts
+        complete = word  # start of the latest complete constituent
         while True:
             if begun and tree.starts[begun[-1]] == complete:
                 opened.append(begun.pop())
@@ -48,16 +48,16 @@ def transitions_of(tree: SpanTree, num_words: int, opens: Mapping[str, int]) -> 
 
 @dataclass
 class DerivationBatch:
-    """Index arrays of a batch. Its table is W rows of words, a row for every label, and N rows of nodes by height.
+    """Index arrays of a batch. Its table has W rows of words, a row for every label, and N rows of nodes by height.
 
-    A row of the stack is a push; row 0, alone in level 0, is the empty stack. A row continues one of an earlier level.
+    A row of the stack is a push. Row 0, alone in level 0, is the empty stack. A row continues one of an earlier level.
     """
 
     lengths: np.ndarray  # [sentences] transitions
     targets: np.ndarray  # [S] gold transitions
     fronts: np.ndarray  # [S] table row of the next word
     tops: np.ndarray  # [S] row of the stack
-    pushed: np.ndarray  # [rows - 1] table row of what a row of the stack pushes
+    pushed: np.ndarray  # [rows - 1] table row that a row of the stack pushes
     below: np.ndarray  # [rows] the row that a row of the stack continues; 0 for row 0
     levels: list[int]  # level l of the stack is rows [levels[l], levels[l + 1])
     nodes: list[tuple[np.ndarray, np.ndarray, int]]  # by height: table rows of children, their node in the level, nodes
@@ -76,14 +76,14 @@ class Derivations:
         return len(self.edges) - 1
 
     def batch(self, rows: np.ndarray, num_labels: int) -> DerivationBatch:
-        """Index arrays of the sentences `rows`, in this order; labels are numbered as their transitions."""
+        """Build index arrays of the sentences `rows`, in this order. Labels have the numbers of their transitions."""
         lengths, sizes = np.diff(self.edges)[rows], self.num_words[rows] + 2
         steps = ranges(self.edges[rows], lengths)
-        first = np.repeat(edges_of(lengths)[:-1], lengths)  # where the steps of the sentence begin
+        first = np.repeat(edges_of(lengths)[:-1], lengths)  # first step of each sentence
         here = np.arange(len(steps))
         actions, heights, depths = self.actions[steps].astype(np.int64), self.heights[steps], self.depths[steps]
         fronts = np.repeat(edges_of(sizes)[:-1] + 1, lengths) + self.positions[steps]
-        # Nothing is predicted from what the last transition pushes.
+        # The push of the last transition is not used for any prediction.
         is_last = np.zeros(len(steps), bool)
         is_last[edges_of(lengths)[1:] - 1] = True
 
@@ -113,9 +113,9 @@ class Derivations:
 
 
 def _nodes(table: np.ndarray, parents: np.ndarray, heights: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    """The nodes by height: rows of the children, the node that each child belongs to, and the number of nodes.
+    """Return the nodes by height: rows of the children, the node of each child, and the number of nodes.
 
-    `parents` is the node that takes a step's push as a child (-1: none), `heights` those of the nodes, in rising order.
+    `parents` is the node that takes a step's push as a child (-1: none). `heights` are those of the nodes, in rising order.
     """
     children = np.flatnonzero(parents >= 0)
     children = children[np.argsort(parents[children], kind="stable")]
@@ -129,8 +129,11 @@ def _nodes(table: np.ndarray, parents: np.ndarray, heights: np.ndarray) -> list[
 
 
 def _trace(actions: Sequence[int]) -> tuple[np.ndarray, ...]:
-    """The trace of a derivation, for every transition: itself, words shifted before, step below its push (-1: none), depth,
-    the close that takes its push as a child (-1: none), height of its push (0: no node)."""
+    """Return the trace of a derivation, for every transition.
+
+    Its columns are the transition, the words shifted before, the step below its push (-1: none), and the depth. Then follow the
+    close that takes its push as a child (-1: none), and the height of its push (0: no node).
+    """
     count = len(actions)
     positions, below, depths, parents, heights = [0] * count, [-1] * count, [0] * count, [-1] * count, [0] * count
     stack: list[int] = []

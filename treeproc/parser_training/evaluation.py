@@ -1,4 +1,4 @@
-"""The scores of trained models on the valid and test parts of every treebank, by the code that `preprocess.py` runs."""
+"""The scores of trained models on the valid and test parts of every treebank, with the code of `preprocess.py`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ _BATCH_CHARS = 4 * BATCH_WORDS
 
 
 def evaluate(folder: Path, models: Sequence[str], treebanks: Sequence[Treebank], language: str) -> dict:
-    """Scores in percent, {treebank: {split: {...}}}.
+    """Compute scores in percent, {treebank: {split: {...}}}.
 
-    tokens: precision, recall, f1 of tokens in raw sentences. tags: UPOS and XPOS accuracy. brackets: with the treebank's
-    tags (gold_tags) and with predicted ones (predicted_tags). arcs: with predicted tags; `words` leaves punctuation out.
-    Words are the treebank's everywhere but in tokens.
+    tokens: precision, recall, f1 of tokens in raw sentences. tags: UPOS and XPOS accuracy. brackets: with the treebank's tags
+    (gold_tags) and with predicted ones (predicted_tags). arcs: with predicted tags; `words` excludes punctuation. All except
+    tokens use the treebank's words.
     """
     processors = load_models(folder, models, language)
     jobs = [(treebank, split) for treebank in treebanks for split in ("valid", "test")]
@@ -36,7 +36,7 @@ def evaluate(folder: Path, models: Sequence[str], treebanks: Sequence[Treebank],
 
 
 def load_models(folder: Path, models: Sequence[str], language: str) -> Processors:
-    """The named models of a folder."""
+    """Load the named models of a folder."""
     files = {name: path for name, path in trained_files(folder).items() if path.stem in models}
     return load_processors(ParserConfig(language=language, device="cpu"), ModelFiles("trained", folder, files))
 

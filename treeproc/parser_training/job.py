@@ -1,9 +1,11 @@
 """The job of parser training: from treebanks to models for `preprocess.py`, in stages that the same command continues.
 
-OUT/config.yaml, run.json   settings, and hashes of what was read
-OUT/training/MODEL/         checkpoint and metrics of one model
-OUT/training/taggings.json  the tagger's taggings of the training trees
-OUT/models/                 the result: MODEL.pt, what Stanza asks for beside them, scores.json, curves.png, README.md
+The job writes these files:
+
+    OUT/config.yaml, run.json   settings, and hashes of what was read
+    OUT/training/MODEL/         checkpoint and metrics of one model
+    OUT/training/taggings.json  the tagger's taggings of the training trees
+    OUT/models/                 the result: MODEL.pt, what Stanza asks for beside them, scores.json, curves.png, README.md
 """
 
 import hashlib
@@ -39,9 +41,9 @@ _SENTENCES_OF_VALID = 500
 
 
 def train_parser(config: TrainParserConfig, out: Path) -> Path:
-    """Run the training in folder `out`, or what is left of it; returns the folder of the models.
+    """Run the training in folder `out`, or its remaining stages. Returns the folder of the models.
 
-    Raises UserError for bad treebanks before anything is trained, and for a folder of other settings or other treebanks.
+    Raises UserError for bad treebanks before any training, and for a folder of other settings or other treebanks.
     """
     refuse_relative_in_job({"--out": out, **{f"treebanks: {path}": path for path in _paths(config)}})
     treebanks = read_treebanks(config)
@@ -64,7 +66,7 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
 
 
 def describe(config: TrainParserConfig) -> str:
-    """The dry run of a training: its models and the sizes of their data. Raises UserError as the training would."""
+    """Describe the dry run of a training: its models and the sizes of their data. Raises UserError as the training would."""
     treebanks = read_treebanks(config)
     lines = [
         f"  {treebank.name}: {split} {part['words']:,} words in {part['sentences']:,} sentences with {kind}"
@@ -82,7 +84,7 @@ def _paths(config: TrainParserConfig) -> list[Path]:
 
 
 def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
-    """All treebanks. Raises UserError with file and line."""
+    """Read all treebanks. Raises UserError with file and line."""
     found = [read_treebank(name, treebank, config.hold_out) for name, treebank in config.all_treebanks().items()]
     if config.tags == "upos":
         for treebank in found:
@@ -91,7 +93,10 @@ def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
 
 
 def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) -> list[ModelName]:
-    """The models that are asked for and can be learnt; a line says of every other one why not. Raises UserError for none."""
+    """Return the requested models that can be learnt, and one line with the reason for every other one.
+
+    Raises UserError if no model can be learnt.
+    """
     why_not = {}
     if not any(treebank.trees for treebank in treebanks):
         why_not["constituency"] = "no treebank has brackets"
@@ -111,9 +116,9 @@ def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) ->
 
 
 def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> None:
-    """Write config.yaml and run.json, or refuse when the folder has others. Files may move; their content may not change.
+    """Write config.yaml and run.json, or refuse if the folder has others. Files may move, but their content may not change.
 
-    Settings of a model may change until its training begins, others until the first one does.
+    Settings of a model may change until its training begins. Other settings may change until the first training begins.
     """
     begun = [name for name in MODELS if (out / "training" / name).exists()]
     if begun:
@@ -132,7 +137,7 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
 
 
 def _learnt(config: TrainParserConfig) -> dict:
-    """The settings that decide what is learnt, beside the content of the treebanks."""
+    """Return the settings that determine the models, beside the content of the treebanks."""
     values = config.model_dump(mode="json", exclude={"title", "licence", "models", "unlabelled", "treebank"})
     values["treebanks"] = {name: {"weights": treebank.weights} for name, treebank in config.all_treebanks().items()}
     return values
@@ -149,7 +154,7 @@ class _Job:
         return self.out / "models"
 
     def train(self, name: ModelName) -> None:
-        """Train one model, or go on, unless its file is there."""
+        """Train one model, or continue, unless its file exists."""
         file = self.models / f"{name}.pt"
         if file.exists():
             logger.info("%s: finished before", name)
@@ -160,7 +165,7 @@ class _Job:
         logger.info("%s: %s", name, ", ".join(f"{key} {value:.2f}" for key, value in best.items()))
 
     def finish(self) -> None:
-        """Scores, curves and card of the models that are there."""
+        """Write scores, curves and card of the existing models."""
         scores = self.models / "scores.json"
         files = {name: self.models / f"{name}.pt" for name in MODELS}
         trained = {name: file_sha256(path) for name, path in files.items() if path.exists()}
@@ -171,7 +176,7 @@ class _Job:
         write_card(self.models, self.config, self.treebanks, read_json(scores))
 
     def _tokenizer_learner(self) -> Learner:
-        # Raw text where there is some: text that is put together from brackets lacks its spacing and punctuation.
+        # Raw text if there is any: text made from brackets lacks the original spacing and punctuation.
         teachers = [t for t in self.treebanks if t.sentences] or self.treebanks
         found = {split: {t.name: _spaced(t, split) for t in teachers} for split in ("train", "valid")}
         train, valid = ({name: lines for name, lines in part.items() if lines} for part in found.values())
@@ -180,7 +185,7 @@ class _Job:
 
     @cached_property
     def _tagged(self) -> dict[str, dict[str, list[Tagged]]]:
-        """By split and treebank."""
+        """Return tagged sentences by split and treebank."""
         out = {}
         for split in ("train", "valid"):
             columns = same_tagset([tagged(t, split) for t in self.treebanks])
@@ -203,11 +208,11 @@ class _Job:
         return map(plain_words, read_lines(self.config.unlabelled))
 
     def _tagged_treebanks(self) -> list[Treebank]:
-        """The treebanks that the tagger learns from."""
+        """Return the treebanks that the tagger learns from."""
         return [t for t in self.treebanks if self._tagged["train"][t.name]]
 
     def _predicted(self, sentences: Sequence[Sequence[str]]) -> list[Tags]:
-        """(UPOS, XPOS) as the trained tagger gives them."""
+        """Return (UPOS, XPOS) from the trained tagger."""
         tagger = load_models(self.models, ["pos"], self.config.language).tagger
         return tagger.tag(sentences, BATCH_WORDS)[0]
 
@@ -234,11 +239,13 @@ class _Job:
         return ConstituencyLearner(model, train, dev, settings, seed, weights)
 
     def _taggings(self) -> dict[str, list[list[list[str]]]]:
-        """Tags of the training trees by treebank, with about as many errors as the tagger makes on valid."""
+        """Return tags of the training trees by treebank, with about as many errors as the tagger makes on valid."""
         path = self.out / "training" / "taggings.json"
         if not path.exists():
             learner = self._pos_learner()
-            fit(learner, self.out / "training" / "pos", self.config.pos.fit, self.config.seed)  # finished: loads the weights
+            fit(
+                learner, self.out / "training" / "pos", self.config.pos.fit, self.config.seed
+            )  # it is finished, so this loads the weights
             scores = learner.evaluate()
             taggings = {}
             for number, t in enumerate(self._tagged_treebanks()):
@@ -261,7 +268,7 @@ class _Job:
 
 
 def _some(items: list) -> list:
-    """At most so many items, evenly spaced: enough to select weights, with treebanks of similar weight."""
+    """Return at most so many items, evenly spaced. They are enough to select weights, and give treebanks similar weight."""
     return items[:: -(-len(items) // _SENTENCES_OF_VALID)] if items else items
 
 

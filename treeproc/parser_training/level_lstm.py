@@ -1,7 +1,7 @@
 """An LSTM whose rows continue other rows: chains, stacks and trees, one level of rows at a time.
 
-Rows are in order of their level, and a row continues a row of an earlier level or starts from zeros.
-Shapes: N rows, I input size, H hidden size; gates in torch's order: in, forget, cell, out.
+Rows are in order of their level. A row continues a row of an earlier level, or starts from zeros. Shapes: N rows, I input size, H
+hidden size; gates in torch's order: in, forget, cell, out.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from torch.autograd.function import once_differentiable
 
 
 def level_lstm(lstm: nn.LSTM, inputs: Tensor, below: Tensor, edges: Sequence[int], layer: str) -> Tensor:
-    """Hidden states [N, H] of one layer ("l0", "l1", "l0_reverse", ...) of `lstm` over `inputs` [N, I].
+    """Compute hidden states [N, H] of one layer ("l0", "l1", "l0_reverse", ...) of `lstm` over `inputs` [N, I].
 
-    `below` [N] is the row that a row continues; the rows of level 0, which ends at edges[1], continue nothing.
+    `below` [N] is the row that each row continues. The rows of level 0, which ends at edges[1], start from zeros.
     """
     weight, recurrent, bias, recurrent_bias = (
         getattr(lstm, f"{name}_{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -24,7 +24,10 @@ def level_lstm(lstm: nn.LSTM, inputs: Tensor, below: Tensor, edges: Sequence[int
 
 
 class _LevelLSTM(torch.autograd.Function):
-    """One layer, from the share of the inputs in the gates [N, 4H]. The gradient of the weights is one product at the end."""
+    """One layer, from the part of the gates that comes from the inputs [N, 4H].
+
+    The gradient of the weights is one product at the end.
+    """
 
     @staticmethod
     def forward(ctx, projected: Tensor, recurrent: Tensor, below: Tensor, edges: Sequence[int]) -> Tensor:
@@ -57,7 +60,7 @@ class _LevelLSTM(torch.autograd.Function):
         size, first = recurrent.shape[1], ctx.edges[1]
         enter, forget, candidate, out = gates.chunk(4, 1)
         tanh = cell.tanh()
-        # Everything that the recurrence multiplies the gradients with, of all rows at once.
+        # All factors of the gradients in the recurrence, for all rows at once.
         to_cell = torch.addcmul(out, out * tanh, tanh, value=-1)
         to_out = tanh * out * (1 - out)
         before = torch.cat([cell.new_zeros(first, size), cell.index_select(0, below[first:])])

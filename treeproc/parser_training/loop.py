@@ -1,6 +1,7 @@
-"""One training loop for all models of a parser: AdamW, averaged weights, the best on dev; continues where it was stopped.
+"""One training loop for all models of a parser: AdamW, averaged weights, the best on dev. It continues after an interruption.
 
-There is no random state to keep: every step seeds its own, so a run that was killed ends with the weights of one that was not.
+There is no random state to keep, because every step sets its own seed. So a killed run ends with the weights of an undisturbed
+one.
 """
 
 import json
@@ -33,12 +34,12 @@ class FitSettings(Settings):
     """Settings of a training loop: epochs, learning rate, regularisation and averaging."""
 
     epochs: int = Field(10, ge=1, description="passes over the training data")
-    learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls to 0 on a line")
+    learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls linearly to 0")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay of matrices and embeddings")
-    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's decay of squared gradients")
+    beta2: float = Field(0.98, ge=0, lt=1, description="AdamW's decay of the average of squared gradients")
     warmup: float = Field(0.05, ge=0, lt=1, description="share of the training in which the learning rate rises")
-    grad_norm: float = Field(1.0, gt=0, description="gradients longer than this are scaled down to it")
-    average: float = Field(0.999, ge=0, lt=1, description="decay of the running average of the weights; 0 takes the last ones")
+    grad_norm: float = Field(1.0, gt=0, description="gradients with a larger norm are scaled down to this norm")
+    average: float = Field(0.999, ge=0, lt=1, description="decay of the running average of the weights; 0 takes the last weights")
     evaluations: int = Field(
         10, ge=1, description="number of evaluations on dev, evenly over the training; the best weights are kept"
     )
@@ -50,21 +51,21 @@ class Learner(Protocol):
     model: nn.Module
 
     def batches(self, epoch: int) -> Sequence[Any]:
-        """The batches of an epoch: the same whenever they are asked for."""
+        """Return the batches of an epoch, the same at every call."""
 
     def loss(self, batch: Any) -> Tensor:
-        """A scalar; the model is in training mode, and torch, numpy and random are seeded."""
+        """Return a scalar. The model is in training mode, and torch, numpy and random are seeded."""
 
     def evaluate(self) -> dict[str, float]:
-        """Scores on dev of the model as it is; the highest "score" is the best."""
+        """Return scores on dev of the present model; the highest "score" is the best."""
 
 
 def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dict[str, float]:
-    """Train, or go on training, in `folder`; leave the best weights in `learner.model` and return their dev scores.
+    """Train, or continue, in `folder`. At the end, `learner.model` has the best weights. Returns their dev scores.
 
-    The folder holds checkpoint.pt, at most a minute old, and metrics.jsonl: {step, epoch, loss, learning_rate, seconds} and
-    at evaluations the dev scores. PyTorch writes a checksum of every tensor into the checkpoint, which is compared. Raises
-    UserError when it is damaged or belongs to other settings.
+    The folder holds checkpoint.pt, at most a minute old, and metrics.jsonl: {step, epoch, loss, learning_rate, seconds} and, at
+    evaluations, the dev scores. The checkpoint has a checksum of every tensor, which is checked. Raises UserError if it is
+    damaged or belongs to other settings.
     """
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -78,7 +79,7 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
 
 
 def read_fit_metrics(folder: Path) -> list[dict]:
-    """The lines of metrics.jsonl up to the first one that was cut off or damaged; none without such a file."""
+    """Read the lines of metrics.jsonl up to the first incomplete or damaged one; empty without such a file."""
     path = folder / METRICS
     records = []
     for line in path.read_bytes().split(b"\n")[:-1] if path.is_file() else ():
@@ -108,7 +109,7 @@ class _Run:
         self.best_weights: Weights = {}
 
     def resume(self) -> None:
-        """Take up the checkpoint, if there is one, and drop the metrics that are later."""
+        """Load the checkpoint, if there is one, and drop later metrics."""
         path = self.folder / CHECKPOINT
         if not path.exists():
             (self.folder / METRICS).unlink(missing_ok=True)
@@ -151,7 +152,7 @@ class _Run:
         with Progress(self.folder.name, None, unit="batches", initial=self.step) as progress:
             while self.epoch < epochs:
                 batches = self.learner.batches(self.epoch)
-                # Epochs may differ in length, so the end is an estimate until the last one.
+                # Epochs may differ in length, so the last step is an estimate until the last epoch.
                 progress.total = self.step - self.batch + len(batches) * (epochs - self.epoch)
                 for batch in range(self.batch, len(batches)):
                     rate = self._rate((self.epoch + (batch + 0.5) / len(batches)) / epochs)
@@ -175,7 +176,7 @@ class _Run:
                     progress.update(1, f"loss {record['loss']:.4f}" if "loss" in record else None)
 
     def _rate(self, done: float) -> float:
-        """Learning rate after a share `done` of the training: up on a line, then down on a line."""
+        """Return the learning rate after a share `done` of the training: linear up, then linear down."""
         warmup = self.settings.warmup
         return self.settings.learning_rate * (done / warmup if done < warmup else (1 - done) / (1 - warmup))
 
@@ -191,7 +192,7 @@ class _Run:
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, self.settings.grad_norm, error_if_nonfinite=True)
         self.optimizer.step()
-        # The first steps count less, as the average would remember the start for long.
+        # The first steps count less; otherwise the average would remember the start for a long time.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step)) if self.settings.average else 0.0
         with torch.no_grad():
             for mean, parameter in zip(self.averaged, self.parameters, strict=True):
@@ -199,7 +200,7 @@ class _Run:
         return loss.item()
 
     def _evaluate(self) -> dict[str, float]:
-        """Scores of the averaged weights, which are kept where they are the best so far."""
+        """Evaluate the averaged weights, and keep them if they are the best so far."""
         model = self.learner.model
         with torch.no_grad():
             own = [p.clone() for p in self.parameters]

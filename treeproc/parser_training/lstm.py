@@ -1,4 +1,4 @@
-"""LSTMs on padded rows: on a CPU several times faster to train than PyTorch's packed sequences, with the same results.
+"""LSTMs on padded rows. On a CPU, training is several times faster than with PyTorch's packed sequences, with equal results.
 
 Shapes: B rows, L steps of the longest, D inputs, H states.
 """
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 _SPELLING_CHUNKS = 4
-# No documentation promises this function. A step of few rows takes a fifth longer without it.
+# This function is undocumented. A step of few rows takes a fifth longer without it.
 _lstm = getattr(torch, "lstm", None)
 
 
 def one_way(weights: Sequence[Tensor], x: Tensor, h: Tensor, c: Tensor) -> Tensor:
-    """States of one direction of one layer, [B, L, H], from x [B, L, D] and the first states [1, B, H]."""
+    """Return states of one direction of one layer, [B, L, H], from x [B, L, D] and the first states [1, B, H]."""
     if _lstm is None:
         module = nn.LSTM(x.shape[2], h.shape[2], batch_first=True, device="meta")
         names = (name for name, _ in module.named_parameters())
@@ -25,24 +25,24 @@ def one_way(weights: Sequence[Tensor], x: Tensor, h: Tensor, c: Tensor) -> Tenso
 
 
 def both_ways(lstm: nn.LSTM, x: Tensor, sizes: Tensor, h: Tensor | None = None, c: Tensor | None = None) -> Tensor:
-    """States of a bidirectional LSTM of one layer, [B, L, 2H]; what stands after the `sizes` of the rows is meaningless.
+    """Return states of a bidirectional LSTM of one layer, [B, L, 2H]. Values after the `sizes` of the rows are meaningless.
 
-    First states are [2, B, H], zero if not given.
+    First states are [2, B, H], by default zero.
     """
     if h is None or c is None:
         h = c = x.new_zeros(2, len(x), lstm.hidden_size)
     steps = torch.arange(x.shape[1])
-    # The backward direction reads every row from its own end, so that its padding comes last as well.
+    # The backward direction reads every row from its own end, so its padding also comes last.
     back = torch.where(steps < sizes[:, None], sizes[:, None] - 1 - steps, steps)
     rows = torch.arange(len(x))[:, None]
     ahead, behind = lstm.all_weights
     forward, backward = one_way(ahead, x, h[:1], c[:1]), one_way(behind, x[rows, back], h[1:], c[1:])[rows, back]
-    # `back` turned twice is the identity.
+    # To turn `back` twice is the identity.
     return torch.cat([forward, backward], 2)
 
 
 def highway(module: nn.Module, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
-    """Stanza's `HighwayLSTM`: [B, L, D] to [B, L, 2H], with first states [2 layers, 1, H] and dropout between layers."""
+    """Compute Stanza's `HighwayLSTM`: [B, L, D] to [B, L, 2H], with first states [2 layers, 1, H] and dropout between layers."""
     h, c = (first.expand(-1, len(x), -1).contiguous() for first in (h, c))
     for layer, packed in enumerate(module.lstm):
         if layer:
@@ -53,7 +53,7 @@ def highway(module: nn.Module, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, d
 
 
 def spell(module: nn.Module, characters: Tensor, sizes: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
-    """The word representations of Stanza's `CharacterModel`: [words, H] from padded characters [words, L] and their counts."""
+    """Compute word representations of Stanza's `CharacterModel`: [words, H] from padded characters [words, L] and counts."""
     order = sizes.argsort(stable=True)
     out = []
     for part in order.chunk(_SPELLING_CHUNKS):
@@ -68,7 +68,7 @@ def spell(module: nn.Module, characters: Tensor, sizes: Tensor, drop: Callable[[
 
 
 def dropout(x: Tensor, share: float) -> Tensor:
-    """Dropout from random bytes: PyTorch's own is a fifth of a step on a CPU. The share is rounded to 256ths."""
+    """Apply dropout from random bytes: PyTorch's own takes a fifth of a step on a CPU. The share is rounded to 256ths."""
     dropped = round(256 * share)
     if not dropped:
         return x
@@ -88,7 +88,7 @@ class Dropout(nn.Module):
 
 
 def replace_dropout(model: nn.Module) -> None:
-    """`Dropout` in the place of PyTorch's everywhere; names and weights stay."""
+    """Replace all dropout modules of PyTorch by `Dropout`. Names and weights stay."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Dropout):

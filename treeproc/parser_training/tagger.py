@@ -1,9 +1,9 @@
 """Training of Stanza's part-of-speech tagger (UPOS, XPOS) on batches laid out for speed.
 
-The model, the vocabularies and the loss are Stanza's. The computation differs: every distinct word of a batch is
-spelled out once, sentences of about one length share a padded batch, each direction of the word LSTM is one call, and the
-bilinear XPOS scores are taken of the few UPOS tags, not of every word's copy of them. On one thread that is about five times
-as many words a second as Stanza's own trainer.
+The model, the vocabularies and the loss are Stanza's. The computation differs. The character LSTM reads every distinct word of a
+batch once. Sentences of about one length share a padded batch. Each direction of the word LSTM is one call. The bilinear XPOS
+scores are computed for the few UPOS tags, not for every word. On one thread this gives about five times as many words per second
+as Stanza's own trainer.
 
 Shapes: B sentences, L words of the longest, D inputs of the word LSTM, N words of the batch.
 """
@@ -32,9 +32,9 @@ from treeproc.parser_training.word_vectors import word_vectors
 from treeproc.parsers.tagger import Tagger
 
 _PAD = -1
-_WORD_SCALE = 0.5  # standard deviation of the first word embeddings
+_WORD_SCALE = 0.5  # standard deviation of the initial word embeddings
 _EVALUATION_WORDS = 4096
-_SAMPLE = 500  # sentences that noise is measured on
+_SAMPLE = 500  # sentences on which noise is measured
 _MOST_NOISE = 1.0  # share of the training's dropout
 
 
@@ -44,16 +44,16 @@ class TaggerSettings(Settings):
     hidden_dim: int = Field(128, ge=1, description="states of the word LSTM, each direction")
     char_hidden_dim: int = Field(100, ge=1, description="states of the character LSTM")
     word_emb_dim: int = Field(100, ge=1, description="dimensions of the embedding of frequent words")
-    word_cutoff: int = Field(3, ge=1, description="words seen less often have no embedding of their own")
+    word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    word_dropout: float = Field(0.2, ge=0, lt=1, description="share of the words whose input is replaced as a whole")
+    word_dropout: float = Field(0.2, ge=0, lt=1, description="share of the words whose complete input is replaced")
     unknown_word: float = Field(0.25, ge=0, description="a word of count c loses its embedding with probability x / (x + c)")
     drop_final_punct: float = Field(0.1, ge=0, le=1, description="share of the sentences read without their final punctuation")
     batch_words: int = Field(800, ge=1, description="words of a batch, with padding")
 
 
 class Tagged(NamedTuple):
-    """A sentence; `upos` is None where the treebank has none."""
+    """A sentence. `upos` is None if the treebank has none."""
 
     words: Sequence[str]
     upos: Sequence[str] | None
@@ -61,14 +61,14 @@ class Tagged(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Sentences of one treebank, and which share of them an epoch draws."""
+    """Sentences of one treebank, and the share of them that an epoch draws."""
 
     sentences: Sequence[Tagged]
     share: float = 1.0
 
 
 class TaggerLearner:
-    """Learns from all sources at once; scored on every dev set, the mean XPOS accuracy decides."""
+    """Learns from all sources at once. It is scored on every dev set, and the mean XPOS accuracy decides."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class TaggerLearner:
         seed: int,
         unlabelled: Iterable[Sequence[str]] = (),
     ):
-        """`unlabelled` are more sentences to learn the first word embeddings from."""
+        """`unlabelled` are further sentences for the initial word embeddings."""
         self.settings, self._dev, self._seed, self._noise = settings, dev, seed, 1.0
         sentences = with_upos([sentence for source in sources for sentence in source.sentences])
         ends = np.cumsum([len(source.sentences) for source in sources])
@@ -88,14 +88,14 @@ class TaggerLearner:
         self._start_words([*(sentence.words for sentence in sentences), *unlabelled])
 
     def _build(self, sentences: list[Tagged]) -> None:
-        """Stanza's vocabularies and model."""
+        """Build Stanza's vocabularies and model."""
         data = [[[_simple(word), upos, xpos, "_"] for word, upos, xpos in zip(*sentence, strict=True)] for sentence in sentences]
         settings = self.settings
         args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "char_hidden_dim"})
         args |= settings.model_dump(include={"word_emb_dim", "word_cutoff", "dropout", "word_dropout"})
         args |= {"char_emb_dim": 50, "deep_biaff_hidden_dim": 128, "composite_deep_biaff_hidden_dim": 64, "pretrain": False}
         args |= {"rec_dropout": 0, "char_rec_dropout": 0, "charlm": False, "shorthand": "en"}
-        # A character seen once is left out, so that there is something to learn unknown ones from.
+        # Characters that occur once are left out, as examples of unknown ones.
         self.vocab = MultiVocab(
             {
                 "char": CharVocab(data, "en", cutoff=2),
@@ -110,7 +110,7 @@ class TaggerLearner:
         self.args = args
 
     def _encode(self, sentences: list[Tagged]) -> None:
-        """Sentences as arrays of distinct forms and tags; forms as rows of characters."""
+        """Encode sentences as arrays of distinct forms and tags; forms are rows of characters."""
         ids: dict[str, int] = {}
         self._forms = [np.array([ids.setdefault(_simple(w), len(ids)) for w in s.words]) for s in sentences]
         self._upos = [np.array(self.vocab["upos"].map(s.upos)) for s in sentences]
@@ -130,7 +130,7 @@ class TaggerLearner:
         self._punct = self.vocab["upos"].unit2id("PUNCT")
 
     def _start_words(self, sentences: list[Sequence[str]]) -> None:
-        """Word embeddings start as vectors that tell words by their neighbours."""
+        """Initialise word embeddings with vectors that describe words by their neighbours."""
         vocab = self.vocab["word"]
         units = vocab.unmap(range(len(VOCAB_PREFIX), len(vocab)))
         vectors = word_vectors(sentences, units, self.settings.word_emb_dim, self._seed)
@@ -139,7 +139,7 @@ class TaggerLearner:
             self.model.word_emb.weight[len(VOCAB_PREFIX) :] = _WORD_SCALE * vectors
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Numbers of sentences of about one length, in random order."""
+        """Yield indices of sentences of about one length, in random order."""
         rng = np.random.default_rng([self._seed, epoch])
         drawn = [rng.permutation(np.arange(a, b))[: max(1, round(share * (b - a)))] for a, b, share in self._ranges]
         order = rng.permutation(np.concatenate(drawn))
@@ -152,7 +152,7 @@ class TaggerLearner:
         return [out[i] for i in rng.permutation(len(out))]
 
     def loss(self, batch: np.ndarray) -> Tensor:
-        """Mean cross entropy of UPOS plus that of XPOS given the true UPOS (Stanza's loss)."""
+        """Return the mean cross entropy of UPOS plus that of XPOS given the true UPOS (Stanza's loss)."""
         self._set_noise(1.0)
         sizes = self._sizes[batch]
         ends_in_punct = np.array([self._upos[i][-1] == self._punct for i in batch])
@@ -164,7 +164,7 @@ class TaggerLearner:
         return F.cross_entropy(upos_scores, upos[there]) + F.cross_entropy(xpos_scores, xpos[there])
 
     def _states(self, forms: Tensor, sizes: Tensor) -> Tensor:
-        """States of the word LSTM, [B, L, 2 hidden], from the numbers of forms, [B, L]."""
+        """Return states of the word LSTM, [B, L, 2 hidden], from the indices of forms, [B, L]."""
         model = self.model
         distinct, place = forms.clamp(min=0).unique(return_inverse=True)
         words = self._word_of_form[distinct][place]
@@ -176,12 +176,12 @@ class TaggerLearner:
         return highway(model.taggerlstm, x, sizes, model.taggerlstm_h_init, model.taggerlstm_c_init, self._drop)
 
     def _scores(self, states: Tensor, upos: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Scores of UPOS and, given UPOS (else that of the highest score), of XPOS: [N, tags] each."""
+        """Return scores of UPOS and, given UPOS (else that of the highest score), of XPOS: [N, tags] each."""
         model, drop = self.model, self._drop
         upos_scores = model.upos_clf(drop(torch.relu(model.upos_hid(drop(states)))))
         upos = upos_scores.argmax(1) if upos is None else upos
         hidden = _with_one(drop(torch.relu(model.tag_hid["xpos"](drop(states)))))
-        # One dropout mask per tag and batch, where Stanza has one per word.
+        # One dropout mask per tag and batch; Stanza has one per word.
         parents = _with_one(drop(model.upos_emb.weight))
         form = model.tag_clf["xpos"].W_bilin
         table = torch.einsum("tij,uj->iut", form.weight, parents).flatten(1)
@@ -192,15 +192,15 @@ class TaggerLearner:
         return dropout(x, self._noise * self.settings.dropout)
 
     def _set_noise(self, share: float) -> None:
-        """All dropout at this share of what it is in training."""
+        """Set all dropout to this share of the training's dropout."""
         self._noise = share
         self.model.worddrop.dropprob = share * self.settings.word_dropout
 
     def noisy_tags(self, source: int, accuracy: float, copies: int) -> list[list[list[str]]]:
-        """Several XPOS taggings of the training sentences of a source, as wrong as those of unseen text.
+        """Return several XPOS taggings of the training sentences of a source, with the error rate of unseen text.
 
-        A tagger has seen its training sentences, and a parser trained on its tags of them would trust them too much. Here
-        it reads them through dropout, at the share of the training's that brings the accuracy down to `accuracy` percent.
+        The tagger has learnt its training sentences. A parser trained on those tags would trust tags too much. Here the tagger
+        reads the sentences with dropout. The dropout is scaled to bring the accuracy down to `accuracy` percent.
         """
         start, end, _ = self._ranges[source]
         sample = np.random.default_rng(self._seed).permutation(np.arange(start, end))[:_SAMPLE]
@@ -219,7 +219,7 @@ class TaggerLearner:
 
     @torch.no_grad()
     def _noisy(self, sentences: np.ndarray, noise: float, copy: int) -> list[np.ndarray]:
-        """XPOS of numbered sentences, tagged with noise; every copy has another noise."""
+        """Return XPOS of the given sentences, tagged with noise. Every copy has different noise."""
         torch.manual_seed(self._seed + copy)
         np.random.seed(self._seed + copy)
         self.model.train()
@@ -236,7 +236,7 @@ class TaggerLearner:
         return out
 
     def evaluate(self) -> dict[str, float]:
-        """UPOS and XPOS accuracy in percent on every dev set as the parser would tag it."""
+        """Return UPOS and XPOS accuracy in percent on every dev set, tagged as the parser would."""
         scores = {}
         for name, sentences in self._dev.items():
             accuracy = score(tag(self.model, [s.words for s in sentences]), sentences)
@@ -244,7 +244,7 @@ class TaggerLearner:
         return scores | {"score": float(np.mean([value for name, value in scores.items() if name.endswith("_xpos")]))}
 
     def save(self, path: Path) -> None:
-        """Stanza's format, weights in half precision: for `stanza.Pipeline(pos_model_path=...)`."""
+        """Save in Stanza's format, weights in half precision: for `stanza.Pipeline(pos_model_path=...)`."""
         weights = {name: value.half() for name, value in self.model.state_dict().items()}
         config = self.args | {"tag_columns": tag_columns_to_config(tag_columns_from_args(self.args))}
         with atomic_output(path) as file:
@@ -252,7 +252,10 @@ class TaggerLearner:
 
 
 def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:
-    """Sentences without UPOS get what words of the same spelling and XPOS, else of the same XPOS, mostly have elsewhere."""
+    """Add UPOS to sentences without it.
+
+    It is the most frequent UPOS of words with the same spelling and XPOS, else of words with the same XPOS.
+    """
     seen: dict[object, Counter] = defaultdict(Counter)
     for sentence in sentences:
         if sentence.upos is not None:
@@ -271,12 +274,12 @@ def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:
 
 
 def tag(model: StanzaTagger, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, str]]]:
-    """(UPOS, XPOS) of every word, by the tagger that the parser uses."""
+    """Return (UPOS, XPOS) of every word, by the tagger that the parser uses."""
     return Tagger(model.eval()).tag(sentences, _EVALUATION_WORDS)[0]
 
 
 def score(tagged: Sequence[Sequence[tuple[str, str]]], gold: Sequence[Tagged]) -> dict[str, float]:
-    """Accuracy in percent; UPOS only where the gold sentences have it."""
+    """Return accuracy in percent; UPOS only if the gold sentences have it."""
     counts = Counter()
     for tags, sentence in zip(tagged, gold, strict=True):
         for column, name in enumerate(("upos", "xpos")):
@@ -291,7 +294,7 @@ def _simple(word: str) -> str:
 
 
 def _padded(rows: Sequence[np.ndarray], sizes: np.ndarray) -> Tensor:
-    """The first `sizes` values of every row: [B, L], the rest -1."""
+    """Return the first `sizes` values of every row: [B, L], the rest -1."""
     out = np.full((len(rows), sizes.max()), _PAD)
     for i, (row, size) in enumerate(zip(rows, sizes.tolist(), strict=True)):
         out[i, :size] = row[:size]

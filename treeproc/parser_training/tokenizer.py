@@ -1,6 +1,6 @@
 """Training of Stanza's tokeniser: the label of every character of a line, from words and the blanks between them.
 
-Labels as Stanza's: 0 goes on, 1 ends a token, 2 a sentence. B lines, C characters of the longest.
+Labels are Stanza's: 0 continues, 1 ends a token, 2 ends a sentence. B lines, C characters of the longest.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,12 +36,12 @@ class TokenizerSettings(Settings):
     emb_dim: int = Field(32, ge=1, description="dimensions of a character")
     hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    unit_dropout: float = Field(0.2, ge=0, lt=1, description="share of the characters that are read as unknown ones")
-    drop_final_punct: float = Field(0.15, ge=0, le=1, description="share of the sentences read without their final mark")
-    spaced: float = Field(0.05, ge=0, le=1, description="share of the lines read with a blank between all words")
-    dashes: float = Field(0.04, ge=0, le=1, description="share of the lines whose commas are read as dashes")
+    unit_dropout: float = Field(0.2, ge=0, lt=1, description="share of the characters that become unknown")
+    drop_final_punct: float = Field(0.15, ge=0, le=1, description="share of the sentences that lose their final mark")
+    spaced: float = Field(0.05, ge=0, le=1, description="share of the lines that get a blank between all words")
+    dashes: float = Field(0.04, ge=0, le=1, description="share of the lines whose commas become dashes")
     sentences: list[PositiveInt] = Field(
-        [1, 1, 1, 2, 3], min_length=1, description="neighbouring sentences of a line: one of these counts, drawn at random"
+        [1, 1, 1, 2, 3], min_length=1, description="number of neighbouring sentences in a line, drawn from these values"
     )
     max_chars: int = Field(300, ge=1, description="longer lines are cut")
     batch_chars: int = Field(4000, ge=1, description="characters of a batch, with padding")
@@ -61,7 +61,7 @@ class LabelledLine(NamedTuple):
 
 
 def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> LabelledLine:
-    """Sentences with a blank in between as one line of labelled characters; with `spaced` a blank between all words."""
+    """Join sentences with blanks to one line of labelled characters; with `spaced`, a blank stands between all words."""
     text, labels = [], []
     for words, space_after in sentences:
         for word, space in zip(words, space_after, strict=True):
@@ -78,7 +78,10 @@ def line_of(sentences: Sequence[Spaced], spaced: bool = False) -> LabelledLine:
 
 
 class TokenizerLearner:
-    """Learns from lines of some neighbouring sentences; the mean F1 of tokens and of sentences on the dev sets decides."""
+    """Learns from lines of some neighbouring sentences.
+
+    The mean F1 of tokens and of sentences on the dev sets decides.
+    """
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class TokenizerLearner:
         self._features = np.array([_features(c) if len(c) == 1 else [0] * 3 for c in characters], np.float32)
 
     def batches(self, epoch: int) -> list[list[LabelledLine]]:
-        """Lines of about one length, in random order."""
+        """Yield lines of about one length, in random order."""
         rng = np.random.default_rng([self._seed, epoch])
         lines = [line for source in self._sources for line in self._lines(source, rng)]
         lines = [lines[i] for i in rng.permutation(len(lines))]
@@ -133,7 +136,7 @@ class TokenizerLearner:
         return out
 
     def loss(self, batch: list[LabelledLine]) -> Tensor:
-        """Mean cross entropy of the labels (Stanza's loss)."""
+        """Return the mean cross entropy of the labels (Stanza's loss)."""
         units, features, labels = self.arrays(batch)
         unknown = np.random.random(units.shape) < self.settings.unit_dropout
         units[unknown & (labels.numpy() != _NO_LABEL)] = self.vocab.unit2id("<UNK>")
@@ -142,12 +145,12 @@ class TokenizerLearner:
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=_NO_LABEL)
 
     def _scores(self, units: Tensor, features: Tensor, sizes: Tensor) -> Tensor:
-        """Log probabilities of the labels, [B, C + 1, 3]: the model's own `forward` on padded rows."""
+        """Return log probabilities of the labels, [B, C + 1, 3]: the model's own `forward` on padded rows."""
         model = self.model
         x = torch.cat([model.dropout(model.embeddings(units)), model.dropout_feat(features)], 2)
         x = model.dropout(both_ways(model.rnn, x, sizes))
         token, sentence = model.tok_clf(x), model.sent_clf(x)
-        # The second layer sees little of what is surely inside a token.
+        # The second layer gets little input from places that are surely inside a token.
         outside = 1 - model.toknoise(torch.sigmoid(-token * self.args["hier_invtemp"]))
         x = model.dropout(both_ways(model.rnn2, x * outside, sizes))
         token, sentence = (token + model.tok_clf2(x)).float(), (sentence + model.sent_clf2(x)).float()
@@ -155,7 +158,7 @@ class TokenizerLearner:
         return torch.cat([F.logsigmoid(-token), ends + F.logsigmoid(-sentence), ends + F.logsigmoid(sentence)], 2)
 
     def arrays(self, batch: Sequence[LabelledLine]) -> tuple[Tensor, Tensor, Tensor]:
-        """Units [B, C + 1], features [B, C + 1, 5], labels [B, C + 1] of lines, longest first; padding ends every line."""
+        """Return units [B, C + 1], features [B, C + 1, 5], labels [B, C + 1] of lines, longest first. Padding ends every line."""
         shape = len(batch), len(batch[0].text) + 1
         units = np.full(shape, self.vocab.unit2id("<PAD>"))
         labels = np.full(shape, _NO_LABEL)
@@ -169,14 +172,14 @@ class TokenizerLearner:
         return torch.from_numpy(units), torch.from_numpy(features), torch.from_numpy(labels)
 
     def evaluate(self) -> dict[str, float]:
-        """F1 in percent of tokens of lines of one sentence, and of sentences of lines of three, on every dev set."""
+        """Return F1 in percent of tokens of lines of one sentence, and of sentences of lines of three, on every dev set."""
         scores = {}
         for name, sentences in self._dev.items():
             scores[f"{name}_tokens"], scores[f"{name}_sentences"] = self.score(sentences)
         return scores | {"score": float(np.mean(list(scores.values())))}
 
     def score(self, sentences: Sequence[Spaced]) -> tuple[float, float]:
-        """F1 of tokens, F1 of sentences; see `evaluate`."""
+        """Return F1 of tokens, F1 of sentences; see `evaluate`."""
         trainer = SimpleNamespace(model=self.model, args=self.args)
         found = Tokenizer(trainer, self.vocab, 1000, split_sentences=False)
         single = [line_of([sentence]) for sentence in sentences]
@@ -189,7 +192,7 @@ class TokenizerLearner:
         return f1(map(spans, single), tokens), f1((spans(line, ENDS_SENTENCE) for line in joined), breaks)
 
     def save(self, path: Path) -> None:
-        """Stanza's format, weights in half precision: for `stanza.Pipeline(tokenize_model_path=...)`."""
+        """Save in Stanza's format, weights in half precision: for `stanza.Pipeline(tokenize_model_path=...)`."""
         weights = {name: value.half() for name, value in self.model.state_dict().items()}
         state = {"model": weights, "vocab": self.vocab.state_dict(), "lexicon": None, "external_dict": None, "config": self.args}
         with atomic_output(path) as file:
@@ -197,7 +200,7 @@ class TokenizerLearner:
 
 
 def spans(line: LabelledLine, least: int = ENDS_TOKEN) -> list[tuple[int, int]]:
-    """[start, end) of the pieces of a line that end at labels of `least` or more, without the blanks before them."""
+    """Return [start, end) of the pieces of a line that end at labels of `least` or more, without the blanks before them."""
     out, start = [], 0
     for last in np.flatnonzero(line.labels >= least).tolist():
         piece = line.text[start : last + 1]
@@ -207,7 +210,7 @@ def spans(line: LabelledLine, least: int = ENDS_TOKEN) -> list[tuple[int, int]]:
 
 
 def _with_dashes(sentence: Spaced, rng: np.random.Generator) -> Spaced:
-    """Dashes instead of commas: treebanks have few, and of those that stand without blanks next to none."""
+    """Replace commas by dashes. Treebanks have few dashes, and almost none without blanks."""
     words, space_after = list(sentence.words), list(sentence.space_after)
     for i, word in enumerate(words):
         if word == "," and 0 < i < len(words) - 1:
@@ -217,14 +220,14 @@ def _with_dashes(sentence: Spaced, rng: np.random.Generator) -> Spaced:
 
 
 def _without_final_mark(sentence: Spaced) -> Spaced:
-    """The sentence up to the mark of one character that ends it, if one does right after a word."""
+    """Remove a final mark of one character directly after a word."""
     words, space_after = sentence
     ends_in_mark = len(words) > 1 and len(words[-1]) == 1 and not words[-1].isalnum() and not space_after[-2]
     return Spaced(words[:-1], space_after[:-1]) if ends_in_mark else sentence
 
 
 def f1(gold: Iterable[list[tuple[int, int]]], found: Iterable[list[tuple[int, int]]]) -> float:
-    """F1 in percent of pairs over lines."""
+    """Return F1 in percent of pairs over lines."""
     right = total = 0
     for a, b in zip(gold, found, strict=True):
         right += len(set(a) & set(b))

@@ -1,8 +1,8 @@
 """Treebanks in one normal form, ready to train and score parsers.
 
-Trees: function tags, co-indices, traces and the phrases that they leave empty are gone; one ROOT is on
-top; of two nodes with one label over the same leaves (what a trace leaves of adjunction) one is kept.
-Where treebanks write one thing in two ways, a `Notation` brings them together.
+Trees have no function tags, co-indices and traces, and no phrases that are empty without them. One ROOT is on top. Of two nodes
+with one label over the same leaves (a trace leaves these in adjunction), one stays. If treebanks write the same thing in two
+ways, a `Notation` unifies them.
 """
 
 import re
@@ -25,12 +25,12 @@ Texts = Iterable[tuple[str, Iterator[str]]]  # names and lines of files
 
 
 class Retag(Settings):
-    """One rule that gives some words another tag."""
+    """A rule that gives some words another tag."""
 
     tag: str = Field(description="tag of the treebank")
     words: str = Field(default=".*", description="regular expression of the whole word")
     below: str = Field(default="", description="label of the phrase right above the word; empty: any. CoNLL-U has no phrases")
-    to: str = Field(description="the tag instead; an empty one takes the word out of a tree")
+    to: str = Field(description="the new tag; an empty one removes the word from a tree")
 
     @cached_property
     def pattern(self) -> re.Pattern:
@@ -38,15 +38,17 @@ class Retag(Settings):
 
 
 class Notation(Settings):
-    """The notation of a treebank, where it differs from the others in the same training."""
+    """The notation of a treebank, if it differs from the others in the same training."""
 
     labels: dict[str, str] = Field(
-        default={}, description="other names of labels, without function tags; an empty name takes the node out"
+        default={}, description="new names of labels, without function tags; an empty name removes the node"
     )
-    tags: list[Retag] = Field(default=[], description="tags by tag, word and phrase; the first rule that fits counts")
+    tags: list[Retag] = Field(
+        default=[], description="rules for new tags by tag, word and phrase; the first rule that fits counts"
+    )
 
     def tag(self, tag: str, word: str, phrase: str = "") -> str:
-        """The tag in the common notation; `phrase` is the label of the phrase right above the word."""
+        """Return the tag in the common notation; `phrase` is the label of the phrase right above the word."""
         fits = (r.to for r in self.tags if r.tag == tag and r.below in ("", phrase) and r.pattern.fullmatch(word))
         return next(fits, tag)
 
@@ -55,7 +57,7 @@ PLAIN = Notation()
 
 
 def lowered(text: str) -> str:
-    """The text in lower case, character by character, so that all of them stay where they are."""
+    """Return the text in lower case, character by character, so that all characters keep their places."""
     return "".join(low if len(low := character.lower()) == 1 else character for character in text)
 
 
@@ -78,15 +80,15 @@ Sentence = Leaves
 
 
 def read_trees(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Tree]:
-    """The trees of files, folders or archives, in order; a sentence without words is left out.
+    """Read the trees of files, folders or archives, in order. A sentence without words is left out.
 
-    Raises UserError with file and line where brackets do not form a tree.
+    Raises UserError with file and line if brackets do not form a tree.
     """
     return trees_in(read_texts(paths), notation)
 
 
 def trees_in(texts: Texts, notation: Notation = PLAIN) -> list[Tree]:
-    """The trees of texts; see `read_trees`."""
+    """Return the trees of texts; see `read_trees`."""
     return [tree for name, lines in texts for tree in _trees(lines, name, notation)]
 
 
@@ -106,7 +108,7 @@ def _trees(lines: Iterator[str], name: str, notation: Notation) -> Iterator[Tree
 
 
 def _phrases(spans: SpanTree, num_words: int) -> list[str]:
-    """The plain label of the phrase right above every word, empty where there is none."""
+    """Return the plain label of the phrase right above every word; empty if there is none."""
     out = [""] * num_words
     for label, start, end in zip(spans.labels, spans.starts, spans.ends, strict=True):  # outer phrases come first
         out[start:end] = [plain_label(label)] * (end - start)
@@ -114,9 +116,9 @@ def _phrases(spans: SpanTree, num_words: int) -> list[str]:
 
 
 def plain_tree(spans: SpanTree, num_words: int, labels: Mapping[str, str] = PLAIN.labels) -> SpanTree:
-    """Plain labels under one ROOT, renamed by `labels`, and never a node right above one of its own label and span."""
+    """Return plain labels under one ROOT, renamed by `labels`. No node is right above one with the same label and span."""
     nodes = [(ROOT, 0, num_words)]
-    above: list[tuple[str, int, int]] = nodes[:]  # the nodes that are open, outermost first
+    above: list[tuple[str, int, int]] = nodes[:]  # the open nodes, outermost first
     for label, start, end in zip(map(plain_label, spans.labels), spans.starts, spans.ends, strict=True):
         label = labels.get(label, label)
         node = (label, start, end)
@@ -130,16 +132,16 @@ def plain_tree(spans: SpanTree, num_words: int, labels: Mapping[str, str] = PLAI
 
 
 def read_conllu(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Sentence]:
-    """The sentences of CoNLL-U files, folders or archives, in order.
+    """Read the sentences of CoNLL-U files, folders or archives, in order.
 
-    One word per syntactic word where the words of a multiword token spell it, else one per token.
-    Raises UserError with file and line for a missing column, a governor that is not there, and a circle.
+    If the syntactic words of a multiword token spell it, each is a word; otherwise the token is one word. Raises UserError with
+    file and line for a missing column, a missing governor, and a cycle.
     """
     return sentences_in(read_texts(paths), notation)
 
 
 def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
-    """The sentences of texts; see `read_conllu`."""
+    """Return the sentences of texts; see `read_conllu`."""
     sentences = [leaves for name, lines in texts for leaves in read_leaves(lines, name)]
     for sentence in sentences:
         sentence.xpos[:] = [notation.tag(tag, word) for tag, word in zip(sentence.xpos, sentence.words, strict=True)]
@@ -147,12 +149,12 @@ def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
 
 
 def trees_of(trees: Sequence[Tree]) -> str:
-    """The content of a file of brackets: one tree a line."""
+    """Return the content of a file of brackets: one tree per line."""
     return "".join(f"{tree}\n" for tree in trees)
 
 
 def conllu_of(sentences: Sequence[Sentence]) -> str:
-    """The content of a CoNLL-U file, of the columns that are read; words that `read_conllu` made of a token stay words."""
+    """Return the content of a CoNLL-U file with the columns that are read. Words that `read_conllu` joined stay joined."""
     return "".join(map(_conllu, sentences))
 
 

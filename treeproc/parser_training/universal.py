@@ -10,10 +10,10 @@ _NAME = re.compile(r"(([a-z]{2,3})_\w+)-ud-(train|dev|test)\.conllu(\.gz)?")
 
 
 def ud_treebanks(folder: Path, language: str) -> dict[str, TreebankConfig]:
-    """The treebanks of a language in a folder, by name.
+    """Return the treebanks of a language in a folder, by name.
 
-    One without a train file learns from dev, and one with a test file alone from four fifths of it: a tenth is held out as
-    valid, a tenth as test. Raises UserError when there is none of the language.
+    A treebank without a train file learns from dev. If it has only a test file, it learns from four fifths of it; a tenth is
+    valid, and a tenth is test. Raises UserError if there is no treebank of the language.
     """
     found: dict[str, dict[str, Path]] = {}
     others: set[str] = set()

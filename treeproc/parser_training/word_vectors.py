@@ -1,5 +1,8 @@
-"""Word vectors from unlabelled text: factorised co-occurrence counts (Levy and Goldberg 2014, Neural Word
-Embedding as Implicit Matrix Factorization). A minute of work that a tagger's word embedding starts from."""
+"""Word vectors from unlabelled text: factorised co-occurrence counts (Levy and Goldberg 2014).
+
+The paper is "Neural Word Embedding as Implicit Matrix Factorization". The computation takes a minute, and initialises a tagger's
+word embedding.
+"""
 
 import re
 from collections import Counter
@@ -10,28 +13,28 @@ import torch
 from torch import Tensor
 
 _PLACES = (-2, -1, 1, 2)
-_FREQUENT = 1500  # words that count as context by themselves
-_SMOOTHING = 0.75  # of the frequencies of contexts, so that rare ones do not stand out
+_FREQUENT = 1500  # words that are contexts by themselves
+_SMOOTHING = 0.75  # exponent of the frequencies of contexts, so that rare contexts weigh less
 _WORD = re.compile(r"\w+(?=n't\b)|n't\b|'\w+|\w+|[^\w\s]")
 
 
 def plain_words(text: str) -> list[str]:
-    """Words of raw English text, split roughly as in treebanks: do n't, the dog 's."""
+    """Return words of raw English text, split roughly as in treebanks: do n't, the dog 's."""
     return _WORD.findall(text)
 
 
 def word_vectors(sentences: Iterable[Sequence[str]], words: Sequence[str], size: int, seed: int) -> Tensor:
-    """Vectors of lower-cased words: [words, size], root mean square 1; zero for words that no sentence has.
+    """Return vectors of lower-cased words: [words, size], root mean square 1; zero for words without a sentence.
 
-    The matrix of positive pointwise mutual information of words with what stands one and two places before and after them
-    (each place for itself) is approximated by rank `size`; the vectors are U sqrt(S).
+    The matrix of positive pointwise mutual information has words as rows. Its columns are the words one and two places before and
+    after, each place separately. It is approximated by rank `size`; the vectors are U sqrt(S).
     """
     lowered = [[word.lower() for word in sentence] for sentence in sentences]
     frequent = Counter(word for sentence in lowered for word in sentence).most_common(_FREQUENT)
     contexts = {word: i for i, (word, _) in enumerate(frequent)}
     rows = {word: i for i, word in enumerate(words)}
     edge, other = len(contexts), len(contexts) + 1
-    # All sentences in a row, two edges between them.
+    # All sentences in a row, with two separators between them.
     row, context = [-1, -1], [edge, edge]
     for sentence in lowered:
         row += [rows.get(word, -1) for word in sentence] + [-1, -1]
