@@ -1,9 +1,9 @@
-"""Trees made of arcs against the constituents of a treebank that has both.
+"""Compare trees made from arcs with the constituents of a treebank that has both.
 
     python benchmarks/dependency_trees.py --brackets gum/test.mrg.gz --conllu gum/test.conllu.gz
 
-Brackets count as EVALB counts them, without labels and with them. `gold` are the treebank's arcs and universal tags, `parsed`
-those of the shipped English models on its words. Beside them stand control trees, and the shipped constituency parser.
+Brackets are counted as by EVALB, without labels and with them. `gold` are the treebank's arcs and universal tags. `parsed` are
+those of the shipped English models on its words. Control trees and the shipped constituency parser are in the same table.
 """
 
 import argparse
@@ -29,13 +29,13 @@ QUICK_SENTENCES = 60
 
 
 def coded(columns: Sequence[Sequence[str]]) -> tuple[np.ndarray, list[str]]:
-    """Numbers of names, and the names."""
+    """Return indices of names, and the names."""
     names = {name: number for number, name in enumerate(sorted({name for column in columns for name in column}))}
     return np.array([names[name] for column in columns for name in column], dtype=np.int64), list(names)
 
 
 def trees_of(sentences: Sequence[Sentence], shape: str) -> tuple[list[SpanTree], np.ndarray]:
-    """The tree of every sentence, and the arcs that were lifted for it."""
+    """Return the tree of every sentence, and the number of lifted arcs."""
     edges = edges_of(np.array([len(s.words) for s in sentences]))
     governors = [g + first if g >= 0 else -1 for s, first in zip(sentences, edges.tolist(), strict=False) for g in s.governors]
     columns = (*coded([s.deprels for s in sentences]), *coded([s.upos for s in sentences]))
@@ -66,7 +66,7 @@ def depth(tree: SpanTree) -> int:
 
 
 def show(case: str, gold: Sequence[tuple[list[str], SpanTree]], found: Sequence[SpanTree]) -> None:
-    """Bracket scores and shape of the trees."""
+    """Print bracket scores and shape of the trees."""
     plain, labelled = score(gold, found, labelled=False), score(gold, found)
     figures = {"precision": plain.precision, "recall": plain.recall, "f1": plain.f1, "labelled_f1": labelled.f1}
     for name, value in figures.items():
@@ -76,7 +76,7 @@ def show(case: str, gold: Sequence[tuple[list[str], SpanTree]], found: Sequence[
 
 
 def matched(trees: Sequence[Tree], sentences: Sequence[Sentence]) -> list[tuple[Sentence, Tree]]:
-    """Sentences with the tree over the same words."""
+    """Return sentences with the tree over the same words."""
     by_words = {tuple(tree.words): tree for tree in trees}
     return [(s, by_words[tuple(s.words)]) for s in sentences if tuple(s.words) in by_words]
 

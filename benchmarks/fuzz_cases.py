@@ -1,4 +1,4 @@
-"""The cases of the command fuzzer: a number and a kind give a command, its folder, and what is damaged."""
+"""The cases of the command fuzzer. A number and a kind determine a command, its folder, and the damage."""
 
 import os
 import shutil
@@ -16,17 +16,17 @@ from fuzz_world import MODULES, REPOSITORY, configurations
 
 @dataclass
 class FuzzCase:
-    """A command, the folders that it may write to, and what was damaged."""
+    """A command, the folders that it may write to, and the damage."""
 
     kind: str
     workflow: str
     argv: list[str]
-    folder: Path  # of this case alone; everything else must stay as it is
+    folder: Path  # of this case only; everything else must stay unchanged
     writes: list[Path]
     damage: str
 
     def may_change(self) -> list[Path]:
-        """The paths that the comparison of before and after leaves out: requested outputs, and the caches of libraries."""
+        """Return the paths that the comparison ignores: requested outputs, and the caches of libraries."""
         asked = [self.folder / value.removeprefix("output=") for value in map(str, self.argv) if value.startswith("output=")]
         return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 
@@ -72,7 +72,7 @@ def settings_class(workflow: str):
 
 
 def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:
-    """The case of a number: the same whenever it is asked for."""
+    """Return the case of a number. It is always the same."""
     random = Random(f"{seed} {kind}")
     folder = scratch / f"{kind.replace(' ', '-')}-{seed}"
     for name in ("tmp", "home", "cache"):
@@ -83,7 +83,7 @@ def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:
 
 
 def _base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
-    """Settings and a command line that work. What is written is a copy of its own."""
+    """Return settings and a command line that work, on a copy of the inputs."""
     case.workflow = workflow
     values = configurations(world / "inputs", world)[workflow]
     argv = _configured(case, values)
@@ -107,7 +107,7 @@ def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
     case.argv = arguments(random, settings_class(workflow), argv, case.folder / "out")
     case.damage = " ".join(case.argv)
     for option, value in pairwise(case.argv):
-        if option == "--out" and "\0" not in value:  # a folder of an odd name is one to write to
+        if option == "--out" and "\0" not in value:  # to write to a folder with an odd name
             case.writes += [case.folder / place for place in (value, os.path.normpath(value), value.partition("/")[0]) if place]
 
 
@@ -195,7 +195,7 @@ def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
 
 
 def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
-    """The shipped models with one damaged, before a line is parsed: translating lines without trees loads them."""
+    """Damage one of the shipped models. Translation of lines without trees loads them."""
     _copy(world, case.folder, "inputs")
     models = case.folder / "models"
     shutil.copytree(REPOSITORY / "treeproc" / "models" / "en", models)
@@ -212,7 +212,7 @@ def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
 
 
 def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
-    """Places to write to that are something else."""
+    """Replace output paths by other kinds of paths."""
     others = ["report", "train_wmt", "preprocess", "evaluate", "average_checkpoints", "scaling"]
     workflow = random.choice(["translate", "translate", *others])
     _, case.argv = _base(case, workflow, world)

@@ -1,7 +1,7 @@
-"""Whole commands on damaged settings, files, models, data sets and run folders, each in a process of its own.
+"""Whole commands on damaged settings, files, models, data sets and run folders, each in a separate process.
 
-A server that has imported PyTorch and the workflows forks a child for every command, so that one costs tenths of a second.
-The child has a folder with copies of what it damages, a limit of time and of memory, and no terminal.
+A server imports PyTorch and the workflows, and forks a child for every command. So one command costs tenths of a second. The
+child has a folder with copies of the inputs that it damages, a limit of time and of memory, and no terminal.
 """
 
 import json
@@ -28,28 +28,28 @@ LIMIT_S = 60
 MEMORY = 12 << 30
 MOST_CHARACTERS = 500
 FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere", "other status")
-# What a command may end with: done; cells of a study that failed (1); refused.
+# The allowed exit statuses: done; some cells of a study failed (1); refused.
 STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
-# What a command says on standard error beside the line of its refusal: progress, warnings, and what it is about to do.
+# Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
 _NOTE = re.compile(
     r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished before|start)|[\d,]+ of [\d,]+ |"
     r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; it is made again|\S+ (on|of) |[\w ]+, \d+ s$|"
-    r"[\w ,]+ \.\.\.$"  # what is under way
+    r"[\w ,]+ \.\.\.$"  # a running child
 )
 
 
 @dataclass
 class Outcome:
     case: FuzzCase
-    status: int  # -1 where it was stopped for its time
+    status: int  # -1 if it exceeded its time
     seconds: float
     errors: str
     faults: list[str]
 
 
 def everything(folder: Path, but: Sequence[Path]) -> dict[str, tuple]:
-    """The files below a folder, without those that may be written."""
+    """Return the files below a folder, without those that may be written."""
     found = {}
     for root, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if Path(root) / name not in but]
@@ -95,7 +95,7 @@ def _environment(case: FuzzCase) -> dict[str, str]:
 
 
 def judge(case: FuzzCase, status: int, seconds: float, errors: str, output: str, before: dict) -> list[str]:
-    """The rules that a command broke."""
+    """Return the rules that a command broke."""
     faults = []
     if "Traceback (most recent call last)" in errors + output:
         faults.append("traceback")
@@ -117,10 +117,10 @@ def judge(case: FuzzCase, status: int, seconds: float, errors: str, output: str,
 
 
 class Pool:
-    """Children that run at the same time, and what became of them."""
+    """Children that run at the same time, and their results."""
 
     def __init__(self, width: int, *, keep: bool, as_process: bool):
-        """`keep` leaves the folders of faults; `as_process` starts commands as users do, and not as forks of this process."""
+        """`keep` keeps the folders of faults. `as_process` starts commands as users do, and not as forks of this process."""
         self._width, self._keep, self._as_process = width, keep, as_process
         self._running: dict[int, tuple[FuzzCase, float, dict]] = {}
 
@@ -160,7 +160,7 @@ class Pool:
             if not done and seconds <= LIMIT_S:
                 continue
             with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # also what it started and left
+                os.killpg(pid, signal.SIGKILL)  # also the processes that it started and left
             if not done:
                 os.waitpid(pid, 0)
                 status = None
@@ -174,7 +174,7 @@ class Pool:
 
 
 def in_child(function, *arguments) -> None:
-    """Call a function in a fork, so that this process stays one that has done nothing. Raises RuntimeError when it fails."""
+    """Call a function in a fork, so that this process stays clean. Raises RuntimeError if it fails."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -188,7 +188,7 @@ def in_child(function, *arguments) -> None:
 
 
 def load_everything() -> None:
-    """Imports the modules of all commands once."""
+    """Import the modules of all commands once."""
     import safetensors.torch  # noqa: F401
     import sentencepiece  # noqa: F401
     import stanza.pipeline.core  # noqa: F401
@@ -200,7 +200,7 @@ def load_everything() -> None:
 
 
 def fuzz_commands(counts: dict[str, int], world: Path, scratch: Path, pool: Pool, first: int) -> Iterator[Outcome]:
-    """So many cases of every kind, numbered from `first`. `world` is made where it is not there yet."""
+    """Run so many cases of every kind, numbered from `first`. `world` is made if it does not exist yet."""
     load_everything()
     if not (world / "done.json").exists():
         world.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def fuzz_commands(counts: dict[str, int], world: Path, scratch: Path, pool: Pool
 
 
 def summarize(outcomes: Sequence[Outcome]) -> Iterator[dict]:
-    """The figures of every kind, as JSON lines have them."""
+    """Return the figures of every kind for JSON lines."""
     for kind in dict.fromkeys(outcome.case.kind for outcome in outcomes):
         own = [outcome for outcome in outcomes if outcome.case.kind == kind]
         figures = {
@@ -225,7 +225,7 @@ def summarize(outcomes: Sequence[Outcome]) -> Iterator[dict]:
 
 
 def describe_fault(outcome: Outcome) -> str:
-    """One fault, as a person looks into it."""
+    """Describe one fault for a person."""
     case = outcome.case
     return json.dumps(
         {"faults": outcome.faults, "case": case.folder.name, "workflow": case.workflow, "damage": case.damage[:200],

@@ -4,13 +4,13 @@
     python benchmarks/fuzz_inputs.py --quick                                     under 50 seconds
     python benchmarks/fuzz_inputs.py --kinds "run folders" --keep FOLDER         keeps what broke a rule, to look at it
 
-Readers of trees and treebanks: Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments
-and SGML fragments each (one draw a text, because drawing every part of it takes longer than all readers together); a reader
-gives rows, or one line with file and line.
+Readers of trees and treebanks: Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments and
+SGML fragments each. It makes one draw per text, because to draw every part takes longer than all readers together. A reader gives
+rows, or one line with file and line.
 
-Whole commands: `--commands` of every kind of damage (fuzz_cases.py) in forks of one process, and `--processes` more as users
-start them. They end with a result or one line of at most 500 characters within 60 seconds, and write nowhere else. What
-breaks a rule is reported on standard error. Status 1 if anything does.
+Whole commands: `--commands` cases of every kind of damage (fuzz_cases.py) run in forks of one process. `--processes` further
+cases run as users start them. They end with a result or one line of at most 500 characters within 60 seconds, and write only to
+their folders. Broken rules are reported on standard error. Then the exit status is 1.
 """
 
 import argparse
@@ -46,7 +46,7 @@ _WORDS = ["a", "der", "-LRB-", "-NONE-", "NP", "NP-SBJ-1", "3", "\\/", "½", "8\
 
 
 def _nested(random: Random, labels: list[str], words: list[str], depth: int) -> str:
-    """Well-formed brackets."""
+    """Return well-formed brackets."""
     if depth == 0 or random.random() < 0.3:
         return f"({random.choice(labels)} {random.choice(words)})"
     children = " ".join(_nested(random, labels, words, depth - 1) for _ in range(random.randint(1, 3)))
@@ -54,7 +54,7 @@ def _nested(random: Random, labels: list[str], words: list[str], depth: int) -> 
 
 
 def _mutated(random: Random, text: str, noise: str) -> str:
-    """The text, half of the time with one or two pieces cut out or replaced by noise."""
+    """Return the text. Half of the time, one or two pieces are cut out or replaced by noise."""
     for _ in range(random.choice([0, 0, 1, 2])):
         start = random.randint(0, len(text))
         text = text[:start] + random.choice(["", *noise]) + text[start + random.randint(0, 12) :]
@@ -62,7 +62,7 @@ def _mutated(random: Random, text: str, noise: str) -> str:
 
 
 def brackets(random: Random, labels: list[str], words: list[str]) -> str:
-    """Trees, damaged trees, or brackets and words in any order."""
+    """Return trees, damaged trees, or brackets and words in any order."""
     if random.random() < 0.3:
         return " ".join(random.choices(["(", ")", "(", ")", " ", "\n", *labels, *words], k=random.randint(0, 25)))
     trees = (_nested(random, labels, words, random.randint(0, 4)) for _ in range(random.randint(1, 3)))
@@ -70,7 +70,7 @@ def brackets(random: Random, labels: list[str], words: list[str]) -> str:
 
 
 def conllu(random: Random) -> str:
-    """Sentences, damaged sentences, or rows of any fields in any order."""
+    """Return sentences, damaged sentences, or rows of any fields in any order."""
     comments = ["# text = im do n't", "# text = don't", "# newdoc", "#", ""]
     miscs = ["_", "SpaceAfter=No", "Gloss=a|SpaceAfter=No"]
     if random.random() < 0.4:
@@ -80,7 +80,7 @@ def conllu(random: Random) -> str:
             _row(random.choice(numbers), random.choice(forms), random.choice(governors), random.choice(miscs)) for _ in range(4)
         ]
         return "\n".join(random.sample([*rows, *comments], random.randint(0, 5)))
-    # Governors before their words, so that no circle is there until something is cut.
+    # Governors come before their words, so there is no cycle until something is cut.
     words = [
         _row(i, random.choice(["im", "don't", "a b"]), random.randrange(i), random.choice(miscs))
         for i in range(1, random.randint(2, 6))
@@ -97,7 +97,7 @@ def _row(number: object, form: str, governor: object, misc: str) -> str:
 
 
 def sgml(random: Random) -> str:
-    """Segments, damaged segments, or tags in any order."""
+    """Return segments, damaged segments, or tags in any order."""
     pieces = ['<doc docid="d">', "</doc>", '<seg id="1">', "<seg>", "</seg>", "&amp;", "&#xD800;", "&#99;", "a", "\n", "<"]
     if random.random() < 0.5:
         return "".join(random.choices(pieces, k=random.randint(0, 12)))
@@ -106,7 +106,7 @@ def sgml(random: Random) -> str:
 
 
 def check_rows(rows: Iterator[dict]) -> int:
-    """Consume rows; what a reader lets through must be whole: words at their places, trees over them, arcs within them."""
+    """Consume rows, and check each: words at their places, trees over them, arcs within them."""
     count = 0
     for row in rows:
         count += 1
@@ -126,7 +126,10 @@ def check_rows(rows: Iterator[dict]) -> int:
 
 
 def read_or_refuse(read: Callable[[], int]) -> str:
-    """'rows', 'nothing' or 'refused'. Any other error goes on, as does an error that is not one line with file and line."""
+    """Return 'rows', 'nothing' or 'refused'.
+
+    Any other error passes through, and so does a message without one line, file and line number.
+    """
     try:
         return "rows" if read() else "nothing"
     except UserError as error:
@@ -151,13 +154,13 @@ def _text(make: Callable[[Random], str], round_seed: int, number: int) -> str:
 
 
 def fuzz(kind: str, examples: int, first_seed: int = 1) -> dict:
-    """Run one kind in rounds; returns counts and CPU seconds. Raises whatever a reader raises that is not a proper refusal."""
+    """Run one kind in rounds. Returns counts and CPU seconds. Raises any error of a reader that is not a proper refusal."""
     make, read = KINDS[kind]
     outcomes, slowest, seen = Counter(), 0.0, set()
 
     def run(text: str) -> None:
         nonlocal slowest
-        # CPU time: a busy machine is not a hang. Again and again: Python swallows what is raised in a destructor.
+        # CPU time: a busy machine is not a hang. Repeated, because Python swallows errors raised in a destructor.
         signal.setitimer(signal.ITIMER_PROF, LIMIT_SECONDS, LIMIT_SECONDS)
         began = time.thread_time()
         outcomes[read_or_refuse(lambda: read(text))] += 1
@@ -168,13 +171,13 @@ def fuzz(kind: str, examples: int, first_seed: int = 1) -> dict:
     previous = signal.signal(signal.SIGPROF, _too_slow)
     began = time.process_time()
     try:
-        # Hypothesis remembers what it tried, so that long runs become slow: many short ones do not.
+        # Hypothesis remembers what it tried, so long runs become slow. Many short ones do not.
         for number, start in enumerate(range(0, examples, ROUND)):
             options = settings(
                 max_examples=min(ROUND, examples - start), deadline=None, database=None, phases=[Phase.generate],
                 suppress_health_check=list(HealthCheck),
             )  # fmt: skip
-            # Hypothesis likes small numbers: with the round's own number in the seed, no round repeats another.
+            # Hypothesis prefers small numbers. With the round's number in the seed, no round repeats another.
             texts = st.integers(0, 2**63).map(partial(_text, make, first_seed + number))
             seed(first_seed + number)(options(given(texts)(run)))()
     finally:

@@ -1,4 +1,4 @@
-"""Damage: to settings, to files of any kind, and to folders. Every function draws from the `Random` that it is given."""
+"""Damage to settings, to files of any kind, and to folders. Every function draws from the given `Random`."""
 
 import gzip
 import json
@@ -26,14 +26,14 @@ VALUES = (
     "[" + ",".join("1" for _ in range(3000)) + "]", "'%s%n'", "'$(touch x)'", "..", "/", "|", "{", "]", "@", "`", "\t", "- a",
     "a: b",
 )  # fmt: skip
-# More of these makes an honest run longer than a fuzzer waits.
+# More of these makes a correct run longer than the fuzzer's limit.
 _LENGTHS = ("max_steps", "epochs", "patience", "seeds", "evaluations", "taggings", "max_iterations", "bootstrap_samples", "num")
 _LONG = ("1e308", "1000000000000", "[1, 2]")
 _NAMES = (
     "", "x" * 300, "a\nb", "\0", "\udcff", "é", "名前", "a b", "$HOME", "-rf", "%s", "\u202e", "con.",
     "x" * 5000,
 )  # fmt: skip
-# What a JSON value, a line of text, or a folder may hold instead.
+# Possible contents of a JSON value, a line of text, or a folder.
 _JSON = (
     None, True, -1, 0, 10**30, 1e308, "", "x", "../../x", "/etc/passwd", [], {}, [1], {"a": 1}, "a\nb", "\ud800", "x" * 9999,
 )  # fmt: skip
@@ -58,7 +58,7 @@ def _set(values: dict, path: str, value: Any) -> None:
 
 
 def override(random: Random, cls: type[BaseModel]) -> str:
-    """A setting of a class with a value that may be anything."""
+    """Return a setting of a class with an arbitrary value."""
     name = random.choice([name for name, _ in dotted_fields(cls) if "NAME" not in name])
     of_length = name.rpartition(".")[2] in _LENGTHS
     value = random.choice([value for value in VALUES if not (of_length and value in _LONG)])
@@ -66,7 +66,7 @@ def override(random: Random, cls: type[BaseModel]) -> str:
 
 
 def misspelt(random: Random, cls: type[BaseModel]) -> str:
-    """A setting whose name is not quite one."""
+    """Return a setting with a misspelt name."""
     name = random.choice([name for name, _ in dotted_fields(cls)])
     place = random.randrange(len(name))
     other = random.choice(
@@ -77,7 +77,7 @@ def misspelt(random: Random, cls: type[BaseModel]) -> str:
 
 
 def arguments(random: Random, cls: type[BaseModel], valid: list[str], out: Path) -> list[str]:
-    """A command line of options that do not go together, are written wrongly, or lead astray."""
+    """Return a command line with options that conflict, are malformed, or mislead."""
     name = random.choice([name for name, _ in dotted_fields(cls)])
     wild = random.choice(_NAMES)
     more = [
@@ -93,7 +93,7 @@ def arguments(random: Random, cls: type[BaseModel], valid: list[str], out: Path)
 
 
 def yaml_text(random: Random, cls: type[BaseModel], values: dict) -> bytes:
-    """A configuration with something wrong in it, or in its bytes."""
+    """Return a configuration with an error in it, or in its bytes."""
     values = json.loads(json.dumps(values))
     kind = random.randrange(6)
     if kind == 0:
@@ -117,7 +117,7 @@ def yaml_text(random: Random, cls: type[BaseModel], values: dict) -> bytes:
 
 
 def damaged_bytes(random: Random, content: bytes) -> bytes:
-    """Bits flipped, cut, repeated, mixed, in another encoding, or something else altogether."""
+    """Return bytes with flipped bits, cut, repeated, mixed, in another encoding, or replaced."""
     place = random.randrange(len(content) + 1)
     noise = bytes(random.randrange(256) for _ in range(random.choice([1, 4, 40])))
     kind = random.randrange(12)
@@ -141,11 +141,11 @@ def damaged_bytes(random: Random, content: bytes) -> bytes:
 
 
 def damaged_json(random: Random, value: Any) -> Any:
-    """A JSON value with one of its parts taken out, renamed, or replaced by one of another type."""
+    """Return a JSON value with one part removed, renamed, or replaced by one of another type."""
     places = list(_places(value))
     if not places:
         return random.choice([None, [], 1, "x"])
-    # Half of the time a key on top, which the many parts below would hide.
+    # Half of the time it takes a top-level key, which would be rare among the many parts below.
     top = [(value, key) for key in value] if isinstance(value, dict) else places
     parent, key = random.choice(top if random.randrange(2) else places)
     kind = random.randrange(4)
@@ -166,7 +166,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def damaged_content(random: Random, path: Path) -> bytes:
-    """Other content for a file: its values where it is JSON, lines where it has some, else its bytes."""
+    """Return other content for a file: values of JSON, lines of text, else bytes."""
     content = path.read_bytes()
     if path.suffix in (".json", ".jsonl") and random.random() < 0.7:
         lines = content.splitlines() if path.suffix == ".jsonl" else [content]
@@ -186,7 +186,7 @@ def damaged_content(random: Random, path: Path) -> bytes:
 
 
 def damage_file(random: Random, path: Path) -> str:
-    """Change a file, or put something else in its place. Returns what was done."""
+    """Change a file, or replace it. Returns a description of the damage."""
     kind = random.choice(["content"] * 6 + ["removed", "folder", "loop", "dangling", "device", "other", "link"])
     if kind == "content":
         content = damaged_content(random, path)
@@ -213,7 +213,7 @@ def damage_file(random: Random, path: Path) -> str:
 
 
 def damage_folder(random: Random, folder: Path) -> str:
-    """Damage one file below a folder, or put names into it that look like what belongs there."""
+    """Damage one file below a folder, or add names that look like those of a valid folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.name != ".lock")
     if random.random() < 0.1:
         name = random.choice(_STRANGERS)
@@ -221,6 +221,6 @@ def damage_folder(random: Random, folder: Path) -> str:
         if not os.path.lexists(place):
             place.mkdir() if random.random() < 0.5 else place.write_text("x")
             return f"{name} added"
-    # Most files of a run are pictures and logs that nobody reads.
+    # Most files of a run are pictures and logs, which no command reads.
     facts = [path for path in files if path.suffix in (".json", ".jsonl", ".yaml")]
     return damage_file(random, random.choice(facts if facts and random.random() < 0.6 else files))

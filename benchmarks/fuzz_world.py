@@ -1,4 +1,4 @@
-"""The inputs of fuzzed commands: small data sets, runs, studies and parser models, made by the workflows themselves."""
+"""The inputs of fuzzed commands: small data sets, runs, studies and parser models, made by the workflows."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ TINY = {
 
 
 def main_of(name: str) -> Callable[[Sequence[str]], None]:
-    """`main(argv)` of a workflow, or of a module that is a command."""
+    """Return `main(argv)` of a workflow, or of a module that is a command."""
     return import_module(MODULES[name]).main
 
 
@@ -74,7 +74,7 @@ def _write_inputs(folder: Path) -> None:
 
 
 def configurations(inputs: Path, world: Path) -> dict[str, dict]:
-    """A valid configuration for every workflow, with paths below the folders of inputs and of what was made before."""
+    """Return a valid configuration for every workflow, with paths below the folders of inputs and of earlier outputs."""
     subwords, tree = {"vocab_size": 290}, {"tree_source": "parsed"}
     splits = {s: {"source": [str(inputs / f"{s}.mrg")], "target": [str(inputs / f"{s}.de")]} for s in ("train", "valid", "test")}
     classes = {split: {"source": [str(inputs / f"{split}.sst")]} for split in ("train", "valid", "test")}
@@ -119,7 +119,7 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
 
 
 def build_world(folder: Path) -> None:
-    """inputs, data sets `pairs` and `classes`, runs `run`, `classifier` and `lm`, `study`, `seeds` and parser models."""
+    """Build inputs, data sets `pairs` and `classes`, runs `run`, `classifier` and `lm`, `study`, `seeds` and parser models."""
     _write_inputs(folder / "inputs")
     configs = configurations(folder / "inputs", folder)
     made = {

@@ -1,17 +1,19 @@
-"""Everything that a GPU must show, in one command: checks first, then speed at base size, then the other sizes.
+"""All measurements on a GPU in one command: checks first, then speed at base size, then the other sizes.
 
     PYTHONPATH=. python benchmarks/gpu.py --out FILE.md            # on a GPU, a few minutes or more
     PYTHONPATH=. python benchmarks/gpu.py --out FILE.md --quick    # every section at toy size, also on a CPU
 
-FILE.md is complete after every row, so a run that is cut off says what it has measured; FILE.png is drawn at the end. Rows are
-JSON lines on standard output, too. Neither Ray nor Stanza is needed; a library that is compared with and is not installed is
-named in the section "Left out".
+FILE.md is complete after every row. So an interrupted run keeps all its measurements; FILE.png is drawn at the end. Rows are also
+JSON lines on standard output. Neither Ray nor Stanza is needed. If a library for comparison is not installed, the section "Left
+out" names it.
 
-Sections: *Checks* compares gradients of whole updates (float32, dropout included), searches (float64) and repeated steps with
-the CPU. *Training*: target tokens a second of whole updates, loader and optimiser included; MFU is FLOPs of matrix products
-on real tokens over the peak of the card's data sheet; kernels, and times that the host waits, of one update. *Search*: batch
-64, beam 5, 50 pieces. *Encoder layer*: forward and backward, beside `nn.TransformerEncoderLayer` and a plain layer with
-FlexAttention over packed rows. *Loss*: `projected_nll` beside others. Data and weights are random; a GPU computes in bf16.
+Sections: *Checks* compares gradients of whole updates (float32, with dropout), searches (float64) and repeated steps with the
+CPU. *Training* has target tokens per second of whole updates, with loader and optimiser. MFU is the FLOPs of matrix products on
+real tokens, divided by the peak of the card's data sheet. It also has the kernels of one update, and how often the host waits.
+
+*Search*: batch 64, beam 5, 50 pieces. *Encoder layer*: forward and backward, beside `nn.TransformerEncoderLayer` and a plain
+layer with FlexAttention over packed rows. *Loss*: `projected_nll` beside others. Data and weights are random. A GPU computes in
+bf16.
 """
 
 import argparse
@@ -36,7 +38,7 @@ MODELS = ("tree_transformer", "transformer")
 
 
 def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
-    """What is measured, the most important first."""
+    """Return the measurements, the most important first."""
 
     def train(size: str, model: str, tokens: int) -> Callable[[], None]:
         return lambda: measure_training(report, data, size, model, tokens, 30, device)
@@ -59,7 +61,7 @@ def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> 
 
 
 def quick_parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
-    """Every section, at toy size."""
+    """Return every section at toy size."""
     small = SearchCase(ModelConfig(**{**SIZES["tiny"], "num_encoder_layers": 1, "num_decoder_layers": 1}), 500)
     yield lambda: run_checks(report, data, long_data, device)
     yield from (lambda model=model: measure_training(report, data, "tiny", model, 256, 2, device) for model in MODELS)

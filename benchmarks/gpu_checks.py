@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py checks before it measures: that the device computes what the CPU does."""
+"""The checks of benchmarks/gpu.py before its measurements: the device computes the same as the CPU."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ TINY = ["model.d_model=64", "model.d_ff=128", "model.num_heads=4", "model.num_en
 
 
 def run_checks(report: Report, data: Path, long_data: Path, device: torch.device) -> None:
-    """One row a check. A check that fails is a row, too: the rest is measured all the same."""
+    """Run one row per check. A failed check is also a row, and the measurements continue."""
     long_trees = ["batch.max_tokens=8192", "batch.max_leaves=2048", "batch.max_target_pieces=2048"]
     for name in MODELS:
         config, again = tiny_config(data, name), tiny_config(data, name, ["deterministic=true"])
@@ -40,7 +40,7 @@ def run_checks(report: Report, data: Path, long_data: Path, device: torch.device
 def check(report: Report, what: str, bound: float, error: Callable[[], float]) -> None:
     try:
         value, state = error(), ""
-    except Exception as failure:  # one row tells it; the other rows are worth having all the same
+    except Exception as failure:  # one row reports it; the other rows are still useful
         value, state = float("nan"), f"{type(failure).__name__}: {str(failure).splitlines()[0][:120]}"
     report.add("Checks", check=what, error=float(value), bound=float(bound), holds=state or ("yes" if value <= bound else "NO"))
 
@@ -55,7 +55,7 @@ def trainer_on(config: TrainConfig, device: torch.device) -> Trainer:
 
 
 def gradient_error(config: TrainConfig, device: torch.device) -> float:
-    """Largest relative error of a parameter's gradient against the CPU's, dropout included: its masks are the same."""
+    """Return the largest relative error of a parameter's gradient against the CPU's, with dropout by the same masks."""
     gradients = []
     for one in (torch.device("cpu"), device):
         trainer = trainer_on(config, one)
@@ -67,7 +67,7 @@ def gradient_error(config: TrainConfig, device: torch.device) -> float:
 
 
 def unequal_hypotheses(name: str, device: torch.device) -> int:
-    """Sentences of 32 whose hypotheses differ from the CPU's."""
+    """Return the number of sentences, of 32, whose hypotheses differ from the CPU's."""
     torch.manual_seed(0)
     sizes = ModelConfig(name=name, d_model=64, d_ff=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=2)
     model = build_model(sizes, VocabSizes(500, NUM_LABELS)).double().eval()
@@ -80,7 +80,7 @@ def unequal_hypotheses(name: str, device: torch.device) -> int:
 
 
 def unequal_bits(config: TrainConfig, device: torch.device) -> int:
-    """Parameters whose gradients differ between two runs of the same step."""
+    """Return the number of parameters whose gradients differ between two runs of the same step."""
     gradients = []
     for _ in range(2):
         trainer = trainer_on(config, device)
@@ -90,7 +90,7 @@ def unequal_bits(config: TrainConfig, device: torch.device) -> int:
 
 
 def waits_of_step(config: TrainConfig, device: torch.device) -> int:
-    """Times that the host waits for the device in an update, after one that warms up."""
+    """Return how often the host waits for the device in an update, after one that warms up."""
     trainer = trainer_on(config, device)
     batches = [trainer.micro_batches.rank_batch(trainer.plan.batch(step)) for step in range(3)]
     trainer.step(batches[0])

@@ -18,7 +18,7 @@ PEAKS = {"H200": 989, "H100 PCIe": 756, "H100": 989, "A100": 312, "L40S": 362, "
 
 
 def peak_tflops(device: torch.device) -> float | None:
-    """Of bf16 products; None for a device that is not in the table."""
+    """Return the peak rate of bf16 products; None for a device that is not in the table."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -35,7 +35,7 @@ class Work:
     encoder_pairs: int  # queries and keys of encoder self-attention
     decoder_pairs: int  # of causal self-attention
     cross_pairs: int
-    entries: int  # weights of leaves and nodes in nodes, that hierarchical accumulation multiplies vectors by
+    entries: int  # weights of leaves and nodes in nodes; hierarchical accumulation multiplies vectors by these
 
     @classmethod
     def of(cls, batch: TreeBatch, tree: bool) -> "Work":
@@ -59,7 +59,7 @@ class Work:
 
 
 def count_entries(structure: TreeStructure) -> int:
-    """Leaves and nodes of all subtrees: what nodes attend to, and what they sum."""
+    """Count leaves and nodes of all subtrees: the keys of nodes, and the terms of their sums."""
     start, end, subtree_end = (
         x.numpy(force=True).astype(np.int64) for x in (structure.start, structure.end, structure.subtree_end)
     )
@@ -69,13 +69,13 @@ def count_entries(structure: TreeStructure) -> int:
 
 
 def encoder_layer_flops(work: Work, d_model: int, d_ff: int) -> int:
-    """A forward pass of one encoder layer, accumulation included."""
+    """Return the FLOPs of a forward pass of one encoder layer, with accumulation."""
     positions = work.leaves + work.nodes
     return 2 * positions * (4 * d_model**2 + 2 * d_model * d_ff) + 4 * d_model * work.encoder_pairs + 2 * d_model * work.entries
 
 
 def training_flops(work: Work, model: ModelConfig, pieces: int) -> int:
-    """Forward and backward pass of a translation model: three times the forward pass."""
+    """Return the FLOPs of forward and backward pass of a translation model: three times the forward pass."""
     d_model, d_ff, positions = model.d_model, model.d_ff, work.leaves + work.nodes
     decoder_layer = 2 * work.targets * (6 * d_model**2 + 2 * d_model * d_ff) + 2 * positions * 2 * d_model**2
     decoder_layer += 4 * d_model * (work.decoder_pairs + work.cross_pairs) + 2 * d_model * work.entries

@@ -1,6 +1,6 @@
 """Encoder layers for benchmarks/gpu.py: ours with and without trees, PyTorch's, and one with FlexAttention over packed rows.
 
-Shapes: B batch, S positions, D model, H heads, T = all positions of a batch, one after the other.
+Shapes: B batch, S positions, D model, H heads, T = all positions of a batch, concatenated.
 """
 
 from collections.abc import Callable
@@ -44,10 +44,10 @@ QUICK_CASES = {"tiny, sentences": LayerCase(4, 12, 8, d_model=32, d_ff=64, num_h
 
 
 class PackedLayer(nn.Module):
-    """A plain layer over sentences one after the other, without padding: a position attends to its own sentence."""
+    """A plain layer over concatenated sentences, without padding. A position attends to its own sentence."""
 
     def __init__(self, layer: EncoderLayer, sentence: Tensor, num_heads: int):
-        """`sentence` [T]: which sentence a position belongs to."""
+        """`sentence` [T] is the sentence of each position."""
         super().__init__()
         self.layer, self.num_heads = layer, num_heads
         self.mask: BlockMask = create_block_mask(
@@ -55,7 +55,7 @@ class PackedLayer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [1, T, D] -> [1, T, D]."""
+        """Map x [1, T, D] -> [1, T, D]."""
         attention = self.layer.self_attention
         queries, keys, values = map(attention.split_heads, attention.queries_keys_values(x).chunk(3, dim=2))
         attended = flex_attention(queries, keys, values, block_mask=self.mask)
@@ -63,7 +63,7 @@ class PackedLayer(nn.Module):
 
 
 def build_structure(case: LayerCase, device: torch.device) -> TreeStructure:
-    """Random trees in the form that the device wants, with their maps, which are made once a batch for all layers."""
+    """Build random trees in the form for the device, with their maps, which all layers share."""
     rng = np.random.default_rng(0)
     make = random_document if case.document else random_tree
     spans = [make(case.leaves, case.nodes, rng) for _ in range(case.batch)]
@@ -74,7 +74,7 @@ def build_structure(case: LayerCase, device: torch.device) -> TreeStructure:
 
 
 def measure_layers(report: Report, name: str, case: LayerCase, device: torch.device, compiled: bool, rounds: int) -> None:
-    """Forward and backward pass of every kind of layer on the same positions, taking turns."""
+    """Measure forward and backward pass of every kind of layer on the same positions, in turn."""
     structure = build_structure(case, device)
     width = structure.num_leaves + structure.num_nodes
     config = LayerConfig(case.d_model, case.d_ff, case.num_heads)

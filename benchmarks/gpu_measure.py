@@ -1,4 +1,4 @@
-"""What a step does on a GPU beside taking time: kernels that it launches, and times that the host waits for it."""
+"""Measurements of a step on a GPU beside time: the kernels that it launches, and how often the host waits."""
 
 import contextlib
 import statistics
@@ -16,7 +16,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds_of(step: Callable[[], object], device: torch.device, *, warm_up: int, rounds: int) -> float:
-    """Median wall time of a step, the device's work included."""
+    """Return the median wall time of a step, with the device's work."""
     for _ in range(warm_up):
         step()
     times = []
@@ -30,7 +30,7 @@ def seconds_of(step: Callable[[], object], device: torch.device, *, warm_up: int
 
 
 def count_kernels(step: Callable[[], object], device: torch.device) -> int | None:
-    """Kernels and copies that a step puts on the GPU; None on a CPU."""
+    """Count kernels and copies that a step puts on the GPU; None on a CPU."""
     if device.type != "cuda":
         return None
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -41,7 +41,7 @@ def count_kernels(step: Callable[[], object], device: torch.device) -> int | Non
 
 @contextlib.contextmanager
 def noted_waits(device: torch.device) -> Iterator[list[str]]:
-    """Places where the host waits for the GPU; the list is complete at the end of the block, and None on CPUs."""
+    """Record the places where the host waits for the GPU. The list is complete at the end of the block, and None on CPUs."""
     found: list[str] = []
     if device.type != "cuda":
         yield found
@@ -57,14 +57,14 @@ def noted_waits(device: torch.device) -> Iterator[list[str]]:
 
 
 def count_waits(step: Callable[[], object], device: torch.device) -> int | None:
-    """How often the host waits within a step; None on a CPU."""
+    """Count how often the host waits within a step; None on a CPU."""
     with noted_waits(device) as waits:
         step()
     return len(waits) if device.type == "cuda" else None
 
 
 def peak_gib(step: Callable[[], object], device: torch.device) -> float | None:
-    """Highest memory of tensors while a step runs; None on a CPU."""
+    """Return the highest memory of tensors while a step runs; None on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.reset_peak_memory_stats(device)

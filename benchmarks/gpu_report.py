@@ -16,7 +16,7 @@ Row = Mapping[str, object]
 
 @dataclass
 class Report:
-    """Rows by section, in the order in which they were measured; `out` is written anew with every row."""
+    """Rows by section, in the order of measurement. Every new row rewrites `out`."""
 
     out: Path
     command: str
@@ -26,13 +26,13 @@ class Report:
     finished: bool = False
 
     def add(self, section: str, **row: object) -> None:
-        """One row of a section, also as a JSON line on standard output."""
+        """Add one row to a section, and print it as a JSON line."""
         self.sections.setdefault(section, []).append(row)
         print(json.dumps({"benchmark": "gpu", "section": section, **row}), flush=True)
         self.write()
 
     def note(self, text: str) -> None:
-        """What was left out, and why."""
+        """Record what was left out, with the reason."""
         self.notes.append(text)
         print(f"note: {text}", file=sys.stderr, flush=True)
         self.write()
@@ -51,7 +51,7 @@ class Report:
         return "\n".join(parts)
 
     def finish(self) -> None:
-        """Say that all rows are there, and draw the rates."""
+        """Mark the report as complete, and draw the rates."""
         self.finished = True
         self.write()
         try:
@@ -64,7 +64,7 @@ class Report:
 
 
 def describe_device(device: torch.device) -> str:
-    """Its name and memory."""
+    """Return name and memory of the device."""
     if device.type != "cuda":
         return "a CPU, one thread"
     facts = torch.cuda.get_device_properties(device)
@@ -72,7 +72,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def describe_software(device: torch.device) -> str:
-    """Versions and commit."""
+    """Return versions and commit."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
     cuda = f", CUDA {torch.version.cuda}" if device.type == "cuda" else ""
@@ -80,7 +80,7 @@ def describe_software(device: torch.device) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table with a column for every key of the rows."""
+    """Return a Markdown table with a column for every key of the rows."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     lines = [columns, ["---"] * len(columns), *([format_cell(row.get(column)) for column in columns] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -95,7 +95,7 @@ def format_cell(value: object) -> str:
 
 
 def draw(sections: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Bars of the rates: tokens a second of training, pieces a second of search."""
+    """Draw bars of the rates: tokens per second of training, pieces per second of search."""
     import matplotlib.pyplot as plt
 
     panels = [(name, unit) for name, unit in (("Training", "tokens/s"), ("Search", "pieces/s")) if sections.get(name)]

@@ -3,8 +3,8 @@
     python benchmarks/index_parts.py              # 10,068 shards, what `rows_per_shard: auto` makes of a billion rows
     python benchmarks/index_parts.py --quick      # 200 shards, in parts of 50
 
-There is no text: each shard is a file of 100 bytes beside records of the usual size, with 60 counts as the parsed stage has them.
-Memory is what a process holds of its own (RssAnon), beyond what it held before.
+There is no text. Each shard is a file of 100 bytes beside a record of the usual size, with 60 counts as in the parsed stage.
+Memory is the anonymous memory of the process (RssAnon) above that before the work.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROWS = 1_000_000_000
 
 
 def held_mb() -> float:
-    """Anonymous memory of this process, in MB."""
+    """Return the anonymous memory of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) / 1000
 

@@ -1,4 +1,4 @@
-"""A workflow that is killed and started again: what the two kill benchmarks share."""
+"""Kills and restarts of a workflow: the shared code of the two kill benchmarks."""
 
 import os
 import random
@@ -14,7 +14,7 @@ from pathlib import Path
 from preprocess_million import REPOSITORY, descendants
 
 KINDS = ("driver", "worker", "group")
-LIMIT_S = 300  # a run that takes longer hangs
+LIMIT_S = 300  # a longer run has hung
 
 
 def session_of(pid: int) -> int:
@@ -22,7 +22,7 @@ def session_of(pid: int) -> int:
 
 
 def orphans(session: int) -> list[int]:
-    """Processes of a session that are left, its leader being gone; where there is one, it is another session by now."""
+    """Return processes of a session whose leader is gone. If it has a leader, it is another session by now."""
     found = []
     if Path(f"/proc/{session}").exists():
         return found
@@ -37,7 +37,7 @@ def orphans(session: int) -> list[int]:
 
 
 def workers_of(driver: int, name: str) -> list[int]:
-    """The Ray workers below a driver that call themselves ray::`name`."""
+    """Return the Ray workers below a driver with the name ray::`name`."""
     found = []
     for pid in descendants(driver):
         try:
@@ -50,21 +50,21 @@ def workers_of(driver: int, name: str) -> list[int]:
 
 @dataclass
 class Workflow:
-    """Starts a workflow with a Ray of its own, and ends what killed drivers leave behind."""
+    """Starts a workflow with its own Ray, and ends the processes that killed drivers leave behind."""
 
     script: str  # its file in workflows/
     config: Path
     scratch: Path
     limit_s: float = LIMIT_S
     started: list[int] = field(default_factory=list)
-    left: int = 0  # processes of killed drivers that outlived the run after it: idle agents of Ray's
+    left: int = 0  # processes of killed drivers that outlived the next run: idle agents of Ray
 
     @contextmanager
     def run(self, out: Path) -> Iterator[subprocess.Popen]:
-        """The driver as leader of a session. What is left of earlier ones is ended with this one."""
+        """Run the driver as leader of a session. At the end, processes of earlier ones are ended too."""
         earlier = list(self.started)
         command = [sys.executable, str(REPOSITORY / "workflows" / self.script), "--config", str(self.config), "--out", str(out)]
-        # Ray looks below RAY_TMPDIR for a cluster to join, and finds none there.
+        # Ray searches RAY_TMPDIR for a cluster to join, and finds none there
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         env |= {"RAY_TMPDIR": str(self.scratch), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
         with open(self.scratch / "log", "w") as log:
@@ -80,7 +80,7 @@ class Workflow:
             self._end(earlier)
 
     def end(self) -> None:
-        """End what is left of all drivers."""
+        """End all processes of all drivers."""
         self._end(list(self.started))
 
     def _end(self, sessions: list[int]) -> None:
@@ -95,7 +95,7 @@ class Workflow:
             self.started.remove(session)
 
     def finish(self, out: Path) -> float:
-        """Run to the end undisturbed; returns seconds."""
+        """Run to the end without kills. Returns seconds."""
         begin = time.monotonic()
         with self.run(out) as driver:
             if status := driver.wait(self.limit_s):
@@ -107,7 +107,7 @@ class Workflow:
 
 
 def lives(driver: subprocess.Popen, seconds: float) -> bool:
-    """Whether the driver is there after some time."""
+    """Return whether the driver still runs after some time."""
     try:
         driver.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -116,7 +116,7 @@ def lives(driver: subprocess.Popen, seconds: float) -> bool:
 
 
 def wait_for(driver: subprocess.Popen, condition: Callable[[], object]) -> bool:
-    """Whether the driver lived until the condition held. Raises TimeoutExpired when it hangs."""
+    """Return whether the driver lived until the condition held. Raises TimeoutExpired if it hangs."""
     deadline = time.monotonic() + LIMIT_S
     while lives(driver, 0.02):
         if condition():
@@ -127,7 +127,7 @@ def wait_for(driver: subprocess.Popen, condition: Callable[[], object]) -> bool:
 
 
 def kill(what: str, driver: subprocess.Popen, workers: Sequence[int], rng: random.Random) -> bool:
-    """SIGKILL for one of KINDS; False when there is no worker to kill."""
+    """Send SIGKILL to one of KINDS; False if there is no worker to kill."""
     if what == "worker":
         if workers:
             os.kill(rng.choice(workers), signal.SIGKILL)

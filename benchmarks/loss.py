@@ -4,9 +4,9 @@
     PYTHONPATH=. python benchmarks/loss.py                              # as in docs/results/training.md, a minute
     PYTHONPATH=. python benchmarks/loss.py --device cuda --dtype bf16
 
-One JSON line per figure. `time_ratio`, `memory_ratio`: forward and backward of `projected_nll` / of a linear map to logits
-and `cross_entropy` of them, with label smoothing 0.1, for 2,048 target tokens of a small and of the base model. CPU time on
-one thread, or time on a GPU; alternatives take turns.
+It prints one JSON line per figure. `time_ratio` and `memory_ratio` compare forward and backward of `projected_nll` with a linear
+map to logits and their `cross_entropy`. Label smoothing is 0.1; there are 2,048 target tokens of a small and of the base model.
+Time is CPU time on one thread, or time on a GPU; alternatives take turns.
 """
 
 import argparse

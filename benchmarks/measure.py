@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def emit(benchmark: str, case: str, metric: str, value: float, **more: object) -> None:
-    """One JSON line on standard output; nothing else goes there."""
+    """Print one JSON line on standard output, which has no other output."""
     print(json.dumps({"benchmark": benchmark, "case": case, "metric": metric, "value": round(value, 4), **more}), flush=True)
 
 
@@ -40,7 +40,10 @@ class Step:
 
 @dataclass
 class Times:
-    """Seconds of every round, by alternative; the rounds are interleaved, so that round r of all of them saw one machine."""
+    """Seconds of every round, by alternative.
+
+    Rounds are interleaved, so all alternatives of a round saw the same machine load.
+    """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
@@ -48,14 +51,14 @@ class Times:
         return min(self.seconds[name])
 
     def ratio(self, name: str, base: str) -> tuple[float, dict[str, float]]:
-        """Ratio of the minima, and minimum, median and maximum of the ratios of single rounds."""
+        """Return the ratio of the minima, and minimum, median and maximum of the ratios of single rounds."""
         rounds = [a / b for a, b in zip(self.seconds[name], self.seconds[base], strict=False)]
         spread = {"min": min(rounds), "median": statistics.median(rounds), "max": max(rounds)}
         return self.best(name) / self.best(base), {k: round(v, 4) for k, v in spread.items()} | {"rounds": len(rounds)}
 
 
 def time_once(step: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one step: CPU time of this process, or time on the GPU."""
+    """Return seconds of one step: CPU time of this process, or time on the GPU."""
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -71,7 +74,7 @@ def time_once(step: Callable[[], None], device: torch.device) -> float:
 def time_interleaved(steps: Mapping[str, Step], device: torch.device, rounds: int, budget_s: float) -> Times:
     """Run all steps once per round, in an order that turns, for `rounds` rounds or until `budget_s` of wall time is spent.
 
-    Every step runs twice at least and is warmed up once before.
+    Every step warms up once, and then runs at least twice.
     """
     names = list(steps)
     for name in names:
@@ -88,9 +91,9 @@ def time_interleaved(steps: Mapping[str, Step], device: torch.device, rounds: in
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """Highest memory that one step holds at once above what was held before it, temporaries inside operators included.
+    """Return the highest memory of one step above that before it, with temporaries inside operators.
 
-    On the CPU from the allocator's events in PyTorch's profiler, on a GPU from its caching allocator. The step must have
+    On the CPU it comes from the allocator's events in PyTorch's profiler, on a GPU from its caching allocator. The step must have
     run before.
     """
     step.clear()

@@ -1,7 +1,7 @@
 """Encoding and reading of shards on one core, in CPU seconds. Prints JSON lines.
 
-`encode`: text and parsed shards to encoded shards, files included, by an encoder that has seen nothing before.
-`read`: encoded shards to padded batches of similar lengths, in random order; once whole, once without the structure maps.
+`encode`: text and parsed shards to encoded shards with files, by an encoder with empty caches. `read`: encoded shards to padded
+batches of similar lengths, in random order; once complete, once without the structure maps.
 """
 
 import argparse

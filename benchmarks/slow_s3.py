@@ -2,8 +2,8 @@
 
     python benchmarks/slow_s3.py PORT SERVER_PORT SECONDS
 
-A request is in flight from its first byte to the first byte of its answer. A connection that sends `?` is told
-{"most": requests in flight at most since the last such question, "requests": their number}.
+A request is in flight from its first byte to the first byte of its answer. A connection that sends `?` gets {"most": N,
+"requests": M}: the most requests in flight since the last such question, and their number.
 """
 
 import asyncio
