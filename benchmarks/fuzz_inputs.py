@@ -226,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=100_000, help="texts of each kind for readers")
     parser.add_argument("--commands", type=int, default=150, help="commands of each kind of damage")
-    parser.add_argument("--processes", type=int, default=3, help="further ones of each kind, in processes of their own")
+    parser.add_argument("--processes", type=int, default=3, help="further commands of each kind, in separate processes")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *DAMAGES], default=[*KINDS, *DAMAGES])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1, help="commands at a time")

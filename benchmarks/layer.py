@@ -5,8 +5,8 @@
     python benchmarks/layer.py --data DIR --split train      # trees of an encoded data set in place of random ones
     PYTHONPATH=. python benchmarks/layer.py --device cuda --dtype bf16 --compile   # nothing installed but torch and NumPy
 
-One JSON line per figure. `time_ratio` and `memory_ratio` are tree layer / plain layer, a post-norm layer of our own that
-attends over the same leaves and nodes without a mask (with a padding mask when a batch of --data is padded).
+One JSON line per figure. `time_ratio` and `memory_ratio` are tree layer / plain layer, which is a post-norm layer over the
+same leaves and nodes without a mask. If a batch of --data is padded, it has a padding mask.
 `naive_...` is the paper's tensor S as written, `released_...` the released code; they are left out where they need
 more than 4 GB. `plain_to_torch` is our plain layer / torch.nn's. All alternatives of a case run in one process, in turn;
 seconds are CPU time of the process on one thread, or GPU time. A time ratio is that of the minima; `min`, `median` and
@@ -66,7 +66,7 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class LayerCase:
-    """Sizes of a batch; `quick_s` is its share of a --quick run in seconds."""
+    """Sizes of a batch; `quick_s` is its seconds in a --quick run."""
 
     batch: int
     num_leaves: int
@@ -96,7 +96,7 @@ def build_structure(case: LayerCase, options: argparse.Namespace) -> TreeStructu
 
 
 def time_build(structure: TreeStructure) -> float:
-    """CPU seconds that building the maps takes, as the loader's thread does it; best of five."""
+    """Return the CPU seconds to build the maps, as the loader's thread does it; best of five."""
     spans = torch.stack([structure.start, structure.end, structure.subtree_end], dim=2).numpy(force=True)
     leaves, nodes = ((~mask).sum(1).tolist() for mask in (structure.leaf_pad_mask, structure.node_pad_mask))
     spans = [rows[:count] for rows, count in zip(spans, nodes, strict=True)]
@@ -104,7 +104,7 @@ def time_build(structure: TreeStructure) -> float:
 
 
 def build_steps(case: LayerCase, structure: TreeStructure, options: argparse.Namespace) -> dict[str, Step]:
-    """Alternatives of a case, the tree layer and the plain one first; outputs of the exact ones are compared."""
+    """Return the alternatives of a case, tree layer and plain layer first, and the outputs of the exact ones."""
     torch.manual_seed(0)
     config, tree, device = LayerConfig(), TreeDefaults(), torch.device(options.device)
     pad_mask = torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
@@ -138,7 +138,7 @@ def build_steps(case: LayerCase, structure: TreeStructure, options: argparse.Nam
 
 
 def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeStructure, options) -> dict[str, Step]:
-    """A decoder layer over the memory of leaves and nodes, its keys and values projected in the step."""
+    """Build a decoder layer over the memory of leaves and nodes. The step also projects its keys and values."""
     config, tree, device = LayerConfig(), TreeDefaults(), source.device
     target = torch.randn(len(source), TARGET_LENGTH, config.d_model, device=device, requires_grad=True)
     half = options.dtype == "bf16"
@@ -164,7 +164,7 @@ def build_decoder_steps(source: Tensor, padding: Tensor | None, structure: TreeS
 
 @torch.no_grad()
 def check_agreement(ours: nn.Module, naive: nn.Module, source: Tensor, structure: TreeStructure, real: Tensor) -> None:
-    """The fast layer computes what the naive one does: figures of anything else would be worthless."""
+    """Check that the fast layer computes the same as the naive one. Otherwise the figures would be worthless."""
     torch.testing.assert_close(ours(source, None, structure)[real], naive(source, None)[real], rtol=1e-3, atol=1e-4)
 
 
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rounds, under 50 seconds")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), metavar="CASE", help=f"of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of a case")
-    parser.add_argument("--slow", type=int, default=2, help="rounds of the naive and released implementations; 0 leaves them out")
+    parser.add_argument("--slow", type=int, default=2, help="rounds of the naive and released implementations; 0: without them")
     parser.add_argument("--data", type=Path, metavar="DIR", help="data set folder that workflows/preprocess.py wrote")
     parser.add_argument("--split", default="train", help="split of --data")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")

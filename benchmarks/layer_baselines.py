@@ -1,7 +1,7 @@
 """Slow implementations of tree attention, as baselines: the paper's tensor S as written, and the released code's.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H. Both take the parameters of
-`SelfAttention` and give its results; the released one does so for the released code's accumulation rule.
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H. Both take the parameters of `SelfAttention`
+and return its results. The released one does so for the released code's accumulation rule.
 """
 
 import torch
@@ -13,7 +13,7 @@ from treenet.structure import TreeStructure
 
 
 class DenseMaps:
-    """The maps of equations 5 to 11 in full, made once per batch."""
+    """The complete maps of equations 5 to 11, made once per batch."""
 
     def __init__(self, structure: TreeStructure):
         start, end, subtree_end = structure.start[..., None], structure.end[..., None], structure.subtree_end[..., None]
@@ -32,7 +32,7 @@ class DenseMaps:
 
 
 def naive_accumulation(attention: SelfAttention, x: Tensor, values: Tensor, maps: DenseMaps) -> Tensor:
-    """Equations 5 to 10 with S + E, U and V as tensors [B, N, L, D]."""
+    """Compute equations 5 to 10 with S + E, U and V as tensors [B, N, L, D]."""
     accumulation, heads = attention.accumulation, attention.num_heads
     num_leaves = maps.span.shape[2]
     leaves, nodes = values.split((num_leaves, maps.span.shape[1]), dim=1)
@@ -54,10 +54,10 @@ def naive_accumulation(attention: SelfAttention, x: Tensor, values: Tensor, maps
 
 
 def released_accumulation(attention: SelfAttention, x: Tensor, values: Tensor, maps: DenseMaps) -> Tensor:
-    """Per head, [B * H, N, L, K]: nodes spread over their leaves, summed up the tree, averaged, weighted, averaged.
+    """Compute per head, [B * H, N, L, K]: spread nodes over their leaves, sum up the tree, average, weight, average.
 
-    Follows the released code in its order of work and in what it holds, not in its code; its rules are those of
-    `accumulation_rule: released`.
+    It has the released code's order of work and its tensors, but not its code. Its rules are those of `accumulation_rule:
+    released`.
     """
     accumulation, heads = attention.accumulation, attention.num_heads
     batch, num_nodes, num_leaves = maps.span.shape
@@ -83,7 +83,7 @@ def released_accumulation(attention: SelfAttention, x: Tensor, values: Tensor, m
 
 
 class SlowTreeAttention(nn.Module):
-    """Stands in for the `SelfAttention` it is given: slow accumulation, all scores in memory."""
+    """Replaces the given `SelfAttention`: slow accumulation, all scores in memory."""
 
     def __init__(self, attention: SelfAttention, structure: TreeStructure, accumulate=naive_accumulation):
         super().__init__()
@@ -99,6 +99,6 @@ class SlowTreeAttention(nn.Module):
 
 
 def slow_bytes(structure: TreeStructure, d_model: int) -> int:
-    """About what one slow layer holds in float32 for forward and backward: eight tensors [B, N, L, D]."""
+    """Return about the bytes that one slow layer holds in float32 for forward and backward: eight tensors [B, N, L, D]."""
     batch, num_nodes = structure.node_pad_mask.shape
     return 8 * 4 * batch * num_nodes * structure.num_leaves * d_model

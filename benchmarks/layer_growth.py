@@ -2,9 +2,10 @@
 
     python benchmarks/layer_growth.py --out docs/results/layer_growth.png
 
-One document of sentences a batch, nodes 0.8 times leaves. Times are CPU time of one thread, forward + backward, float32:
-the tree layer, its accumulation alone, a plain layer on leaves and nodes, and the paper's tensor S as written while it
-needs less than 4 GB. Prints one JSON line per figure as `layer.py` does; --quick stops at 512 leaves, without a plot.
+One document of sentences per batch; the number of nodes is 0.8 times that of leaves. Times are CPU time of one thread, forward +
+backward, float32. The curves are the tree layer, its accumulation alone, a plain layer on leaves and nodes, and the paper's
+tensor S while it needs less than 4 GB. It prints one JSON line per figure as `layer.py` does. --quick stops at 512 leaves,
+without a plot.
 """
 
 import argparse
@@ -22,7 +23,7 @@ CURVES = {"plain": "plain layer", "tree": "tree layer", "accumulation": "accumul
 
 
 def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
-    """Seconds of each curve."""
+    """Measure the seconds of each curve."""
     torch.manual_seed(0)
     config, device = LayerConfig(), torch.device("cpu")
     structure = random_structure(1, num_leaves, num_leaves * 4 // 5, document=num_leaves > 100)
@@ -46,7 +47,7 @@ def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
 
 
 def plot(results: dict[int, dict[str, float]], path: Path) -> None:
-    """Seconds over leaves, both logarithmic."""
+    """Plot seconds over leaves, both logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Trees of a batch for benchmarks: random ones of the shape of parses, or real ones of an encoded data set."""
+"""Trees of a batch for benchmarks: random ones with the shape of parses, or real ones of an encoded data set."""
 
 from pathlib import Path
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from treenet.structure import TreeStructure
 
-SENTENCE_LEAVES = (8, 48)  # of the sentences that a random document is made of
+SENTENCE_LEAVES = (8, 48)  # of the sentences of a random document
 
 
 def random_tree(num_leaves: int, num_nodes: int, rng: np.random.Generator) -> np.ndarray:
-    """Spans [num_nodes, 3] in pre-order of a random n-ary tree over `num_leaves` > num_nodes leaves.
+    """Draw spans [num_nodes, 3] in pre-order of a random n-ary tree over `num_leaves` > num_nodes leaves.
 
-    A binary tree, half of its splits cutting off a short constituent on the left as English does, from which random
-    nodes but the root are dissolved into their parents. Depth is about that of parses.
+    It starts from a binary tree. Half of its splits cut off a short constituent on the left, as in English. Random nodes except
+    the root are then dissolved into their parents. The depth is about that of parses.
     """
     spans, stack = [], [(0, num_leaves)]
     while stack:
@@ -29,13 +29,13 @@ def random_tree(num_leaves: int, num_nodes: int, rng: np.random.Generator) -> np
 
 
 def add_subtree_ends(spans: np.ndarray) -> np.ndarray:
-    """Spans [N, 2] of nodes in pre-order, without unary chains -> [N, 3] with the end of each subtree."""
+    """Add the end of each subtree: spans [N, 2] of nodes in pre-order, without unary chains -> [N, 3]."""
     ends = [int(np.argmax(np.append(spans[i + 1 :, 0] >= end, True))) + i + 1 for i, (_, end) in enumerate(spans)]
     return np.column_stack([spans, ends])
 
 
 def random_document(num_leaves: int, num_nodes: int, rng: np.random.Generator) -> np.ndarray:
-    """Sentences of 8 to 48 leaves under a dummy root."""
+    """Return sentences of 8 to 48 leaves under a dummy root."""
     lengths = []
     while (left := num_leaves - sum(lengths)) > SENTENCE_LEAVES[1] + SENTENCE_LEAVES[0]:
         lengths.append(int(rng.integers(SENTENCE_LEAVES[0], SENTENCE_LEAVES[1] + 1)))
@@ -53,15 +53,15 @@ def random_document(num_leaves: int, num_nodes: int, rng: np.random.Generator) -
 
 
 def random_structure(batch: int, num_leaves: int, num_nodes: int, document: bool = False, seed: int = 0) -> TreeStructure:
-    """`batch` random trees of the same size, single sentences or documents of several."""
+    """Build `batch` random trees of the same size, single sentences or documents of several."""
     rng = np.random.default_rng(seed)
     make = random_document if document else random_tree
     return TreeStructure.build([num_leaves] * batch, [make(num_leaves, num_nodes, rng) for _ in range(batch)])
 
 
 def encoded_structure(folder: Path, split: str, batch: int, num_leaves: int) -> TreeStructure:
-    """The `batch` examples of DATA/encoded with lengths next to `num_leaves`, padded: a batch as the plan would make it."""
-    from treenet.data.examples import ExampleSource  # needs pyarrow and pydantic, which random trees do not
+    """Build the `batch` examples of DATA/encoded with lengths close to `num_leaves`, padded: a batch as in the plan."""
+    from treenet.data.examples import ExampleSource  # needs pyarrow and pydantic; random trees do not
 
     source = ExampleSource(folder / "encoded", split)
     distance = np.abs(np.asarray(source.lengths["leaves"]).astype(int) - num_leaves)

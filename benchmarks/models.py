@@ -5,7 +5,7 @@
     python benchmarks/models.py --models lightconv convs2s --device cuda --dtype bf16
 
 One JSON line per figure; `case` is the model. The models are those of workflows/configs/iwslt14_en_de*.yaml with their own
-settings, and of the registry where they have no configuration there, all at the same width, depth and dropout.
+settings, and further models of the registry without such a configuration. All have the same width, depth and dropout.
 `parameters`: of the model, with `to_plain`.
 `training_to_plain`: target tokens/s of whole updates (batch with its trees or arcs, forward, backward, Adam) / of the plain
 Transformer on the same examples.

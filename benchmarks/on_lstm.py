@@ -2,8 +2,8 @@
 
     python benchmarks/on_lstm.py [--quick] [--device cuda]
 
-`to_lstm` is the time of the ON-LSTM by that of `nn.LSTM`, with master gates of 8 and of 16 neurons, CPU time of one thread or
-time on the GPU; `min`, `median` and `max` are ratios of single rounds.
+`to_lstm` is the time of the ON-LSTM divided by that of `nn.LSTM`, with master gates of 8 and of 16 neurons. Times are CPU time of
+one thread or time on the GPU. `min`, `median` and `max` are ratios of single rounds.
 """
 
 import argparse

@@ -3,14 +3,14 @@
     python benchmarks/preprocess_kills.py              # 30 kills, about 12 minutes on two cores
     python benchmarks/preprocess_kills.py --quick      # 3 kills
 
-A job over the shipped sample runs once undisturbed. Then it runs into another folder again and again, and SIGKILL hits
-the driver, its process group, or one Ray actor that parses or encodes; the next run starts at once, beside what is left of
-the one before. A folder that gets finished is compared and another one begun, until all kills are spent. At last files
-are damaged, must be named by `python -m treeproc.verify`, and healed by another run.
+A job over the shipped sample runs once undisturbed. Then it runs repeatedly into another folder. SIGKILL hits the driver, its
+process group, or one Ray actor that parses or encodes. The next run starts at once, beside the remaining processes of the one
+before. When a folder is finished, it is compared, and another one begins, until all kills are done. At last, files are damaged.
+`python -m treeproc.verify` must name them, and another run must repair them.
 
-One JSON line per figure; on standard error one line per kill. The exit status is 1 if any byte differs, a job fails
-that nobody killed, or damage is not found or not healed. `moments` counts kills by the stage that actors were at work
-for; "other" is when there were none: start, text stage, vocabulary.
+It prints one JSON line per figure, and one line per kill on standard error. The exit status is 1 if any byte differs, if a job
+fails without a kill, or if damage is not found or not repaired. `moments` counts kills by the stage in which actors worked.
+"other" means that there were no actors: start, text stage, vocabulary.
 """
 
 import argparse
@@ -35,12 +35,12 @@ from treeproc.common.provenance import PROVENANCE
 
 ACTOR = "MapWorker"  # Ray Data's actors, which do shards
 STAGES = ("text", "parsed", "encoded")
-ANY_TIME = 0.2  # of the kills fall between the start of a run and about its first shard
+ANY_TIME = 0.2  # this share of the kills falls between the start of a run and about its first shard
 SHARE = 0.25  # the others fall after another shard, within this share of the seconds of a stage
 
 
 def shards_of(data: Path, *stages: str) -> dict[Path, int]:
-    """Finished shards and when they were written."""
+    """Return finished shards and their times of writing."""
     found = {}
     for stage in stages or STAGES:
         for sidecar in (data / stage).glob("*-of-*.json"):
@@ -52,7 +52,7 @@ def shards_of(data: Path, *stages: str) -> dict[Path, int]:
 
 
 def contents(data: Path) -> dict[str, bytes]:
-    """Every file of a data set but its lock, and but the note of who made it when."""
+    """Return every file of a data set except its lock and its provenance."""
     paths = [path for path in data.rglob("*") if path.is_file() and path.name not in (".lock", PROVENANCE)]
     return {str(path.relative_to(data)): path.read_bytes() for path in paths}
 
@@ -63,13 +63,13 @@ def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 @dataclass
 class JobKiller:
-    """Kills jobs at random, and knows what it has done."""
+    """Kills jobs at random, and counts its kills."""
 
     job: Workflow
     random: random.Random
     ready_s: float  # from the start of the undisturbed run to its first parsed shard
     stage_s: dict[str, float]  # from the first to the last shard of the undisturbed run
-    kills: list[str]  # what is still to be killed, from the end
+    kills: list[str]  # remaining kills, taken from the end
     begin: float = field(default_factory=time.monotonic)
     run_begin: float = 0.0
     done: Counter = field(default_factory=Counter)
@@ -102,7 +102,7 @@ class JobKiller:
         self.written_again += sum(now.get(path) != stamp for path, stamp in before.items())
 
     def _wait(self, driver: subprocess.Popen, data: Path) -> str:
-        """Wait for the next moment; returns its name, or nothing when the job has ended."""
+        """Wait for the next moment. Returns its name, or an empty text if the job has ended."""
 
         def at_work() -> list[int]:
             return workers_of(driver.pid, ACTOR)
@@ -123,7 +123,7 @@ class JobKiller:
         return self._stage(data) if at_work() else "other"
 
     def _stage(self, data: Path) -> str:
-        """The stage that the actors of this run work for."""
+        """Return the stage in which the actors of this run work."""
         index = data / "parsed" / "index.json"
         return "encoded" if index.exists() and index.stat().st_mtime > self.run_begin else "parsed"
 
@@ -162,7 +162,7 @@ def verify(data: Path) -> subprocess.CompletedProcess:
 
 
 def damage(job: Workflow, data: Path, whole: dict[str, bytes], rng: random.Random, quick: bool) -> bool:
-    """Damage a shard of every stage and the vocabulary in every way; whether all is found and healed."""
+    """Damage a shard of every stage and the vocabulary in every way. Returns whether all damage is found and repaired."""
     cases = {}
     for what in DAMAGES:
         for stage in STAGES:
@@ -189,7 +189,7 @@ def damage(job: Workflow, data: Path, whole: dict[str, bytes], rng: random.Rando
 
 
 def write_job(folder: Path, shards: int, rows: int) -> Path:
-    """Inputs of `shards` shards, every tenth of the valid split, and the settings of the job."""
+    """Write inputs of `shards` shards, every tenth in the valid split, and the settings of the job."""
     pairs = [(" ".join(source.split()), target) for source, target in read_pairs(None)]
     held = max(1, shards // 10)
     splits = {"valid": pairs[: held * rows], "train": pairs[held * rows : shards * rows]}
@@ -207,7 +207,7 @@ def write_job(folder: Path, shards: int, rows: int) -> Path:
 
 
 def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
-    """Print all figures; whether all is as it must be."""
+    """Print all figures. Returns whether all is correct."""
     figure, rng = partial(emit, "preprocess_kills"), random.Random(options.seed)
     job = Workflow("preprocess.py", write_job(folder, options.shards, options.rows), scratch)
     begin = time.time()

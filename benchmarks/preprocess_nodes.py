@@ -3,10 +3,10 @@
     python benchmarks/preprocess_nodes.py              # 4 nodes, 24 shards, two nodes killed; some minutes on two cores
     python benchmarks/preprocess_nodes.py --quick      # 2 nodes, 8 shards, one node killed
 
-Inputs and data set are objects. The nodes are processes of this machine (`ray.cluster_utils`), each with its own cache for
-copies of objects; no folder is shared. When a third and two thirds of the parsed shards are there, a node is killed (its raylet
-and all its workers); another one comes only for the first. The data set must have the bytes of one that one process without Ray
-made on disk. One JSON line per figure; the exit status is 1 if a byte differs or the job fails.
+Inputs and data set are objects. The nodes are processes of this machine (`ray.cluster_utils`). Each has its own cache for copies
+of objects, and no folder is shared. When a third and two thirds of the parsed shards exist, a node is killed (its raylet and all
+its workers). Only the first one is replaced. The data set must have the same bytes as one made on disk by one process without
+Ray. It prints one JSON line per figure. The exit status is 1 if a byte differs or the job fails.
 """
 
 import argparse

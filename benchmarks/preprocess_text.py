@@ -4,7 +4,7 @@
     python benchmarks/preprocess_text.py --quick         # 40,000 pairs, one round
     python benchmarks/preprocess_text.py --empty 64      # only the driver's time a job of empty work, up to 64 actors
 
-The pairs are those of preprocess_million.py. Every run is a process of its own, with an
+The pairs are those of preprocess_million.py. Every run is a separate process, with an
 embedded Ray of as many CPUs as actors. `rows_per_second` is by the wall clock, which shows other work of the machine too;
 `cpu_microseconds_per_row` is the CPU time of actors and driver, `driver_cpu_s` that of the driver. Prints JSON lines.
 """
@@ -54,7 +54,7 @@ def inputs_of(folder: Path) -> Inputs:
 
 
 class Usage:
-    """Runs jobs in `actors` actors, and adds up what they use."""
+    """Runs jobs in `actors` actors, and adds up the resources that they use."""
 
     def __init__(self, actors: int, folder: Path):
         import ray
@@ -83,7 +83,7 @@ class Empty:
 
 
 def text(folder: Path, actors: int, out: Path) -> dict:
-    """One run of the text stage."""
+    """Run the text stage once."""
     inputs = inputs_of(folder)
     usage = Usage(actors, folder) if actors else None
     began, cpu = time.monotonic(), time.process_time()
@@ -103,7 +103,7 @@ def text(folder: Path, actors: int, out: Path) -> dict:
 
 
 def figures(rows: int, began: float, cpu: float, usage: Usage | None) -> dict:
-    """What a run took."""
+    """Return the figures of one run."""
     seconds, driver = time.monotonic() - began, time.process_time() - cpu
     return {
         "rows_per_second": rows / seconds,
@@ -114,7 +114,7 @@ def figures(rows: int, began: float, cpu: float, usage: Usage | None) -> dict:
 
 
 def vocabulary(folder: Path, actors: int, data: Path) -> dict:
-    """One run of the counting of words, of the whole split or of four million lines of it."""
+    """Count words once, in the whole split or in four million lines of it."""
     usage = Usage(actors, folder) if actors else None
     stages = ([ShardRecord(**json.loads(path.read_bytes())) for path in sorted((data / name).glob("train-*.json"))]
               for name in ("text", "parsed"))  # fmt: skip
@@ -126,7 +126,7 @@ def vocabulary(folder: Path, actors: int, data: Path) -> dict:
 
 
 def parse(data: Path) -> None:
-    """Words of all text shards, without a parser."""
+    """Parse words of all text shards, without a parser."""
     worker = ParseShard(data, ParserConfig(name="words"))
     (data / "parsed").mkdir()
     for path in sorted((data / "text").glob("train-*.json")):
@@ -134,7 +134,7 @@ def parse(data: Path) -> None:
 
 
 def empty(actors: int, jobs: int, folder: Path) -> None:
-    """The driver's CPU time a job without work."""
+    """Return the driver's CPU time per job without work."""
     usage = Usage(actors, folder)
     began, cpu = time.monotonic(), time.process_time()
     assert len(list(usage(Empty, {}, [{"number": number} for number in range(jobs)]))) == jobs
@@ -144,14 +144,14 @@ def empty(actors: int, jobs: int, folder: Path) -> None:
 
 
 def once(case: str, folder: Path, actors: int, out: Path) -> None:
-    """In a process of its own: one run, its figures on standard output."""
+    """Run once in a separate process, with its figures on standard output."""
     if case == "empty":
         return empty(actors, 1000, folder)
     print(json.dumps({"text": text, "vocabulary": vocabulary}[case](folder, actors, out)))
 
 
 def run(case: str, folder: Path, actors: int, out: Path) -> dict:
-    """The figures of one run in a process of its own."""
+    """Return the figures of one run in a separate process."""
     command = [sys.executable, __file__, "--once", case, str(folder), str(actors), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"RAY_ADDRESS": "local"})
     if done.returncode:

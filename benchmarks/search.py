@@ -63,7 +63,7 @@ CASES = {
 
 
 def random_sentences(count: int, num_pieces: int, rng: np.random.Generator, reads: InputKind = TREES) -> TreeBatch:
-    """Random pieces under random trees of the shape of parses, in the form that a model `reads`."""
+    """Return random pieces under random trees with the shape of parses, in the form that a model `reads`."""
     examples = []
     for index in range(count):
         leaves = int(rng.integers(*LEAVES))
@@ -82,7 +82,7 @@ def random_sentences(count: int, num_pieces: int, rng: np.random.Generator, read
 
 @dataclass(frozen=True)
 class Prefixes:
-    """The state of a search without a cache, one row a hypothesis: the encoder's output, and the pieces so far."""
+    """The state of a search without a cache, one row per hypothesis: the encoder's output, and the pieces so far."""
 
     states: Tensor
     attend_mask: Tensor
@@ -93,7 +93,7 @@ class Prefixes:
 
 
 class Uncached:
-    """A plain Transformer that decodes every prefix anew."""
+    """A plain Transformer that decodes every prefix from its start."""
 
     def __init__(self, model: Seq2Seq):
         self.model = model
@@ -115,7 +115,7 @@ class Uncached:
 
 
 def searcher(model: Decodable, batch: TreeBatch) -> Callable[[], None]:
-    """Beam search of exactly TARGET_PIECES pieces and EOS."""
+    """Return a beam search of exactly TARGET_PIECES pieces and EOS."""
     decoding = DecodingConfig(
         beam_size=BEAM_SIZE, max_length_factor=1e-6, max_length_offset=TARGET_PIECES, min_length=TARGET_PIECES
     )
@@ -128,7 +128,7 @@ def searcher(model: Decodable, batch: TreeBatch) -> Callable[[], None]:
 
 
 def marian_searcher(case: SearchCase, batch: TreeBatch, dtype: torch.dtype = torch.float32) -> Callable[[], None] | None:
-    """The same with transformers, with weights of `dtype`; None, and a note, where the library is missing."""
+    """Return the same search with transformers, with weights of `dtype`; None, and a note, if the library is missing."""
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError as error:
@@ -196,7 +196,7 @@ def measure_case(name: str, sentences: int, rounds: int, device: torch.device) -
 
 
 def measure_memory(scratch: Path) -> None:
-    """Highest resident memory of the command by number of lines, with a tiny model and no parser."""
+    """Return the highest resident memory of the command by number of lines, with a tiny model and no parser."""
     run = write_run(scratch / "run", write_vocabulary(scratch / "data"))
     random, source = np.random.default_rng(0), scratch / "source.txt"
     peaks, seconds = [], []

@@ -1,4 +1,4 @@
-"""Runs of random weights over a small vocabulary, for benchmarks and tests of translation: no training, no parser, no Ray."""
+"""Runs of random weights over a small vocabulary, for benchmarks and tests of translation, without training, parser or Ray."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ def write_vocabulary(
     words: Sequence[str] = tuple(SEARCH_WORDS),
     dependencies: bool = False,
 ) -> Path:
-    """The index and the vocabulary of a data set without examples, of the given parser; returns `folder`."""
+    """Write the index and the vocabulary of a data set without examples, for the given parser. Returns `folder`."""
     vocab = folder / "encoded" / "vocab"
     vocab.mkdir(parents=True)
     pieces = train_pieces(dict.fromkeys(words, 5), SubwordConfig(vocab_size=NUM_PIECES))
@@ -65,7 +65,7 @@ def write_run(
     checkpoint: str = "averaged",
     **settings: object,
 ) -> Path:
-    """A run folder with one checkpoint of random weights, of twice the usual size so that translations differ."""
+    """Write a run folder with one checkpoint of random weights. They have twice the usual size, so that translations differ."""
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
     model = ModelConfig(name=name, **sizes, **settings)
     config = TrainConfig(data=data, model=model, decoding={"beam_size": 3}, workers=0)

@@ -3,15 +3,15 @@
     python benchmarks/timing.py --out docs/results/timing.png    # PNG and SVG, a few minutes
     python benchmarks/timing.py --quick
 
-The paper's protocol (appendix 7.4): a classifier with an encoder of two layers of d 64 trains for 1,000 updates at batch
-size 1 on binary constituency trees; training leaves the parser's time out, inference is measured without and with it,
-since it starts from text. An update is collation (of a tree model, with the maps of its tree), forward, backward and Adam; so
-is inference without the last two. Parsing is text to the arrays of a binary tree, line by line as they would come, and in
-one call for all lines beside it; plain models need none of it.
+The paper's protocol (appendix 7.4): a classifier with an encoder of two layers of d 64 trains for 1,000 updates at batch size 1
+on binary constituency trees. Training excludes the parser's time. Inference is measured without and with it, because it starts
+from text. An update is collation (of a tree model, with the maps of its tree), forward, backward and Adam; so is inference
+without the last two. Parsing is from text to the arrays of a binary tree. It is measured line by line, and also in one call for
+all lines. Plain models need no parsing.
 
 Lines are the shipped sample's sentences one after the other, cut at so many words; words are leaves, without subwords. Times
-are CPU time of one thread (GPU time with --device cuda); the models take turns in rounds, so that a ratio compares what
-ran on one machine at one time. One JSON line per figure; `min`, `median` and `max` are ratios of single rounds.
+are CPU time of one thread (GPU time with --device cuda); the models take turns in rounds. So a ratio compares runs on one
+machine at one time. One JSON line per figure; `min`, `median` and `max` are ratios of single rounds.
 """
 
 import argparse
@@ -51,14 +51,14 @@ BASE = "transformer"
 
 @dataclass
 class Reader:
-    """Text to examples: the shipped parser, binary trees, ids that grow with what comes."""
+    """Converts text to examples: the shipped parser, binary trees, ids that grow with the input."""
 
     parser: Parser
     pieces: dict[str, int]
     labels: dict[str, int]
 
     def read(self, lines: list[str]) -> list[RowLists]:
-        """Every line as a batch of one that is still to be collated."""
+        """Return every line as a batch of one that is not collated yet."""
         rows = []
         for parsed in self.parser.parse(lines):
             words, brackets = parsed.words["text"], read_flat_trees(pa.array(parsed.trees, pa.string()))
@@ -79,7 +79,7 @@ class Reader:
 
 
 def long_lines(parser: Parser, length: int, count: int) -> Iterator[str]:
-    """`count` lines of `length` words of the parser, from other sentences each."""
+    """Return `count` lines of `length` words of the parser, each from other sentences."""
     sentences = read_lines([SAMPLE / "train.en.gz"])
     for _ in range(count):
         text = next(sentences)
@@ -89,7 +89,7 @@ def long_lines(parser: Parser, length: int, count: int) -> Iterator[str]:
 
 
 def seconds_of_blocks(steps: dict[str, Callable[[], None]], device: torch.device, rounds: int, per_round: int) -> Times:
-    """Seconds of `per_round` calls of every step, in turn, after some that warm up."""
+    """Return seconds of `per_round` calls of every step, in turn, after some that warm up."""
     times = Times({name: [] for name in steps})
 
     def block(step: Callable[[], None], calls: int) -> None:
@@ -106,13 +106,13 @@ def seconds_of_blocks(steps: dict[str, Callable[[], None]], device: torch.device
 
 
 def build(name: str, vocab: VocabSizes) -> Classifier:
-    """A classifier of examples: from the root of a tree, or from the mean of the leaves. The Tree-LSTM has one layer."""
+    """Build a classifier of examples: from the root of a tree, or from the mean of the leaves. The Tree-LSTM has one layer."""
     config = CONFIG.model_copy(update={"name": name})
     return build_classifier(config, vocab, ClassifierConfig(supervision="root"), NUM_CLASSES)
 
 
 def collated(model: Classifier, row: RowLists, device: torch.device) -> TreeBatch:
-    """A batch of one, with what the model reads and no more, as in training."""
+    """Collate a batch of one with the inputs of the model, as in training."""
     batch = collate_rows(row, model.reads)
     return batch if device.type == "cpu" else batch.to(device)
 
@@ -141,7 +141,7 @@ def inference_step(model: Classifier, rows: list[RowLists], device: torch.device
 
 
 def measure_length(reader: Reader, length: int, options: argparse.Namespace) -> dict[str, float]:
-    """Print the figures of one length; returns those of the plot."""
+    """Print the figures of one length. Returns those of the plot."""
     torch.manual_seed(0)
     device, case, found = torch.device(options.device), f"n{length}", {}
 
@@ -178,7 +178,7 @@ def measure_length(reader: Reader, length: int, options: argparse.Namespace) -> 
 
 
 def plot(results: dict[int, dict[str, float]], path: Path) -> None:
-    """Training and inference by words, as PNG and SVG."""
+    """Plot training and inference by words, as PNG and SVG."""
     import matplotlib
     from matplotlib.figure import Figure
 

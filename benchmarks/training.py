@@ -7,14 +7,15 @@
 One JSON line per figure.
 `data_wait_share`: share of the time that training waits for batches, of the demo's model and of the base model.
 `resume_start_ratio`: CPU time of workflows/train_wmt.py from its start to its first update, resumed at step 10,000 / fresh.
-`tree_to_plain_same_source`: tokens/s of a Tree Transformer / of a Transformer on the same leaves, at base size, whole
-updates with loader and optimiser; `tree_to_plain_same_positions`: / of a Transformer with a leaf in place of each node.
+`tree_to_plain_same_source`: tokens/s of a Tree Transformer / of a Transformer on the same leaves, at base size. It measures whole
+updates with loader and optimiser.
+`tree_to_plain_same_positions`: / of a Transformer with a leaf instead of each node.
 `two_workers_to_one`: tokens/s of two gloo workers / of one, a thread each, the same global batches; wants two idle cores.
 `checkpoint_share`: share of wall time that a checkpoint every 500 steps of the demo's model costs, from runs with and
 without checkpoints.
-`loader`: of one process of the loader, which prepares batches of 4,096 tokens for an accelerator: leaves/s, bytes of a batch in
-one buffer and as separate tensors, and time of the training's own process a batch, with such a process, with a thread, and
-with a process of PyTorch's DataLoader.
+`loader`: one process of the loader prepares batches of 4,096 tokens for an accelerator. The figures are leaves/s, and the bytes
+of a batch in one buffer and as separate tensors. It also measures the time per batch of the training's own process: with such a
+process, with a thread, and with a process of PyTorch's DataLoader.
 
 The data are random trees of the shape of captions (15 leaves, n + m = 1.7 n). Times of one process are CPU time on one
 thread, or wall time on a GPU; alternatives take turns; `min`, `median` and `max` are over rounds.

@@ -16,7 +16,7 @@ SPECIAL_PIECES = 4
 
 
 def caption(example_id: int, num_pieces: int, flat: bool, mean_leaves: int, rng: np.random.Generator) -> dict:
-    """One example. `flat` puts a leaf where the other has a node: as many positions, and one node over all."""
+    """Return one example. With `flat`, it has a leaf for each node of the other: as many positions, and one node over all."""
     leaves = int(np.clip(rng.poisson(mean_leaves), 4, mean_leaves * 8 // 3))
     nodes = max(1, round(NODES_PER_LEAF * leaves))
     target = rng.integers(SPECIAL_PIECES, num_pieces, int(np.clip(rng.poisson(leaves), 3, mean_leaves * 44 // 15)))
@@ -36,7 +36,7 @@ def caption(example_id: int, num_pieces: int, flat: bool, mean_leaves: int, rng:
 
 
 def write_captions(folder: Path, *, rows: int, num_pieces: int, flat: bool = False, mean_leaves: int = MEAN_LEAVES) -> Path:
-    """Write DATA/encoded: `rows` training examples and a tenth of them for validation; targets do not depend on `flat`."""
+    """Write DATA/encoded: `rows` training examples and a tenth of them for validation. Targets do not depend on `flat`."""
     encoded = folder / "encoded"
     encoded.mkdir(parents=True)
     records, lengths = [], []

@@ -3,10 +3,12 @@
     python benchmarks/training_kills.py              # 40 kills over 2,400 steps, about 15 minutes on two cores
     python benchmarks/training_kills.py --quick      # 3 kills over 240 steps
 
-`workflows/train_wmt.py` trains on two Ray workers, once undisturbed. Then into another folder, and SIGKILL hits the driver, its
-process group, or one worker, at random steps and, one time in five, while a driver starts; the next driver starts at once,
-beside what is left of the one before. One JSON line per figure; on standard error one line per kill. The exit status is 1 if
-a loss or a byte of the weights differs, or a driver fails that nobody killed.
+`workflows/train_wmt.py` trains on two Ray workers, once undisturbed. Then it trains into another folder, and SIGKILL hits the
+driver, its process group, or one worker, at random steps. One time in five, it hits a driver at its start. The next driver starts
+at once, beside the remaining processes of the one before.
+
+It prints one JSON line per figure, and one line per kill on standard error. The exit status is 1 if a loss or a byte of the
+weights differs, or if a driver fails without a kill.
 """
 
 import argparse
@@ -32,8 +34,8 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import file_sha256
 
 WORKER = "RayTrainWorker"  # as Ray Train calls them
-LAST_KILL = 0.9  # of the steps: what is killed late may be finished before
-START_SHARE = 0.2  # of the kills hit a driver that starts
+LAST_KILL = 0.9  # share of the steps: after a late kill there may be nothing left to do
+START_SHARE = 0.2  # share of the kills that hit a driver at its start
 SETTINGS = {
     "model": {"d_model": 32, "d_ff": 64, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "optimizer": {"learning_rate": 3e-3, "warmup_steps": 100},
@@ -47,7 +49,7 @@ SETTINGS = {
 
 
 def last_step(run: Path) -> int:
-    """The step of the last complete line of metrics.jsonl, 0 without one; reads no more than the end of the file."""
+    """Return the step of the last complete line of metrics.jsonl, 0 without one. It reads only the end of the file."""
     try:
         with open(run / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
@@ -70,7 +72,7 @@ class TrainingKiller:
     begin: float = field(default_factory=time.monotonic)
 
     def disturb(self, folder: Path) -> None:
-        """Run drivers until all kills are done or the run is, then one to the end."""
+        """Run drivers until all kills are done or the run is finished, then one to the end."""
         while self.plan:
             with self.training.run(folder) as driver:
                 early = self.done and self.plan[-1][1] != "worker" and self.random.random() < START_SHARE
@@ -110,7 +112,7 @@ def validations(run: Path) -> list[tuple[int, float]]:
 
 
 def measure(folder: Path, scratch: Path, options: argparse.Namespace) -> bool:
-    """Print all figures; whether all is as it must be."""
+    """Print all figures. Returns whether all is correct."""
     figure, rng = partial(emit, "training_kills"), random.Random(options.seed)
     data = write_captions(folder / "data", rows=1000, num_pieces=500)
     config = folder / "train.yaml"

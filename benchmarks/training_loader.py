@@ -1,4 +1,4 @@
-"""The case `loader` of training.py: how fast one process makes batches for an accelerator, and what they cost the training."""
+"""The case `loader` of training.py: how fast one process makes batches for an accelerator, and their cost for the training."""
 
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NAMES = {"tree": "tree_transformer", "plain": "transformer"}
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of all tensors of a batch, as separate copies would take."""
+    """Return the bytes of all tensors of a batch, as separate copies."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, list | tuple):
@@ -35,7 +35,7 @@ def tensor_bytes(value: Any) -> int:
 
 
 def measure_loader(case: str, data: Path, config: Callable[..., TrainConfig], steps: int, rounds: int) -> None:
-    """Trees and plain leaves; for trees also the index lists of CPUs."""
+    """Measure trees and plain leaves; for trees also the index lists of CPUs."""
     tasks = {kind: build_task(config(data, "batch.max_tokens=4096", f"model.name={name}")) for kind, name in NAMES.items()}
     made = {kind: TrainingData(task, 0, 1, ACCELERATOR) for kind, task in tasks.items()}
     made["tree_index_lists"] = TrainingData(tasks["tree"], 0, 1, CPU)

@@ -2,9 +2,10 @@
 
     python benchmarks/tree_lstm.py [--quick]
 
-`batched_to_recursive` is the time of forward and backward of the recursion, a node at a time as Tree-LSTMs are commonly
-written in PyTorch, by that of the level-batched cell: random trees as long as sentences of the Stanford Sentiment Treebank,
-CPU time of one thread. `update_ms` is one update of 2,048 leaves and nodes of each classifier, tiny size, dropout 0.5.
+`batched_to_recursive` is the time of the recursion divided by that of the level-batched cell, forward and backward. The recursion
+computes one node at a time, as Tree-LSTMs are commonly written in PyTorch. The trees are random, as long as sentences of the
+Stanford Sentiment Treebank. Times are CPU time of one thread. `update_ms` is one update of 2,048 leaves and nodes of each
+classifier, tiny size, dropout 0.5.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def sentence_lengths(count: int, random: np.random.Generator) -> list[int]:
 
 
 def random_governors(length: int, random: np.random.Generator) -> np.ndarray:
-    """A tree whose words mostly have a governor near by."""
+    """Draw a tree in which most words have a governor nearby."""
     out = np.full(length, -1)
     order = random.permutation(length)
     for place in range(1, length):
@@ -55,7 +56,7 @@ def random_governors(length: int, random: np.random.Generator) -> np.ndarray:
 
 
 def seconds_of(step: Callable[[], None], rounds: int) -> float:
-    """The fastest of some rounds, CPU time; one more warms up."""
+    """Return the fastest of some rounds in CPU time; one more warms up."""
     step()
     times = []
     for _ in range(rounds):
@@ -125,9 +126,9 @@ def report(case: str, batch: int, batched, recursive, tensors: list[Tensor], rou
 
 
 def make_batch(name: str, random: np.random.Generator, budget: int) -> LabelledBatch:
-    """Leaves and nodes of `budget` positions, or leaves alone where a model reads phrases."""
+    """Build leaves and nodes of `budget` positions, or only leaves if a model reads phrases."""
     reads, rows = find_encoder(ModelConfig(name=name), "classification").reads, RowLists()
-    # A planned batch is of one length, or nearly: a short phrase or a sentence.
+    # In a planned batch, lengths are nearly equal: a short phrase or a sentence.
     lengths = [8] * (budget // 8) if reads is LEAVES else random.integers(18, 21, budget // 38).tolist()
     for number, length in enumerate(lengths):
         spans = np.array(random_spans(length, random)[0]) if reads is not LEAVES else np.zeros((0, 3), dtype=np.int64)
@@ -150,7 +151,7 @@ def make_batch(name: str, random: np.random.Generator, budget: int) -> LabelledB
 
 
 def time_update(name: str, rounds: int, random: np.random.Generator, budget: int = 2048) -> None:
-    """One update, without building the batch."""
+    """Time one update, without building the batch."""
     sizes = ModelConfig(name=name, d_model=WIDTH, d_ff=2 * WIDTH, num_heads=4, num_encoder_layers=2, dropout=0.5)
     model = build_classifier(sizes, VocabSizes(PIECES, LABELS), ClassifierConfig(), CLASSES)
     optimizer, keys = build_optimizer(model, OptimizerConfig()), share_dropout_keys(model)
