@@ -19,7 +19,7 @@ from treenet.serving.asking import NoAnswer, ReplicaLost, Serving
 from treenet.serving.messages import Question
 from treenet.serving.sentences import SentenceTranslator
 from treenet.serving.settings import ServeSettings
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, one_line
 from treeproc.common.progress import phase
 from treeproc.common.ray_session import start_ray
 from treeproc.common.storage import AnyPath
@@ -110,14 +110,17 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
         logging_config=_QUIET,
     )
     with phase("starting the replicas"):
-        # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
-        serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
         try:
+            # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
+            serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
             handle = serve.run(deployment.bind(settings, run), name=application, route_prefix=None, logging_config=_QUIET)
             name, beam_size, error = handle.describe.remote().result()
         except (RuntimeError, ray.exceptions.RayError) as failure:
-            serve.delete(application)
-            raise UserError(f"the replicas did not start: {failure}") from None
+            with suppress(Exception):  # of Serve, which may not have started at all
+                serve.delete(application)
+            raise UserError(
+                f"the replicas did not start: {one_line(str(failure), 300)}; every node needs pip install 'tree-attention[serve]'"
+            ) from None
     try:
         if error:
             raise UserError(error)

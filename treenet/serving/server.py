@@ -39,6 +39,7 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
             limit_concurrency=2 * settings.waiting_requests,
             timeout_graceful_shutdown=_SECONDS_TO_END,
         )
+        listener.listen(_BACKLOG)  # who reads the address may connect at once
         host, port = listener.getsockname()[:2]
         print(
             f"{serving.name}, {settings.replicas} replica(s)\nhttp://{f'[{host}]' if ':' in host else host}:{port}/", flush=True
