@@ -13,7 +13,7 @@ from treenet.models import VocabSizes, build_model
 
 
 def measure_search(report: Report, size: str, case: SearchCase, device: torch.device, sentences: int, rounds: int) -> None:
-    """A batch of sentences, beam 5, exactly TARGET_PIECES pieces and EOS for every hypothesis; bf16 on a GPU."""
+    """Measure a batch of sentences, beam 5, exactly TARGET_PIECES pieces and EOS for every hypothesis; bf16 on a GPU."""
     half = device.type == "cuda"
     steps: dict[str, Callable[[], None]] = {}
     for name in ("transformer", "tree_transformer"):
@@ -44,7 +44,7 @@ def per_step(count: int | None) -> float | None:
 
 
 def autocast(search: Callable[[], None], device: torch.device, half: bool) -> Callable[[], None]:
-    """The search under bf16 autocast."""
+    """Run the search under bf16 autocast."""
 
     def run() -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):

@@ -97,7 +97,7 @@ class Captions:
 
 
 def random_example(index: int, num_pieces: int, binary: bool) -> dict:
-    """An encoded row; leaves are words. Pieces and arcs do not depend on `binary`."""
+    """Return an encoded row; leaves are words. Pieces and arcs do not depend on `binary`."""
     rng = np.random.default_rng(index)
     leaves = int(np.clip(rng.poisson(MEAN_LEAVES), 4, 40))
     source = rng.integers(SPECIAL_PIECES, num_pieces, leaves)
@@ -119,7 +119,7 @@ def random_example(index: int, num_pieces: int, binary: bool) -> dict:
 
 
 def trainer(model: Seq2Seq, config: TrainConfig, captions: Captions, device: torch.device) -> Callable[[], None]:
-    """One update on all examples."""
+    """Return one update on all examples."""
     train_step, micro_batches = (
         TrainStep(model, build_task(config), Ranks(0, 1, device)),
         MicroBatches(captions, config.batch, 0, 1),
@@ -187,7 +187,7 @@ def measure_model(name: str, model: Alternative, plain: Alternative, size: Size,
 
 
 def write_table(path: Path, figures: Mapping[str, Mapping[str, float]]) -> None:
-    """The figures as a Markdown table, a model a row."""
+    """Write the figures as a Markdown table, one model per row."""
     rows = ["| model | parameters | training | decoding |", "|---|---|---|---|"]
     for name, found in figures.items():
         parameters, training, decoding = (found[metric] for metric in METRICS)

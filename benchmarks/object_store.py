@@ -41,7 +41,7 @@ PROXY = Path(__file__).resolve().parent / "slow_s3.py"
 
 @contextlib.contextmanager
 def slow_store(folder: Path, seconds: float) -> Iterator[int]:
-    """An empty bucket behind the proxy, which the environment names; yields the port of the proxy."""
+    """Yield the port of a proxy before an empty bucket. The environment names the proxy."""
     with s3_server(folder), socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -63,7 +63,7 @@ def slow_store(folder: Path, seconds: float) -> Iterator[int]:
 
 
 def counts(port: int) -> dict[str, int]:
-    """What the proxy counted since the last question."""
+    """Return the counts of the proxy since the last question."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as proxy:
         proxy.sendall(b"?")
         return json.loads(proxy.makefile("rb").read())
@@ -78,7 +78,7 @@ def measured(port: int, work: Callable[[], object]) -> dict[str, float]:
 
 
 def ways(folder: AnyPath, contents: dict[str, bytes]) -> dict[str, Callable[[], object]]:
-    """What is measured, by name: each way once one object after the other, once as the code does it."""
+    """Return the measurements by name. Each way runs once with one object after the other, and once as the code does it."""
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     objects = [(folder / name, sha256) for name, sha256 in hashes.items()]
 

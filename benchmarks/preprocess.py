@@ -37,7 +37,7 @@ CURVE = (512, 1024, 2048, 4096, 8192, 16384)
 
 
 def read_captions(path: str | Path, count: int) -> list[str]:
-    """The first lines of a file of captions, stripped, without empty ones."""
+    """Return the first lines of a file of captions, stripped, without empty ones."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [line.strip() for _, line in zip(range(count), lines, strict=False) if line.strip()]
 
@@ -70,7 +70,7 @@ def of_sentence(sentence) -> tuple[str, str, str]:
 
 
 def of_line(parsed: ParsedLine) -> tuple[str, str, str]:
-    """The same of a line of ours."""
+    """Return words, tags and brackets of a line parsed by this project."""
     return " ".join(parsed.words["text"]), " ".join(parsed.words["pos_tag"]), parsed.trees[0]
 
 

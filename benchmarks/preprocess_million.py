@@ -57,7 +57,7 @@ def write_inputs(folder: Path, pairs: list[tuple[str, str]], count: int) -> dict
 
 
 def descendants(root: int) -> set[int]:
-    """The process and all below it."""
+    """Return the process and all processes below it."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

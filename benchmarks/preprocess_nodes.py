@@ -41,7 +41,7 @@ LIMIT_S = 1500
 
 
 def write_config(folder: Path, inputs: RemotePath, shards: int) -> Path:
-    """A job over pairs of the shipped sample, whose input files are objects."""
+    """Write the settings of a job over pairs of the shipped sample, whose input files are objects."""
     pairs = read_pairs(None)[: shards * ROWS]
     files = {}
     for place, side in enumerate(("source", "target")):
@@ -112,7 +112,7 @@ def wait(job: subprocess.Popen, log: Path) -> None:
 
 
 def contents(folder: Path | RemotePath) -> dict[str, bytes]:
-    """All files of a data set, without the lock and the note about who made it."""
+    """Return all files of a data set, without the lock and the provenance."""
     if isinstance(folder, Path):
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     else:

@@ -20,7 +20,7 @@ class Proxy:
         self._now = self._most = self._requests = 0
 
     async def connect(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
-        """One connection of a client, and one to the server for it."""
+        """Handle one connection of a client, with one connection to the server for it."""
         first = await client.read(_BYTES)
         if first == b"?":
             answer.write(json.dumps({"most": self._most, "requests": self._requests}).encode())

@@ -57,7 +57,7 @@ CHECKPOINT_EVERY = 500  # what `checkpoint_share` is for
 
 
 def demo_config(data: Path, *overrides: str) -> TrainConfig:
-    """The model of workflows/demo.py."""
+    """Return the settings of the model of workflows/demo.py."""
     quiet = [f"{name}_every={NEVER}" for name in ("validate", "checkpoint")]
     return load_settings(TrainConfig, DEMO, ["workers=0", f"max_steps={NEVER}", "log_every=1", *quiet, *overrides], data=data)
 
@@ -73,7 +73,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def measure_data_wait(case: str, config: TrainConfig, steps: int) -> None:
-    """The loop's own way through the batches, after two steps that warm up."""
+    """Measure the loop's own use of the batches, after two steps that warm up."""
     trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     with Prefetcher(trainer.rank_batches()) as stream:
         for index, rank_batch in enumerate(stream):
@@ -87,7 +87,7 @@ def measure_data_wait(case: str, config: TrainConfig, steps: int) -> None:
 
 
 def resumed_folder(config: TrainConfig, folder: Path) -> Path:
-    """A run whose last checkpoint is of step RESUME_AT."""
+    """Make a run whose last checkpoint is of step RESUME_AT."""
     run_training(config.model_copy(update={"max_steps": 1, "checkpoint_every": 1}), folder)
     trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     trainer.resume(folder)
@@ -197,7 +197,7 @@ def _workers(rank: int, config: TrainConfig, steps: int, rounds: int, rendezvous
 
 
 def measure_workers(case: str, data: Path, scratch: Path, steps: int, rounds: int) -> None:
-    """One worker, then both, on the same batches; the second waits meanwhile."""
+    """Run one worker, then both, on the same batches. The second waits during the first part."""
     sizes = ["model.d_model=256", "model.d_ff=1024", "model.num_encoder_layers=3", "model.num_decoder_layers=3"]
     config, out = base_config(data, *sizes, "batch.max_tokens=1024"), scratch / "ratios"
     rendezvous = f"file://{scratch / 'rendezvous'}"

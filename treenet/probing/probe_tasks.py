@@ -38,7 +38,7 @@ class ProbeTask:
 
 
 def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings: ProbeSettings) -> ProbeTask:
-    """Build the examples of a task in each split, one of which is train. Its classes are those of train."""
+    """Build the examples of a task in each split. `train` is required, and gives the classes."""
     if name == "word_order":
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}
