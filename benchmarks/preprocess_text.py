@@ -2,6 +2,7 @@
 
     python benchmarks/preprocess_text.py                 # 1 and 4 million pairs, two rounds of each way, in turn
     python benchmarks/preprocess_text.py --quick         # 40,000 pairs, one round
+    python benchmarks/preprocess_text.py --shares        # CPU time of tasks and driver, without Ray
     python benchmarks/preprocess_text.py --empty 64      # only the driver's time a job of empty work, up to 64 actors
 
 The pairs are those of preprocess_million.py. Every run is a separate process, with an
@@ -11,7 +12,6 @@ embedded Ray of as many CPUs as actors. `rows_per_second` is by the wall clock, 
 
 import argparse
 import json
-import logging
 import os
 import resource
 import subprocess
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from preprocess_million import read_pairs, write_inputs
 
+from treeproc.job.ray_job import _packed, _unpacked
 from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
 from treeproc.job.text_work import TextHere, TextWork
 from treeproc.parsers import ParserConfig
@@ -60,7 +61,14 @@ class Usage:
         import ray
 
         os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-        ray.init(address="local", num_cpus=actors, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
+        for try_again in (True, True, False):  # Ray may not start in time on a busy machine
+            try:
+                ray.init(address="local", num_cpus=actors, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+                break
+            except Exception:
+                ray.shutdown()
+                if not try_again:
+                    raise
         self.cpu_s, self._folder = 0.0, folder
         for _ in self(Empty, {}, [{"number": number} for number in range(2 * actors)]):  # Ray starts its processes
             pass
@@ -82,10 +90,45 @@ class Empty:
         return number
 
 
-def text(folder: Path, actors: int, out: Path) -> dict:
-    """Run the text stage once."""
+class Shares:
+    """Runs jobs in this process, and keeps their CPU time apart from that of the driver."""
+
+    def __init__(self) -> None:
+        self.cpu_s, self.jobs = 0.0, 0
+
+    def __call__(self, worker: type, arguments: dict, jobs: list[dict]) -> Iterator[tuple[int, object]]:
+        self.jobs += len(jobs)
+        began = time.process_time()
+        built = worker(**arguments) if jobs else None
+        for number, job in enumerate(jobs):
+            result = json.loads(json.dumps(_packed(built(**_through_json(job)))))
+            self.cpu_s += time.process_time() - began
+            yield number, _unpacked(result)
+            began = time.process_time()
+
+
+def _through_json(job: dict) -> dict:
+    packed = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
+    return {name: _unpacked(value) for name, value in packed.items()}
+
+
+def shares(folder: Path, out: Path) -> None:
+    """Print the CPU time of tasks and of the driver, without Ray's own: by the clock of one process."""
+    for case, work in (("text", text), ("vocabulary", vocabulary)):
+        run = Shares()
+        found = work(folder, run, out)
+        rows = found["rows"]
+        emit(f"{case}_{rows}_tasks", "cpu_microseconds_per_row", run.cpu_s / rows * 1e6, jobs=run.jobs)
+        emit(f"{case}_{rows}_driver", "cpu_microseconds_per_row", (found["driver_cpu_s"] - run.cpu_s) / rows * 1e6)
+        if case == "text":
+            parse(out)
+        else:
+            emit(f"vocabulary_{rows}", "distinct_words", found["distinct_words"])
+
+
+def text(folder: Path, usage: Usage | Shares | None, out: Path) -> dict:
+    """One run of the text stage."""
     inputs = inputs_of(folder)
-    usage = Usage(actors, folder) if actors else None
     began, cpu = time.monotonic(), time.process_time()
     (out / "text").mkdir(parents=True)
     work: TextWork = TextHere(out / "text", inputs, FILTERS)
@@ -102,10 +145,11 @@ def text(folder: Path, actors: int, out: Path) -> dict:
     return figures(rows, began, cpu, usage) | {"shards": shards, "check_s": checked - began}
 
 
-def figures(rows: int, began: float, cpu: float, usage: Usage | None) -> dict:
-    """Return the figures of one run."""
+def figures(rows: int, began: float, cpu: float, usage: Usage | Shares | None) -> dict:
+    """What a run took."""
     seconds, driver = time.monotonic() - began, time.process_time() - cpu
     return {
+        "rows": rows,
         "rows_per_second": rows / seconds,
         "cpu_microseconds_per_row": (driver + (usage.cpu_s if usage else 0.0)) / rows * 1e6,
         "driver_cpu_s": driver,
@@ -113,9 +157,8 @@ def figures(rows: int, began: float, cpu: float, usage: Usage | None) -> dict:
     }
 
 
-def vocabulary(folder: Path, actors: int, data: Path) -> dict:
-    """Count words once, in the whole split or in four million lines of it."""
-    usage = Usage(actors, folder) if actors else None
+def vocabulary(folder: Path, usage: Usage | Shares | None, data: Path) -> dict:
+    """One run of the counting of words, of the whole split or of four million lines of it."""
     stages = ([ShardRecord(**json.loads(path.read_bytes())) for path in sorted((data / name).glob("train-*.json"))]
               for name in ("text", "parsed"))  # fmt: skip
     began, cpu = time.monotonic(), time.process_time()
@@ -147,7 +190,8 @@ def once(case: str, folder: Path, actors: int, out: Path) -> None:
     """Run once in a separate process, with its figures on standard output."""
     if case == "empty":
         return empty(actors, 1000, folder)
-    print(json.dumps({"text": text, "vocabulary": vocabulary}[case](folder, actors, out)))
+    usage = Usage(actors, folder) if actors else None
+    print(json.dumps({"text": text, "vocabulary": vocabulary}[case](folder, usage, out)))
 
 
 def run(case: str, folder: Path, actors: int, out: Path) -> dict:
@@ -168,25 +212,31 @@ def measure(count: int, rounds: int, scratch: Path | None) -> None:
     with tempfile.TemporaryDirectory(dir=scratch, prefix="text-") as name:
         folder = Path(name)
         write_inputs(folder, read_pairs(None), count)
-        found: dict[tuple[str, int], list[dict]] = {}
+        runs: dict[int, list[dict]] = {0: [], 1: [], 2: []}
         for number in range(rounds):
-            for actors in (0, 1, 2):
+            for actors in runs:
                 out = folder / f"{actors}-{number}"
-                found.setdefault(("text", actors), []).append(run("text", folder, actors, out))
+                runs[actors].append(run("text", folder, actors, out))
                 if contents(out) != contents(folder / "0-0"):
                     raise SystemExit(f"the text stage of {actors} actors has other bytes than that of one process")
+        report(f"text_{count}", runs)
         parse(folder / "0-0")
+        runs = {0: [], 1: [], 2: []}
         for _ in range(rounds):
-            for actors in (0, 1, 2):
-                found.setdefault(("vocabulary", actors), []).append(run("vocabulary", folder, actors, folder / "0-0"))
-    for (case, actors), runs in found.items():
-        way = f"{case}_{count}_{f'{actors}_actors' if actors else 'one_process'}"
-        for metric in runs[0]:
+            for actors in runs:
+                runs[actors].append(run("vocabulary", folder, actors, folder / "0-0"))
+        report(f"vocabulary_{count}", runs)
+
+
+def report(case: str, runs: dict[int, list[dict]]) -> None:
+    """Print the best of every figure, and the figures of all rounds, by number of actors; 0 is one process without Ray."""
+    for actors, rounds in runs.items():
+        for metric in rounds[0]:
             pick = max if metric == "rows_per_second" else min
-            emit(way, metric, pick(one[metric] for one in runs), rounds=[round(one[metric], 2) for one in runs])
-    for case in ("text", "vocabulary"):
-        one, two = (max(one["rows_per_second"] for one in found[case, actors]) for actors in (1, 2))
-        emit(f"{case}_{count}", "two_actors_to_one", two / one)
+            values = [one[metric] for one in rounds]
+            emit(f"{case}_{actors}_actors", metric, pick(values), rounds=[round(value, 2) for value in values])
+    one, two = (max(one["rows_per_second"] for one in runs[actors]) for actors in (1, 2))
+    emit(case, "two_actors_to_one", two / one)
 
 
 def main() -> None:
@@ -195,6 +245,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="runs of each way (default %(default)s)")
     parser.add_argument("--empty", type=int, help="measure empty work alone, with 1, 4, 16, ... up to so many actors")
     parser.add_argument("--scratch", type=Path, help="folder for the data, about 2 GB for 4 million pairs")
+    parser.add_argument("--shares", action="store_true", help="without Ray: CPU time of tasks and of the driver")
     parser.add_argument("--quick", action="store_true", help="40,000 pairs, one round")
     parser.add_argument("--once", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -205,6 +256,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             for actors in (4**i for i in range(8) if 4**i <= options.empty):
                 subprocess.run([sys.executable, __file__, "--once", "empty", name, str(actors), name], check=True)
+    elif options.shares:
+        for count in options.sizes:
+            with tempfile.TemporaryDirectory(dir=options.scratch) as name:
+                write_inputs(Path(name), read_pairs(None), count)
+                shares(Path(name), Path(name) / "data")
     else:
         for count in [40_000] if options.quick else options.sizes:
             measure(count, 1 if options.quick else options.rounds, options.scratch)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.job import text_on_ray, text_work
+from treeproc.job import ray_job, text_on_ray, text_work
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import running, text
 
@@ -46,6 +46,7 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 64)
     monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
     monkeypatch.setattr(running, "GROUP_ROWS", 80)
+    monkeypatch.setattr("treeproc.job.preprocess.LEAST_SAMPLE", 1)  # of the vocabulary
 
 
 def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):
@@ -63,6 +64,34 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
             preprocess(config, tmp_path / "deep" / "bad")
         assert not (tmp_path / "deep").exists()
         target.unlink(missing_ok=True)
+
+
+def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, monkeypatch):
+    """As on Ray, but the tasks run in this process, the last job first."""
+    stages = []
+
+    def run_jobs(worker, arguments, jobs, **options):
+        stages.append(worker.__name__)
+        built = worker(**arguments) if jobs else None
+        for number, job in reversed(list(enumerate(jobs))):
+            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
+            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
+            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
+
+    monkeypatch.setattr(ray_job, "run_jobs", run_jobs)
+    monkeypatch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
+    preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
+    assert not stages
+    config = PreprocessConfig.model_validate(inputs)
+    preprocess(config, tmp_path / "there")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert {"CheckBlock", "GatherKeys", "WriteText", "CountShards", "ParseShard", "EncodeShard"} <= set(stages)
+    stages.clear()
+    preprocess(config, tmp_path / "there")
+    assert not stages, "nothing is left to do"
+    (tmp_path / "there" / "text" / "train-00002-of-00008.arrow").unlink()
+    preprocess(config, tmp_path / "there")
+    assert "WriteText" in stages and contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):

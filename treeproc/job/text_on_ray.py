@@ -9,6 +9,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ class TextOnRay:
         sides = [side for side, one in self._wanted.items() if one.language is not None]
         for split in in_order(self._inputs.splits) if sides else ():
             chosen = places_of([record for record in records if record.split == split])
-            jobs = [{"text": record, "places": places} for record, places in chosen]
+            jobs = [{"shards": group} for group in grouped([(one.rows, (asdict(one), places)) for one, places in chosen])]
             for found in _in_order(self._run(ReadLines, {"folder": self._out / "text", "sides": sides}, jobs)):
                 for side in sides:
                     notices.add_sample(split, side, found["example_id"], found[side])

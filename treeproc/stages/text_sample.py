@@ -20,12 +20,15 @@ def places_of(records: Sequence[ShardRecord]) -> list[tuple[ShardRecord, list[in
 
 
 class ReadLines:
-    """Reads lines at places of a text shard: their `example_id`, and the lines of each side."""
+    """Reads lines of text shards: their `example_id`, and the lines of each side."""
 
     def __init__(self, folder: AnyPath, sides: Sequence[str]):
         self._folder, self._sides = folder, sides
 
-    def __call__(self, text: ShardRecord, places: Sequence[int]) -> dict:
-        shard = Shard(self._folder, text)
-        rows = [shard.row(place) for place in places]
+    def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> dict:
+        """The lines at the places of each shard, which is given by its record."""
+        rows = []
+        for record, places in shards:
+            shard = Shard(self._folder, ShardRecord(**record))
+            rows += [shard.row(place) for place in places]
         return {name: [row[name] for row in rows] for name in ("example_id", *self._sides)}
