@@ -44,7 +44,7 @@ upgrade-check:
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --editable '.[test]'
-	$(NEWEST)/bin/python -m pip install --upgrade 'ray[data,default,train]' stanza torch
+	$(NEWEST)/bin/python -m pip install --upgrade 'ray[data,default,serve,train]' stanza torch
 	$(NEWEST)/bin/python -m pip freeze | grep -iE '^(ray|stanza|torch)=='
 	$(NEWEST)/bin/python -m pytest -m quick
 	$(NEWEST)/bin/python -m pytest tests/test_parsers.py tests/test_ray_session.py tests/test_training_faults.py

@@ -275,7 +275,7 @@ def test_bad_settings_are_one_line_before_anything_starts(run, tmp_path):
             (["--out", str(run), "host=0.0.0.0"], "can be reached by other machines"),
             (["--out", str(run), "port=65536"], "port"),
             (["--out", str(run), f"port={port}"], f"cannot listen at 127.0.0.1, port {port}: Address already in use"),
-            (["--out", str(run), "host=no.such.invalid", "token_variable=HOME"], "must hold a token|there is no such address"),
+            (["--out", str(run), "host=no.such.invalid", "token_variable=HOME"], "the variable HOME must hold a token"),
         ):
             with pytest.raises(UserError, match=message):
                 main(arguments)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.serving.settings import ServeSettings, read_token
+from treenet.serving.settings import ServeSettings
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -28,7 +28,6 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    read_token(settings)
     for package in ("ray", "fastapi", "uvicorn"):
         require(package, "a server")
     from treenet.serving.server import serve_run  # loads Ray

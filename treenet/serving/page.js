@@ -156,6 +156,11 @@
     }
   };
 
+  const ready = fetch("/openapi.json").then((answer) => answer.json()).then((api) => {
+    const most = api.components.schemas.Request.properties.num_best.maximum;
+    for (let n = 1; n <= most; n++) make("option", find("num-best"), String(n), n === most ? { selected: "" } : {});
+  });
+
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     const lines = find("text").value.split("\n").filter((line) => line.trim());
@@ -164,6 +169,7 @@
     say("Translating ...");
     answers.replaceChildren();
     try {
+      await ready; // the choice of how many translations is empty until then
       const headers = { "Content-Type": "application/json" };
       if (find("token").value) headers.Authorization = `Bearer ${find("token").value}`;
       const body = JSON.stringify({ lines, num_best: Number(find("num-best").value), attention: true });
@@ -178,10 +184,5 @@
     } finally {
       send.disabled = false;
     }
-  });
-
-  fetch("/openapi.json").then((answer) => answer.json()).then((api) => {
-    const most = api.components.schemas.Request.properties.num_best.maximum;
-    for (let n = 1; n <= most; n++) make("option", find("num-best"), String(n), n === most ? { selected: "" } : {});
   });
 })();

@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import uvicorn
 
+from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names
+from treenet.runs.mirror import read_run
 from treenet.serving.entrance import build_entrance
 from treenet.serving.replicas import start_replicas
 from treenet.serving.settings import ServeSettings, read_token
@@ -24,7 +26,9 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
     """
     token = read_token(settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # The address is taken first: nobody waits for models to hear that the port is in use.
+    # Mistakes are found before Ray and the models are waited for.
+    with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
+        checkpoint_folder(folder, settings.checkpoint)
     with _listen(settings.host, settings.port) as listener, start_replicas(settings, run) as serving:
         config = uvicorn.Config(
             build_entrance(settings, serving, token),
