@@ -56,7 +56,7 @@ class TreeBatch:
 
 
 class SourceBatch(TreeBatch):
-    """A batch of which models read the source side alone."""
+    """A batch for models that read the source side alone."""
 
     def pad_masks(self) -> list[Tensor]:
         return super().pad_masks()[:-1]

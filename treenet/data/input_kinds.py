@@ -1,7 +1,7 @@
 """Input kinds: the forms in which encoders read an example.
 
-A kind says which columns of a shard a batch needs, how the structure of a batch is built from them, and which positions an
-encoder of that kind has states for. Every encoder names its kind as `reads`.
+A kind names the columns of a shard that a batch needs, and builds the structure of a batch from them. It also names the
+positions that an encoder of that kind has states for. Every encoder names its kind as `reads`.
 """
 
 from collections.abc import Callable

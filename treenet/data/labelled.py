@@ -40,9 +40,9 @@ class LabelledBatch(SourceBatch):
 class LabelledSource(ExampleSource):
     """One split of a data set with classes, in the form that a model reads.
 
-    With `phrases`, models that read trees or arcs get the classes of all phrases that have a position; `split_words` says
-    which positions of a tree have the class of a word of several pieces. Raises UserError when a model needs what the data
-    set has not got.
+    With `phrases`, models that read trees or arcs get the classes of all phrases that have a position. `split_words` chooses
+    the positions of a tree that have the class of a word of several pieces. Raises UserError if the data set lacks something
+    that the model needs.
     """
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, *, phrases: bool, split_words: SplitWords = "pieces"):
@@ -110,10 +110,10 @@ class LabelledSource(ExampleSource):
 
 
 class PhraseSource(ExampleSource):
-    """All phrases of a split that have a class, each as an example of its own, for models that read leaves alone.
+    """All phrases of a split that have a class, each as a separate example, for models that read leaves alone.
 
-    A phrase is the leaves of a node or of a word; the whole example is always one. A fraction of the data is one of
-    examples, not of phrases. They are held in memory, and make one window.
+    A phrase is the leaves of a node or of a word. The whole example is always a phrase. A fraction of the data is a fraction
+    of the examples, not of the phrases. The source holds all phrases in memory, and they make one window.
     """
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = LEAVES):

@@ -1,11 +1,11 @@
 """Batches made in processes beside the training, in order.
 
-Process k of n makes every n-th item. What it makes comes through memory that both share, a slot for every item that is under
-way; a socket carries the number of the item that is asked for, and the layout of the answer. So an item costs the consumer
-about 30 microseconds and one copy, and no lock of Python is shared.
+Process k of n makes every n-th item. The items come through shared memory, which has a slot for every item that is under way.
+A socket carries the number of the requested item, and the layout of the answer. So an item costs the consumer about
+30 microseconds and one copy. The processes share no lock of Python.
 
-All processes come of one server (`loader_server.py`), which opens the data once. They end when their sockets close: at the end,
-and also where this process is killed. The memory has no name, so that nothing of it is left behind.
+One server (`loader_server.py`) opens the data once and starts all processes. They end when their sockets close: at the end,
+and also if this process is killed. The memory has no name, so nothing of it is left behind.
 """
 
 import json
@@ -43,8 +43,8 @@ Make = Callable[..., Item]
 class LoaderProcesses(Generic[Item]):
     """Yields the packed `make(step, **options())` of every step, made by `count` processes a few steps ahead.
 
-    `open_make()`, which must survive pickling, gives `make` in the server; `options` are asked for when a step is. An error of
-    `make` is raised here, at its step. A process that was killed is said on standard error, and all start again.
+    `open_make()` gives `make` in the server, and must survive pickling. Each request of a step calls `options()`. An error of
+    `make` is raised here, at its step. If a process was killed, a line on standard error names it, and all start again.
     `waited` is the time in seconds that the consumer spent waiting for an item.
     """
 
@@ -121,7 +121,7 @@ class LoaderProcesses(Generic[Item]):
             self._ask(index)
 
     def _restart(self, index: int) -> None:
-        """Say which process ended, and start all of them again. Raises UserError where that has been of no use."""
+        """Name the process that ended, and start all again. Raises UserError if earlier starts did not help."""
         what = self._describe_end()
         self.close()
         if self._starts >= MAX_STARTS:

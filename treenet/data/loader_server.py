@@ -1,7 +1,7 @@
 """The processes that make batches: a server that opens the data, and copies of it that work. See `loader_processes.py`.
 
-The server starts as a program of its own, not as a copy of the training, whose threads and CUDA context no copy survives. Its
-copies share what it has read: the plan and lengths of a large data set take gigabytes.
+The server starts as a separate program, not as a copy of the training: a copy would break the threads and the CUDA context.
+Copies of the server share the data that it has read. The plan and the lengths of a large data set take gigabytes.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Tensors on their way from the host to a device, which nobody waits for."""
+"""Copies of tensors from the host to a device. The host does not wait for them."""
 
 from typing import TypeVar
 
@@ -18,13 +18,13 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def send_packed(value: Value, device: torch.device) -> Value:
-    """A value of the host, as `pack` takes it, on an accelerator: in one copy."""
+    """Copy a value that `pack` accepts from the host to an accelerator, in one copy."""
     packed = pack(value)
     return Packed(send(packed.buffer, device), packed.layout).unpack()
 
 
 class Sender:
-    """Sends packed values to an accelerator while it computes: on CUDA on a stream of its own, from pinned memory."""
+    """Sends packed values to an accelerator while it computes. On CUDA it uses a separate stream and pinned memory."""
 
     def __init__(self, device: torch.device):
         self._device = device

@@ -1,8 +1,10 @@
 """`TreeStructure`: the trees of a batch, as tree attention reads them.
 
 Shapes: B batch, L leaves, N nonterminals, S = L + N positions (leaves, then nodes in pre-order).
-Names of the paper: leaf j, node i, |V_j^i| the height of node i above leaf j (nodes of the branch from j up to
-i, both ends counted but not the leaf), |H_j^i| the rank of leaf j in the span of node i.
+Names of the paper, for leaf j and node i:
+
+- |V_j^i| is the height of node i above leaf j: the number of nodes from j up to i. Node i counts, the leaf does not.
+- |H_j^i| is the rank of leaf j in the span of node i.
 """
 
 from collections.abc import Sequence

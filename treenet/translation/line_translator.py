@@ -157,12 +157,12 @@ class LineTranslator:
         return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = log-probability / {form}"
 
     def __call__(self, lines: Sequence, first: int) -> Translated:
-        """The output for `lines`, the first of which has the 0-based number `first` in the input."""
+        """The output for `lines`. Their first line has the 0-based number `first` in the input."""
         return self._translate(lines, first, self._settings.nbest, self._json if self._settings.json_lines else self._text)
 
     def explain(self, lines: Sequence, first: int) -> Translated:
-        """The same for a person: trees, where the model reads some, and translations with rank and score; all of the beam
-        where `nbest` is not set."""
+        """The same for a person: translations with rank and score, and trees if the model reads them. If `nbest` is not set,
+        it shows all of the beam."""
         given = "nbest" in self._settings.model_fields_set
         return self._translate(lines, first, self._settings.nbest if given else self._decoding.beam_size, self._explanation)
 

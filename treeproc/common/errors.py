@@ -1,4 +1,4 @@
-"""The error that every command turns into one line, and values as such a line shows them."""
+"""The error that every command turns into one line, and the form of values in such a line."""
 
 import re
 import reprlib
@@ -11,9 +11,9 @@ _QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
 
 
 class UserError(Exception):
-    """Bad input or configuration: one line that says what, where, and what to do.
+    """Bad input or configuration: one line with the mistake, its place, and what to do.
 
-    A message that is longer loses its middle: it begins with the place, and ends with what to do.
+    A message that is too long loses its middle. It begins with the place, and ends with what to do.
     """
 
     def __init__(self, message: str):
@@ -21,7 +21,7 @@ class UserError(Exception):
 
 
 class CommandEnded(Exception):
-    """The end of a command before its work is done, with the exit status that says why; `message` is for a person."""
+    """The end of a command before its work is done. The exit status gives the reason, and `message` is for a person."""
 
     def __init__(self, status: int, message: str = ""):
         super().__init__(message)
@@ -42,7 +42,7 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Text with *** in place of what URIs in it hold of users, passwords and queries."""
+    """Text in which *** replaces the users, passwords and queries of its URIs."""
     return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
 
 

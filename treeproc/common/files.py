@@ -122,10 +122,10 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
 
 @contextmanager
 def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
-    """Hold a lock file, which is made where it is missing and never written to, alone or with others that hold it `shared`.
+    """Hold a lock file, alone or with others that hold it `shared`. Makes a missing file, and never writes to it.
 
-    Raises BlockingIOError where another process has it and `wait` is false, and UserError where `lock` is a link or
-    anything else that is no file: opening that would reach what somebody else chose.
+    Raises BlockingIOError if another process has it and `wait` is false. Raises UserError if `lock` is a link or anything
+    else that is no file: opening that would reach a place that another user chose.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -152,7 +152,7 @@ def cache_folder() -> Path:
 
 
 def private_folder(name: str) -> Path:
-    """A folder in the cache that nobody else can write to. Raises UserError where it belongs to somebody else or is a link."""
+    """A folder in the cache that only this user can write to. Raises UserError if another user owns it, or if it is a link."""
     folder = cache_folder() / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

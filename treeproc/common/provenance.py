@@ -118,9 +118,9 @@ class Recorder:
 
 @contextmanager
 def recorded(folder: AnyPath, command: str) -> Iterator[Recorder]:
-    """Keep a session of `command` in FOLDER/provenance.json. Whoever writes there holds the folder's lock.
+    """Keep a session of `command` in FOLDER/provenance.json. The caller must hold the folder's lock.
 
-    A process that is killed leaves it as it was last noted, with the outcome `unfinished`.
+    If the process is killed, the file keeps the last note, with the outcome `unfinished`.
     """
     recorder = Recorder(folder, command)
     try:

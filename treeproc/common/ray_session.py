@@ -17,9 +17,9 @@ from treeproc.common.ray_internals import end_failed_start, noted_address
 def start_ray() -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
 
-    RAY_ADDRESS names another cluster; `local` starts Ray in this process whatever runs on the machine.
-    Workers' own output stays in Ray's logs: the jobs report progress themselves. A start that fails is tried once more, as
-    it may be the machine that is busy. Raises UserError when that fails too.
+    RAY_ADDRESS names another cluster. With `local`, Ray starts in this process even if a cluster runs on the machine.
+    Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
+    because the machine may be busy. Raises UserError if that fails too.
     """
     import ray  # commands without Ray may call `there_is_a_cluster`
 

@@ -178,7 +178,7 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> Any:
-        """As in argparse, but the message for a setting that is written as an option says how to write it."""
+        """As in argparse, but if a setting is written as an option, the message shows the right form."""
         args = sys.argv[1:] if args is None else args
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8

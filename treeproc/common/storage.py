@@ -1,9 +1,11 @@
 """Paths that are files or objects: a local `Path`, or a `RemotePath` such as `s3://bucket/data`.
 
 Code that reads and writes data sets uses what the two have in common. An object store knows no folders and no renames:
-`mkdir` does nothing, and an object appears complete when its upload ends. Endpoint, region and credentials come from the
-environment alone (`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, ...; `GOOGLE_APPLICATION_CREDENTIALS` for
-`gs://`), so that none of them is ever part of a path, a configuration or an index.
+`mkdir` does nothing, and an object appears complete when its upload ends.
+
+Endpoint, region and credentials come from the environment alone. They are never part of a path, a configuration or an index.
+The variables are `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. For `gs://` it is
+`GOOGLE_APPLICATION_CREDENTIALS`.
 """
 
 import fnmatch
@@ -54,7 +56,7 @@ def _file_system(scheme: str) -> pyarrow.fs.FileSystem:
 class RemotePath:
     """An object, or a prefix of objects, with the part of pathlib's interface that data sets need.
 
-    A missing object raises FileNotFoundError as a file does; whatever else the store refuses is a UserError.
+    A missing object raises FileNotFoundError as a file does. Any other refusal of the store raises UserError.
     """
 
     scheme: str
@@ -228,10 +230,11 @@ def as_path(value: str | AnyPath) -> AnyPath:
 
 
 def inside(root: AnyPath, name: str) -> AnyPath:
-    """The place of a recorded or remote name below `root`: what a data set, a run or an object store says of its own files.
+    """The place below `root` of a name that a data set, a run or an object store gives for one of its files.
 
-    Raises UserError where it would leave `root`: the name is empty, absolute, or has a `..` or a NUL; or a folder on the way
-    is a link that leads out. A link in the place of the file itself is only read through, never written through.
+    Raises UserError if the name would leave `root`: it is empty or absolute, or has a `..` or a NUL. It raises UserError too
+    if a folder on the way is a link that leads out. If the file itself is a link, it is only read through, never written
+    through.
     """
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in name:

@@ -8,8 +8,10 @@ from treeproc.trees.spans import SpanTree, draw
 
 
 def draw_row(row: Mapping, vocab: AnyPath) -> list[str]:
-    """The tree of a row (as of `Shard.row`) over its pieces with their tags, one node or piece a line, by the vocabularies in
-    folder `vocab`; of a row with arcs also a line of the governor (from 0, -1 is the root) and relation of every word.
+    """The tree of a row (`Shard.row`) over its pieces with their tags, one node or piece a line.
+
+    The names come from the vocabularies in folder `vocab`. A row with arcs has one more line: the governor (from 0, -1 is the
+    root) and the relation of every word.
     """
     labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
     leaves, spans = row["leaves"], row["spans"]

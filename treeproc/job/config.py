@@ -28,11 +28,11 @@ class PreprocessConfig(Settings):
     )
     vocab_from: DataPath | None = Field(
         None,
-        description="folder of a finished data set whose vocabulary is taken as it is, and the settings that are left open here; "
-        "train is then not needed: new test splits for models of that data set",
+        description="folder of a finished data set, for new test splits of its models: the job takes its vocabulary, and the "
+        "settings that are left open here. It then needs no train split",
     )
     parsed: DataPath | None = Field(
-        None, description="folder of a finished data set whose text and parsed trees are used as they are, in place of splits"
+        None, description="folder of a finished data set: the job uses its text and parsed trees instead of splits"
     )
     format: FormatName = Field("parallel", description="format of the files; docs/data-format.md names the formats")
     tokenized: Literal["none", "moses"] = Field(

@@ -143,7 +143,7 @@ def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, list[ShardRecord]]:
-    """The complete settings, the description of the parser, and the text stage of a job in a folder of its own: for a dry run."""
+    """The complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
     parser, target_parser = check_settings(config)

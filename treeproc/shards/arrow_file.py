@@ -72,7 +72,7 @@ def _schema_of(footer: bytes) -> pa.Schema:
 
 
 def _check_schema(found: pa.Schema, known: Sequence[pa.Schema]) -> pa.Schema:
-    """The known schema of these columns. Raises BadArrowFile that says which column is wrong."""
+    """The known schema of these columns. Raises BadArrowFile that names the wrong column."""
     full = max(known, key=lambda schema: sum(field in schema for field in found))
     for field in found:
         name = _short(field.name)

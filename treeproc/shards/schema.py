@@ -6,9 +6,11 @@ A data set is a folder with three stages, each a folder of Arrow IPC files and a
     parsed/   words, part-of-speech tags and bracketed trees, still strings
     encoded/  the paper's T(X) = (L, N, R) as integers, ready for training
 
-One row is one example. Section 4.1 of the paper names the three tables of an encoded row:
-`leaves` (L, the ordered terminals), `nodes` (N, the nonterminals) and `spans` (R, the subtree of
-every nonterminal, written as half-open intervals).
+One row is one example. An encoded row has the three tables of section 4.1 of the paper:
+
+- `leaves`: L, the ordered terminals.
+- `nodes`: N, the nonterminals.
+- `spans`: R, the subtree of every nonterminal as half-open intervals.
 """
 
 import re

@@ -203,8 +203,8 @@ def describe_trees(index: dict) -> str:
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 
-    Text and parsed stage may be those of another data set, which the index of the encoded stage names: ../NEIGHBOUR/STAGE,
-    or an absolute path or URI that ends with /STAGE. Raises UserError for any other place.
+    The text and the parsed stage may belong to another data set. The index of the encoded stage then names them as
+    ../NEIGHBOUR/STAGE, or as an absolute path or URI that ends with /STAGE. Raises UserError for any other place.
     """
     place = stage if stage == "encoded" else read_index(data / "encoded").get("stages", {}).get(stage, stage)
     if place == stage:

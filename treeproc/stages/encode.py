@@ -44,14 +44,14 @@ class TreeConfig(Settings):
 
     tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
         "parsed",
-        description="'parsed': the parser's constituents; 'dependencies': phrases made of its arcs (parser.dependencies=true); "
-        "'shuffled': the constituents of another line of the split with as many words; the others are control trees over the "
+        description="'parsed': the parser's constituents. 'dependencies': phrases made of its arcs (parser.dependencies=true). "
+        "'shuffled': the constituents of another line of the split with as many words. The others are control trees over the "
         "same words",
     )
     phrases: PhraseShape = Field(
         "layered",
-        description="for tree_source: dependencies; 'layered' as in a treebank: NP in PP in VP in S; 'flat': a node for a head "
-        "with its dependents; 'left', 'right': a node for every dependent, those of that side first",
+        description="for tree_source: dependencies. 'layered': as in a treebank, NP in PP in VP in S. 'flat': a node for a head "
+        "with its dependents. 'left', 'right': a node for every dependent, those of that side first",
     )
     phrase_labels: PhraseLabels = Field(
         "upos",
@@ -64,8 +64,8 @@ class TreeConfig(Settings):
     )
     documents: Literal["separate", "dummy_root"] = Field(
         "separate",
-        description="the trees of an example stand side by side, or below one more node, labelled DOC; where it is not set, "
-        "dummy_root for translation pairs with parser.split_sentences",
+        description="'separate': the trees of an example stand side by side. 'dummy_root': they stand below one more node, "
+        "labelled DOC. If unset: dummy_root for translation pairs with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of random and of shuffled trees")
 

@@ -1,4 +1,4 @@
-"""Lists of lines beside the shards, in tab-separated files: dropped lines, and lines without a tree of their own."""
+"""Lists of lines beside the shards, in tab-separated files: dropped lines, and lines that were not parsed in full."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,10 +1,15 @@
 """Notices about lines that a parser will misread: escapes, tokens, several sentences, placeholders. Lines are not changed.
 
-Rules and thresholds were measured (docs/preprocessing.md has the table). Tokenised corpora (IWSLT'14, WMT'14, Multi30k
-lc.norm.tok, SST) have marks of tokens on 94 to 100 % of their lines; plain text (Tatoeba, Multi30k, Europarl, news, UD treebanks
-of English, German, French and Spanish) on 0.7 % at most. Escapes are on 0.8 to 40 % of the lines of the former, on 0.06 % of the
-latter at most. Lines whose last mark is attached are 0 to 3 % of the former, 75 to 100 % of the latter. Of single sentences of
-UD treebanks 0.4 % at most look like several; of two that are joined, 84 to 98 % do. Placeholders are on none of these lines.
+Rules and thresholds were measured; docs/preprocessing.md has the table. Shares of lines in tokenised and in plain text:
+
+- Marks of tokens: 94 to 100 % in tokenised text, at most 0.7 % in plain text.
+- Escapes: 0.8 to 40 % in tokenised text (SST has none), at most 0.06 % in plain text.
+- The last mark is attached: 0 to 3 % in tokenised text, 75 to 100 % in plain text.
+- Placeholders: 0 % in both.
+
+The tokenised text is IWSLT'14, WMT'14, Multi30k lc.norm.tok and SST. The plain text is Tatoeba, Multi30k, Europarl, news, and UD
+treebanks of English, German, French and Spanish. In the UD treebanks, at most 0.4 % of the single sentences look like several.
+Of two sentences that are joined, 84 to 98 % look like several.
 """
 
 import re
@@ -151,10 +156,10 @@ class Wanted(NamedTuple):
 
 
 def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:
-    """The kinds of notices for each side: `columns` are those of the input format, `languages` those of the sides' parsers.
+    """The kinds of notices for each side. `columns` belong to the input format, and `languages` to the parsers of the sides.
 
-    A side has None where no parser reads it; a target side that none reads is not looked at. Lines of given words are tokens, and
-    sentences of their own; what no setting can undo is not looked for on the target side.
+    The language of a side without a parser is None. A target side without a parser is not checked. If the input gives words,
+    its lines are tokens and single sentences. On the target side, only problems that a setting can undo are looked for.
     """
     out = {}
     for side, language in languages.items():
@@ -216,7 +221,7 @@ class SideNotices:
 class TextNotices:
     """The notices about all lines that pass the filters, by split and side.
 
-    `wanted` says what is looked for, by side, and `line(split, example_id)` the number of a line.
+    `wanted` has the kinds to look for by side. `line(split, example_id)` gives the number of a line.
     """
 
     wanted: Mapping[str, Wanted] = field(default_factory=dict)
