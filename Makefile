@@ -21,6 +21,7 @@ check: install
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(RUN) docs/check_english.py
 
 test: install
 	$(RUN) -m pytest
