@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -46,10 +45,6 @@ class _Replica:
         """(what translates, size of its beam, error): the error is empty, or all else."""
         return (self._translator.name, self._translator.beam_size, "") if self._translator else ("", 0, self._error)
 
-    def process(self) -> int:
-        """The number of this process."""
-        return os.getpid()
-
     async def answer(self, question: Question) -> bytes | str:
         """See `SentenceTranslator.answer`."""
         return await self._answer_batch(question)
@@ -84,10 +79,6 @@ class Replicas:
             states = serve.status().applications[self._application].deployments[_DEPLOYMENT].replica_states
             return sum(count for state, count in states.items() if state == "RUNNING")
         return 0
-
-    async def processes(self, count: int) -> set[int]:
-        """The process numbers of the replicas that answer `count` questions; for tests and measurements."""
-        return {await self._handle.process.remote() for _ in range(count)}
 
 
 @contextmanager
