@@ -36,8 +36,8 @@ class ExampleSource:
     """One split of DATA/encoded, memory-mapped. A shard is opened when one of its rows is asked for.
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
-    shards and lengths do not belong together, or the data set has not got what a model that `reads` needs. A shard
-    is checked when it is opened, the first one here; of the others on disk, the sizes of the files are.
+    shards and lengths do not belong together, or if the data set lacks columns that a model that `reads` needs. A shard
+    is checked when it is opened. Here, the first shard is opened, and the sizes of the other files on disk are checked.
     """
 
     shards: ShardSizes | None  # of the rows; None where rows are not those of shards, and so in one window
@@ -111,7 +111,7 @@ class ExampleSource:
 
 
 def check_columns(folder: AnyPath, reads: InputKind) -> None:
-    """Raises UserError when DATA/encoded has not got what a model that `reads` needs."""
+    """Raises UserError if DATA/encoded lacks columns that a model that `reads` needs."""
     if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 

@@ -21,7 +21,7 @@ from treenet.structure.ragged import Ragged
 class InputKind:
     """One form of input. `build` makes the structure of a batch, and raises UserError for trees that are not of that form.
 
-    `build_compact` makes one for accelerators, where that is another: for padding to a multiple of WIDTH_MULTIPLE.
+    `build_compact`, if set, makes another structure for accelerators, for padding to a multiple of WIDTH_MULTIPLE.
     """
 
     name: str

@@ -91,7 +91,7 @@ class LabelledSource(ExampleSource):
         return np.concatenate(counts)
 
     def _phrase_classes(self, picked: PickedRows) -> tuple[Ragged, Ragged]:
-        """Classes of the leaves and of the nodes of examples; of a tree the first node, the root, has the example's."""
+        """Classes of the leaves and of the nodes of examples. The first node of a tree, the root, has the example's class."""
         leaves, nodes = _classes(self, picked)
         if self.reads.positions != "words":
             if self._split_words != "pieces":

@@ -63,7 +63,7 @@ def main(memory: str, control: str, *connections: str) -> None:
 
 
 def _watch(boss: Connection, count: int) -> None:
-    """Wait for the end of all processes, and tell how they ended."""
+    """Wait for the end of all processes, and report how they ended."""
     for _ in range(count):
         pid, status = os.wait()
         try:

@@ -1,7 +1,7 @@
 """Batches as one buffer of bytes: for shared memory between processes, and for one copy to a device.
 
 A buffer has two parts. The first holds, as int32, the int64 tensors whose values fit: they are widened all at once. The second
-holds all other tensors as they are. Every tensor begins at a multiple of ALIGNMENT bytes, as kernels on GPUs want it.
+holds all other tensors as they are. Every tensor begins at a multiple of ALIGNMENT bytes, because kernels on GPUs need it.
 """
 
 import functools
@@ -100,7 +100,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor whose rows lie one after the other."""
+    """The place of a tensor whose rows lie one after the other."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(1, size))

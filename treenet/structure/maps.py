@@ -97,7 +97,7 @@ class TreeStructure(Structure):
     def from_brackets(cls, trees: Sequence[str], *, collapse_unary: bool = True) -> "TreeStructure":
         """One tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
 
-        The trees get the normal form that data sets have: function tags go, and of a unary chain the lowest label stays, unless
+        The trees get the normal form of data sets: function tags are removed, and a unary chain keeps its lowest label, unless
         `collapse_unary` is false. Tags of words are no nodes. Raises UserError with the tree and the character at fault.
         """
         return cls._of(read_bracketed(trees, collapse_unary=collapse_unary))
@@ -106,7 +106,7 @@ class TreeStructure(Structure):
     def from_spans(cls, trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None = None) -> "TreeStructure":
         """One tree an example as its nodes: `[[(0, 3, "S"), (0, 2, "NP"), (2, 3, "VP")]]`, leaves [start, end).
 
-        Labels may be left out. Nodes come in any order; of two with the same span the first is the upper one. `num_leaves` [B]
+        Labels are optional. Nodes may have any order. If two have the same span, the first is the upper one. `num_leaves` [B]
         is needed where a tree goes on after its last span. Raises UserError for spans that cross or leave their tree.
         """
         return cls._of(read_spans(trees, num_leaves))

@@ -73,7 +73,7 @@ class TranslateSettings(Settings):
 
 
 class EncodedLine(Protocol):
-    """A line as a model reads it, or why it cannot."""
+    """A line as a model reads it, or the reason why the model cannot read it."""
 
     source: str
     target: str
@@ -101,7 +101,7 @@ Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]
 
 @dataclass(frozen=True)
 class Translated:
-    """A part of the output, and what there is to tell: of its lines, by 1-based number, and of the input, by kind."""
+    """A part of the output, with messages: about its lines, by 1-based number, and about the input, by kind."""
 
     num_lines: int
     text: str
@@ -111,7 +111,7 @@ class Translated:
 
 
 def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Path]:
-    """Folders of runs with the checkpoints that are asked for; those of an object store are brought here."""
+    """Folders of runs with the requested checkpoints. Runs in an object store are copied to this machine."""
     names = [name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
     folders = []
     for run in runs:
@@ -121,7 +121,7 @@ def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Pat
 
 
 def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees: bool, max_pieces: int) -> LineSource:
-    """What makes rows of raw lines for the model of a run. Raises UserError where the model reads what the lines have not got."""
+    """The maker of rows from raw lines, for the model of a run. Raises UserError if the lines lack something the model reads."""
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(

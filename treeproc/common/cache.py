@@ -2,7 +2,7 @@
 
 A copy is named by the hash of its content, so it is never out of date, and the same shard under two names is one copy.
 The folder (`TREE_ATTENTION_CACHE`, else ~/.cache/tree-attention) may be deleted whenever no process begins to read from it. When
-there are more bytes than `TREE_ATTENTION_CACHE_GB`, the copies go that were used longest ago (`cache_eviction`).
+there are more bytes than `TREE_ATTENTION_CACHE_GB`, the copies that were used longest ago are removed (`cache_eviction`).
 """
 
 import errno
@@ -66,7 +66,7 @@ def prefetch(objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:
 
 
 def drop_damaged(hashes: Iterable[str]) -> None:
-    """Remove those of these copies whose bytes are not theirs any more. Copies that are known to be right are not read."""
+    """Remove those of these copies whose bytes have changed. Copies that are known to be right are not read."""
     known = {f"{sha256[:2]}/{sha256}": sha256 for sha256 in hashes}
     there = {name: sha256 for name, sha256 in known.items() if (cache_folder() / name).exists()}
     for name in unlike(cache_folder(), there) if there else ():
@@ -97,7 +97,7 @@ def _fetch(path: RemotePath, sha256: str) -> None:
 
 
 def _load_with_room(path: RemotePath, sha256: str, copy: Path) -> None:
-    """Where the disk is full, older copies make room, once."""
+    """If the disk is full, remove older copies, once."""
     try:
         _load(path, sha256, copy)
     except OSError as error:

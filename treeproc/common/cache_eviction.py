@@ -1,6 +1,6 @@
-"""The size limit of the cache: the copies go that were used longest ago.
+"""The size limit of the cache: the copies that were used longest ago are removed first.
 
-A copy stays that was asked for within the last minute: a process is about to open it. A copy that a process of this machine has
+A copy stays if it was asked for within the last minute: a process is about to open it. A copy that a process of this machine has
 mapped stays too, since its removal would free no byte. In a container whose processes are not seen here such a copy may go. Its
 reader loses nothing: on Linux a mapped or open file lives until it is closed.
 """
@@ -47,7 +47,7 @@ class Evictor:
         self._told = False
 
     def loaded(self, copy: Path) -> None:
-        """A copy has come. Raises UserError where the limit is no number."""
+        """Count a new copy. Raises UserError if the limit is no number."""
         with self._lock:
             self._added += copy.stat().st_size
             if self._added < _LOOK_EVERY * self._limit:
@@ -64,7 +64,7 @@ class Evictor:
                 )  # fmt: skip
 
     def make_room(self) -> None:
-        """The disk is full: the older half of the copies goes."""
+        """The disk is full: remove the older half of the copies."""
         with self._lock:
             found = _copies()
             _evict(found, sum(one.size for one in found) // 2)
@@ -89,7 +89,7 @@ def cache_limit(held_bytes: int) -> int:
 
 
 def _copies() -> list[_Copy]:
-    """The copies that are there; what processes that died left half-done for an hour is removed."""
+    """The copies that are there. Removes unfinished copies that dead processes left an hour ago."""
     found = []
     for folder in _folders():
         with suppress(OSError), os.scandir(folder) as entries:

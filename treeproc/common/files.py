@@ -70,7 +70,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
 
 
 def is_stream(path: AnyPath) -> bool:
-    """Whether a path is a device or a pipe, or a link to one: what is written there goes on, and is no file afterwards."""
+    """Whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is no file afterwards."""
     if isinstance(path, RemotePath):
         return False
     try:

@@ -73,7 +73,7 @@ class _File(BaseModel):
 
 
 class Recorder:
-    """The session of a command that is under way. It is in the file from the first `note` on: one without work is left out."""
+    """The session of a running command. It is in the file from the first `note` on, so a session without work is left out."""
 
     def __init__(self, folder: AnyPath, command: str):
         self._path = folder / PROVENANCE

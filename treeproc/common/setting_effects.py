@@ -1,4 +1,4 @@
-"""Effects of settings. A field says its own, as `Annotated[int, Effect.NONE]`; without one, it changes results."""
+"""Effects of settings. A field names its effect: `Annotated[int, Effect.NONE]`. Without one, it changes results."""
 
 from enum import Enum
 from typing import Any, get_args
@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 
 class Effect(Enum):
-    """The reach of a setting: what a change of it leaves as it is."""
+    """The reach of a setting: the results that a change of it leaves the same."""
 
     PROGRESS = "how far a run goes and which of its states count; no step that is done"
     NONE = "where and how fast something is computed, or how much is shown"

@@ -83,7 +83,7 @@ class StageFindings:
         yield from self._of("order")
 
     def lengths_problems(self) -> Iterator[Problem]:
-        """`lengths.arrow` says of every row what the shards say; of splits with a shard that cannot be opened, that was said."""
+        """Problems of `lengths.arrow` against the rows of the shards. If a shard cannot be opened, its split is not compared."""
         path = self.folder / "lengths.arrow"
         for split, unlike in self._unlike_lengths.items():
             try:

@@ -16,7 +16,7 @@ _OF_ARCS = {"phrases", "phrase_labels"}
 
 
 def borrow_settings(values: Mapping) -> dict:
-    """Settings of a job as a user gives them, with those of the data set `vocab_from` where they say nothing.
+    """Settings of a job as a user gives them. The data set `vocab_from` gives the settings that are left open.
 
     Raises UserError when that data set has no settings.
     """
@@ -64,7 +64,7 @@ def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: M
     """The index of the encoded stage of `data`, the data set whose vocabulary is taken.
 
     `parser` describes the parser of the leaves' side; `columns` are those of the encoded shards to come. Raises UserError where
-    examples of the two data sets would not be the same to a model: then scores would say nothing.
+    a model would read examples of the two data sets differently: their scores would mean nothing.
     """
     index = read_index(data / "encoded")
     trees = index["tree_settings"], tree

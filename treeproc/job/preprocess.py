@@ -50,7 +50,7 @@ def sample_splits() -> dict:
 
 
 def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
-    """Run the job into `out`, or what is left of it; returns the index of the encoded stage.
+    """Run the job, or the rest of it, into `out`; returns the index of the encoded stage.
 
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
@@ -153,7 +153,7 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:
-    """Take back what a job wrote that found nothing to keep, and the folders that it made."""
+    """Remove the files and folders of a job that found no example to keep."""
     for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
         path.unlink(missing_ok=True)
     if isinstance(out, Path):
@@ -211,7 +211,7 @@ _OPEN_UNTIL = {
 
 
 def _begun(out: AnyPath) -> dict | None:
-    """The settings in `out` as they were written; None where there are none that can be read."""
+    """The settings in `out` as they were written; None if there are no readable settings."""
     try:
         values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
     except (OSError, UnicodeDecodeError):

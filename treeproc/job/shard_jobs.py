@@ -99,7 +99,7 @@ def ray_runner(folder: AnyPath, record: Recorder) -> Run:
 
 
 def previous_index(folder: AnyPath, key: str) -> Index | None:
-    """The index of a finished stage, which has `key`; None where there is none or it is damaged: its shards then tell."""
+    """The index of a finished stage, which has `key`. None if it is missing or damaged: the caller then reads the shards."""
     path = folder / "index.json"
     if not path.exists():
         return None

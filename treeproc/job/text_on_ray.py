@@ -150,7 +150,7 @@ class TextOnRay:
         return BadInput(message)
 
     def _blocks(self) -> tuple[list[TextRange], UserError | None]:
-        """All blocks up to the first split whose lines are no examples, and what is wrong with that."""
+        """All blocks up to the first split with unequal sides or without an example, and the message about that split."""
         blocks: list[TextRange] = []
         cut, inputs = self._lines(), self._inputs
         most = max(side.lines for split in inputs.splits for side in cut.of(inputs, split))
@@ -196,7 +196,7 @@ class TextOnRay:
         return number_of_partitions(self.counts().get("train", 0))
 
     def _gather(self, blocks: Sequence[TextRange]) -> None:
-        """Bring together what examples of train are compared with."""
+        """Gather the keys that examples of train are compared with."""
         if "train" not in self._inputs.splits:
             return
         train = [(part.number, part.first_id) for part in blocks if part.split == "train"]
@@ -220,7 +220,7 @@ class TextOnRay:
             yield {"name": shard_name(split, index, number), "index": index, **part.job()}
 
     def _sample(self, notices: TextNotices, records: Sequence[ShardRecord]) -> None:
-        """Give the notices the lines whose language is looked at."""
+        """Give the notices the lines whose language is checked."""
         sides = [side for side, one in self._wanted.items() if one.language is not None]
         for split in in_order(self._inputs.splits) if sides else ():
             chosen = places_of([record for record in records if record.split == split])

@@ -1,4 +1,4 @@
-"""The text stage of a data set: what is finished is trusted, what is missing is read and written."""
+"""The text stage of a data set: it trusts finished shards, and reads and writes missing shards."""
 
 import logging
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ class TextStage:
         return records
 
     def _end_text(self, stamps: str | None, known: Known) -> None:
-        """Note by what the inputs are recognised, unless they changed meanwhile."""
+        """Note the stamps and digests that identify the inputs, unless the inputs have changed meanwhile."""
         same = stamps is not None and stamps_of(self.config.inputs()) == stamps
         remember(self.out / "text", stamps if same else None, known)
         remove_work(self.out)

@@ -37,7 +37,7 @@ class TextWork(Protocol):
         """The records of all shards as they land; notices and dropped lines are complete after the last one."""
 
     def remove(self) -> None:
-        """Remove what this work left for a job that goes on."""
+        """Remove the files that this work left for a job that continues."""
 
 
 class TextHere:
@@ -65,7 +65,7 @@ class TextHere:
             yield from writer.write(split)
 
     def remove(self) -> None:
-        """Nothing: it goes on from the shards alone."""
+        """Do nothing: a job continues from the shards alone."""
 
 
 def can_run_on_ray(config: PreprocessConfig, out: AnyPath) -> bool:

@@ -90,7 +90,7 @@ class Gather:
         self._open[number] = batches
 
     def _close(self) -> None:
-        """Forget the half of the shards that were asked for longest ago. Rows that are picked keep theirs."""
+        """Close the half of the shards that were used longest ago. Picked rows keep their shards."""
         kept = sorted(self._open, key=lambda number: int(self._used[number]))[-max(1, self._most_open // 2) :]
         shards = {number: self._open[number] for number in kept}
         self._open, self._table = {}, _Places({}, np.zeros((0, 0), dtype=np.int64), 0)

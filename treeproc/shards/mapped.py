@@ -67,7 +67,7 @@ class Column:
         return self._part(0, len(self)).astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, index: "int | slice | Sequence[int] | np.ndarray") -> np.ndarray:
-        """Raises IndexError for a row that is not there; numbers below 0 count from no end."""
+        """Raises IndexError for a row that is not there. Negative numbers are errors too: they do not count from the end."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             return self._part(start, stop)[::step] if step > 0 else np.asarray(self)[index]

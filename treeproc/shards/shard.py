@@ -71,7 +71,7 @@ def check_size(folder: AnyPath, record: ShardRecord) -> Path:
 
 
 def lacks(error: Exception, path: AnyPath) -> str:
-    """The message where a file was not opened since this process may open no more; empty where the file is to blame."""
+    """The message if this process may open no more files; empty if the file is to blame."""
     limit = {
         errno.ENOMEM: "memory maps left: raise vm.max_map_count (sysctl)",
         errno.EMFILE: "file descriptors left: raise ulimit -n",
@@ -98,7 +98,7 @@ def open_shards(folder: AnyPath, split: str) -> list[Shard]:
 
 
 def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) -> None:
-    """Raises UserError where a shard has not got the `columns` that its index names, if it names any."""
+    """Raises UserError if the columns of a shard are not the `columns` of its index. An index without names allows all."""
     if columns and shard.schema.names != columns:
         raise UserError(
             f"{folder / shard.record.name}: its columns are {', '.join(shard.schema.names)}, but index.json names "

@@ -1,4 +1,4 @@
-"""The number of rows of a shard where the settings leave it open: `rows_per_shard: auto`."""
+"""The number of rows of a shard with `rows_per_shard: auto`."""
 
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 
@@ -15,8 +15,8 @@ def auto_rows_per_shard(rows: int) -> int:
     """Rows of a shard for a data set of `rows` input examples, all splits together.
 
     It grows so that there are at most 4,096 shards, in whole record batches, until a shard of the largest stage has about
-    100 MB (99,328 rows). It depends on the number of rows alone: neither on the cluster nor on the bytes of the input, which a
-    compressed file hides. So data sets of the same text have the same shards.
+    100 MB (99,328 rows). It depends on the number of rows alone. It does not use the cluster, nor the bytes of the input, which
+    a compressed file hides. So data sets of the same text have the same shards.
     """
     if rows <= SMALLEST * _SHARDS:
         return SMALLEST

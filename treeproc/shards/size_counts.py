@@ -1,4 +1,4 @@
-"""How many rows have which sizes: what the number of batches follows from, at a hundredth of the rows' own lengths."""
+"""Numbers of rows by size. The number of batches follows from them, at a hundredth of the bytes of the rows' lengths."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ def _identifier():
 
 @cache
 def _can_identify() -> bool:
-    """Whether py3langid is there. Where it is not, a note says so, once a process."""
+    """Whether py3langid is installed. If not, the function logs a note, once a process."""
     if not is_installed("py3langid"):
         print(f"note: no line is checked for its language, since {how_to_install('py3langid')}", file=sys.stderr)
         return False

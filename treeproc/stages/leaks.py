@@ -46,7 +46,7 @@ class NearCopies:
         self._keys: set[bytes] = set()
 
     def add(self, line: str) -> None:
-        """A line of the split; one without letters and digits is like every other such, and stays out."""
+        """Add a line of the split. Lines without letters and digits are left out, because they would all be equal."""
         if text := normalised([line])[0]:
             self._short.add(hash(text))
             self._keys.add(key_of(text))

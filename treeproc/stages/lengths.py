@@ -20,7 +20,7 @@ _SIZES = ("leaves", "nodes", "tgt_pieces")
 def write_lengths(folder: Path, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS) -> list[str]:
     """`lengths.arrow` of an encoded stage, one record batch per shard, and its name.
 
-    With more than `window_rows` rows `size_counts.arrow` too: below, what uses it counts in the lengths.
+    With more than `window_rows` rows, also `size_counts.arrow`. With fewer rows, its readers count in the lengths.
     """
     splits = list(dict.fromkeys(record.split for record in records))
     names = [LENGTHS, SIZE_COUNTS] if sum(record.rows for record in records) > window_rows else [LENGTHS]

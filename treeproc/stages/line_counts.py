@@ -1,4 +1,4 @@
-"""What must be known of files before their lines can be cut: where lines end. `.gz` files are unpacked for it."""
+"""The ends of lines in files, which tasks need to find their lines. `.gz` files are unpacked first."""
 
 import gzip
 import zlib
@@ -22,7 +22,7 @@ class CountLines:
 
 
 class Unpack:
-    """Unpacks a `.gz` file from front to back. Returns whether it could be read to its end; else nothing is left of it.
+    """Unpacks a `.gz` file from front to back. Returns whether it could read the file to its end; if not, it leaves no file.
 
     Raises UserError when the disk refuses.
     """
@@ -38,7 +38,7 @@ class Unpack:
 
 
 class _Unreadable(Exception):
-    """The packed file cannot be read: another thing than a disk that cannot be written to."""
+    """The packed file cannot be read. An error of the disk while writing is not this error."""
 
 
 def _unpacked(path: str) -> Iterator[bytes]:

@@ -25,7 +25,7 @@ def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[st
 
 
 def check_columns(config: ParserConfig, target: ParserConfig | None, text_columns: Collection[str]) -> None:
-    """Raises UserError when the text has not what the parsers need."""
+    """Raises UserError if the text lacks columns that the parsers need."""
     if config.name == "given" and not {"words", "trees"} <= set(text_columns):
         raise UserError(
             "parser.name: is given, but this format gives no trees; choose another parser, or format: brackets or sst"

@@ -1,4 +1,4 @@
-"""What the text stage says of the lines of one shard, until the shards of a data set are complete."""
+"""Notes of the text stage about the lines of one shard. They are kept until the shards of a data set are complete."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ class ShardNotes:
     def write(self, folder: Path, shard: str) -> None:
         """Write a file that is complete or not there. Raises UserError when the disk refuses.
 
-        It is not synced: a file that a crash of the machine damaged is none, and its shard is read again.
+        It is not synced. If a crash of the machine damages the file, its shard is read again.
         """
         head = json.dumps({"notices": self.notices, "sha256": hashlib.sha256(self.dropped).hexdigest()}).encode()
         temporary = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{shard}"

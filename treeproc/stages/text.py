@@ -71,7 +71,7 @@ class Inputs:
 
     @property
     def stride(self) -> int | None:
-        """Of `hold_out`: every so many-th example of the files of train is one of valid."""
+        """The n of `hold_out`: every n-th example of the files of train belongs to valid."""
         return next((files.hold_out for files in self.splits.values() if files.hold_out), None)
 
     def files(self, split: str) -> SplitFiles:

@@ -1,7 +1,7 @@
-"""The text stage in parts that know nothing of each other: blocks of lines are checked, keys gathered, shards written.
+"""The text stage in independent parts: they check blocks of lines, gather keys and write shards.
 
-Parts leave their results in a work folder. Each is a function of the inputs and settings alone, so that a part that was
-killed is done again, and one that is done is not.
+Parts leave their results in a work folder. Each is a function of the inputs and settings alone. So a killed part runs
+again, and a finished part does not.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

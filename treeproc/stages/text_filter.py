@@ -24,7 +24,7 @@ class Seen(Protocol):
 
 
 class Filtered(NamedTuple):
-    """Rows that stay, counts, (example_id, reason) of those that do not, places of rows that are leaks but stay."""
+    """Rows that stay, counts, (example_id, reason) of dropped rows, places of rows that are leaks but stay."""
 
     rows: list[dict]
     counts: Counter

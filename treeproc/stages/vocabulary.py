@@ -118,7 +118,7 @@ class CountShards:
 def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[list[str], list[str], list[str]] | None:
     """Labels, tags and relations that the sidecar of a parsed shard counts; None where the shard itself must be read.
 
-    That is where the leaves are of the target side, whose trees no sidecar counts, and for sidecars of earlier versions.
+    It is None if the leaves are of the target side, whose trees no sidecar counts, and for sidecars of earlier versions.
     """
     found = {"label": [], "tag": [], "deprel": []}
     for key in record.counts:
