@@ -17,7 +17,7 @@ _KANA = {"HIRAGANA", "KATAKANA"}
 
 
 class FilterConfig(Settings):
-    """All of them hold for the training split alone; an example with an empty side goes from every split."""
+    """The filters apply to the training split alone. An example with an empty side is dropped from every split."""
 
     max_words: PositiveInt = Field(250, description="training examples with more blank-separated words on a side are dropped")
     max_word_chars: PositiveInt = Field(1000, description="training examples with a longer word are dropped")
@@ -33,8 +33,8 @@ class FilterConfig(Settings):
     )
     drop_leaks: bool = Field(
         False,
-        description="training examples whose source is that of a valid or test example but for case, punctuation and blanks are "
-        "dropped",
+        description="training examples are dropped if their source equals that of a valid or test example, except for case, "
+        "punctuation and blanks",
     )
     source_script: Script | None = Field(
         None, description="training examples with too few letters of it in the source are dropped"

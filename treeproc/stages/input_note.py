@@ -1,7 +1,7 @@
-"""The note beside the text shards by which inputs are recognised that were read before: `text/inputs.json`.
+"""A note beside the text shards that identifies inputs that were read before: `text/inputs.json`.
 
-Files whose paths, sizes and times of change are those of the note are not read again. The note holds a hash of these three, and
-what reading gave: the number of examples and the digest of every split.
+Files whose paths, sizes and times of change are those of the note are not read again. The note holds a hash of these three. It
+also holds the number of examples and the digest of every split.
 """
 
 import hashlib
@@ -76,7 +76,7 @@ def recall(folder: AnyPath, stamps: str | None) -> Known | None:
 
 
 def remember(folder: AnyPath, stamps: str | None, known: Known) -> None:
-    """Note what reading gave. Without stamps, a note about other inputs goes."""
+    """Write the result of reading. Without stamps, remove a note about other inputs."""
     if stamps is None:
         (folder / NOTE).unlink(missing_ok=True)
     else:

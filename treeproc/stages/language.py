@@ -58,7 +58,7 @@ def _accepted(language: str) -> set[str]:
 
 
 def known(language: str | None) -> str | None:
-    """The language where lines can be checked for it, else None."""
+    """The language if lines can be checked for it, else None."""
     if language is None or not _can_identify():
         return None
     return language if _accepted(language) & {*_identifier().labels} else None
