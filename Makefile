@@ -24,7 +24,7 @@ check: install
 	$(RUN) docs/check_english.py
 
 test: install
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 # The documentation site, in docs/_build/html. Warnings are errors; what the tutorial shows is computed.
 docs: install

