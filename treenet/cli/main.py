@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 
 from treeproc import __version__
-from treeproc.common.command_names import PROGRAM, command_of, name_installed_commands
+from treeproc.common.command_names import PROGRAM, command_of
 
 # Commands in the order of the work, with their modules and what they do.
 COMMANDS = {
@@ -60,6 +60,5 @@ def run_command(name: str, arguments: list[str]) -> None:
     """Run a command of `COMMANDS` in this process, as its script in `workflows/` would."""
     from treeproc.common.settings import run_cli  # here, because it imports pydantic, which `--help` does not need
 
-    name_installed_commands()
-    sys.argv = [f"{PROGRAM} {name}", *arguments]
+    sys.argv = [f"{PROGRAM} {name}", *arguments]  # by this name, messages know that the command is installed
     run_cli(lambda argv: import_module(COMMANDS[name][0]).main(argv))

@@ -1,6 +1,8 @@
 """How messages name commands: as scripts of a checkout, or as the installed `tree-attention COMMAND`."""
 
 import re
+import sys
+from pathlib import Path
 
 PROGRAM = "tree-attention"
 # A script is the command of its name, with hyphens; translation is what `train` trains.
@@ -9,7 +11,7 @@ _NAMED = re.compile(
     r"(?:(?:\.venv/bin/)?python )?\bworkflows/(\w+)\.py\b|python -m treeproc\.(inspect|verify)\b"
     r"|\bworkflows/configs/(\w+)\.yaml\b|\bworkflows/(configs)\b(?!/)"
 )
-_installed = False
+_HAS_SCRIPTS = (Path(__file__).resolve().parents[2] / "workflows").is_dir()
 
 
 def command_of(script: str) -> str:
@@ -17,15 +19,20 @@ def command_of(script: str) -> str:
     return _RENAMED.get(script, script.replace("_", "-"))
 
 
-def name_installed_commands() -> None:
-    """From now on `as_called` names installed commands: this process was started as `tree-attention COMMAND`."""
-    global _installed
-    _installed = True
-
-
 def as_called(text: str) -> str:
-    """A text that names scripts and their configurations, as the user of this process types them."""
-    return _NAMED.sub(_as_installed, text) if _installed else text
+    """A text that names scripts and their configurations, with the names that the user of this process types.
+
+    Every message that proposes a command passes through here. `UserError` calls it for its message.
+    """
+    return text if _calls_scripts() else _NAMED.sub(_as_installed, text)
+
+
+def _calls_scripts() -> bool:
+    """Whether this process is a script of `workflows/`. Other programs have the scripts if they run from a checkout."""
+    program = sys.argv[0] if sys.argv else ""
+    if program.startswith(f"{PROGRAM} "):  # treenet/cli/main.py names the process so; its child processes keep the name
+        return False
+    return _HAS_SCRIPTS or Path(program).parent.name == "workflows"
 
 
 def _as_installed(found: re.Match[str]) -> str:

@@ -3,6 +3,8 @@
 import re
 import reprlib
 
+from treeproc.common.command_names import as_called
+
 # With the word that goes before it, a message is a line of at most 500 characters.
 MOST_CHARACTERS = 480
 # User and password of a URI, up to the last @ of a word; and its query, which may hold a token.
@@ -13,11 +15,12 @@ _QUERY = re.compile(r"(://[^\s'\"?]*\?)[^\s'\"]+")
 class UserError(Exception):
     """Bad input or configuration: one line with the mistake, its place, and what to do.
 
-    A message that is too long loses its middle. It begins with the place, and ends with what to do.
+    A message that is too long loses its middle. It begins with the place, and ends with what to do. A script of `workflows/`
+    in it gets the name by which the user calls it.
     """
 
     def __init__(self, message: str):
-        super().__init__(one_line(message))
+        super().__init__(one_line(as_called(message)))
 
 
 class CommandEnded(Exception):
