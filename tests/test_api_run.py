@@ -107,7 +107,7 @@ def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, gi
         "trees must be one a line, 1, but are 2": lambda: run.translate(["a"], trees=trees[:2]),
         "num_best must be from 1 to beam_size = 5, but is 6": lambda: run.candidates(lines, trees, 6),
         "decoding: beam: unknown": lambda: run.translate(lines, trees, beam=3),
-        "was made of trees that its input gave": lambda: run.translate(lines),
+        "was made of trees of its input files": lambda: run.translate(lines),
         r"the line cannot be read: tree: 1 bracket\(s\) of this tree are not closed": lambda: run.attention("a", tree="(S (N a)"),
     }
     for message, call in mistakes.items():

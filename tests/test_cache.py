@@ -101,7 +101,7 @@ def test_what_is_mapped_stays_and_is_said(store, tmp_path, monkeypatch, caplog):
             used_long_ago(local_copy(*item), 100)
     assert copy.exists() and copy.name in held_names(tmp_path) and len(held_names(tmp_path)) == 2
     assert mapped.to_pybytes() == bytes(SIZE)
-    assert caplog.text.count("that processes read or asked for within a minute, above its limit") == 1
+    assert caplog.text.count("is too small: processes read") == 1
     del mapped
     used_long_ago(copy, 200)
     local_copy(*items[1])

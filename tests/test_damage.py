@@ -75,7 +75,7 @@ def test_a_run_whose_sizes_were_edited_is_refused(data, tmp_path):
 def test_a_stage_in_the_place_of_a_data_set_is_told_apart(data, stage):
     (data / stage).mkdir(exist_ok=True)
     (data / stage / "index.json").touch()
-    with pytest.raises(UserError, match=rf"{stage} is one stage of a data set; give the folder above it: {data}$"):
+    with pytest.raises(UserError, match=rf"{stage} is a single stage of a data set; give the data set: {data}$"):
         read_index(data / stage / "encoded")
 
 
@@ -106,8 +106,8 @@ def test_reading_stops_at_a_line_that_is_no_metric(tmp_path, line):
     [
         ('{"data_fingerprint": 3}', r"run.json is damaged: data_fingerprint: .*but is 3; restore it"),
         ("{}", r"run.json is damaged: it has no parameters; restore it"),
-        ('{"parameters": "\\ud800"}', r"run.json cannot be read"),
-        ("[" * 100_000, r"run.json cannot be read"),
+        ('{"parameters": "\\ud800"}', r"cannot read .*run.json"),
+        ("[" * 100_000, r"cannot read .*run.json"),
         ("[]", r"run.json must hold a JSON object"),
     ],
 )

@@ -80,7 +80,7 @@ def test_arcs_become_the_trees_of_a_data_set(data):
     assert first[:3] == [("S", 0, 8), ("NP", 0, 1), ("VP", 1, 7)] and ("NP", 2, 4) in first and ("S", 5, 7) in first
     assert second == [("S", 0, 3), ("NP", 0, 1), ("VP", 1, 2)]
     assert index["tree_settings"]["phrases"] == "layered"
-    message = "arcs that cross: 1 were lifted, in 1 sentences"
+    message = "crossing arcs: 1 lifted, in 1 sentences"
     trees = "trees: dependencies (phrases=layered, phrase_labels=upos)"
     assert all(message in text and trees in text for text in (summary(index, folder), describe(folder)[0]))
     assert not verify(folder).problems
@@ -105,7 +105,7 @@ def test_vocab_from_a_data_set_of_arcs_takes_its_phrases(data, tmp_path):
     assert made["tree_fingerprint"] == index["tree_fingerprint"]
     control = {"parsed": tmp_path / "new", "vocab_from": folder, "tree": {"tree_source": "random"}, "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(control), tmp_path / "random")["tree_source"] == "random"
-    with pytest.raises(UserError, match=r"made otherwise \(tree.phrases: 'layered' -> 'flat'\)"):
+    with pytest.raises(UserError, match=r"made with other settings \(tree.phrases: 'layered' -> 'flat'\)"):
         preprocess(PreprocessConfig.model_validate(new | {"tree": {"phrases": "flat"}}), tmp_path / "flat")
 
 
@@ -142,7 +142,7 @@ def test_a_parser_without_constituency_gives_arcs_and_universal_tags():
 
 
 def test_constituency_is_left_out_where_arcs_are_made_alone():
-    with pytest.raises(ValueError, match="constituency: false is for name: stanza, .* with dependencies: true"):
+    with pytest.raises(ValueError, match="constituency: false needs dependencies: true, and name: stanza, shipped"):
         ParserConfig(name="shipped", constituency=False)
 
 
@@ -200,10 +200,8 @@ def test_a_report_shows_phrases_of_arcs(run, tmp_path):
 
 
 def test_lines_without_arcs_are_refused(run, data):
-    with pytest.raises(UserError, match="trees made of arcs, and bracketed trees have none; give the lines without trees"):
+    with pytest.raises(UserError, match="trees made of arcs, but bracketed trees have no arcs; give the lines without trees"):
         LineEncoder(run[1], given_trees=True)
     for given_trees in (False, True):
-        with pytest.raises(
-            UserError, match="made of arcs that its input gave, .* preprocess files of its format with vocab_from"
-        ):
+        with pytest.raises(UserError, match="made of arcs of its input files, .* preprocess files of its format with vocab_from"):
             LineEncoder(data[0], given_trees=given_trees)

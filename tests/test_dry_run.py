@@ -112,5 +112,5 @@ def test_the_workflow_needs_no_out_for_a_dry_run(data, tmp_path, monkeypatch, ca
     (tmp_path / "config.yaml").write_text(dump_settings(make_config(data)))
     monkeypatch.setattr(sys, "argv", ["train_wmt.py", "--config", str(tmp_path / "config.yaml"), "--dry-run", "max_steps=2"])
     runpy.run_path(str(ROOT / "workflows" / "train_wmt.py"), run_name="__main__")
-    assert capsys.readouterr().out.startswith("dry run, nothing is written to --out\n  data: ")
+    assert capsys.readouterr().out.startswith("dry run: the command writes nothing to --out\n  data: ")
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

@@ -241,5 +241,5 @@ def test_trees_over_other_words_are_refused(vocab):
     text = {"example_id": 7, "source": "a b", "target": ""}
     words = {"text": ["a", "b"], "start_char": [0, 2], "end_char": [1, 3], "pos_tag": ["A", "A"]}
     parsed = {"example_id": 7, "words": words, "trees": ["(S (A a))"], "parse_status": "parsed"}
-    with pytest.raises(ValueError, match="line 8 has trees over another number of words"):
+    with pytest.raises(ValueError, match="line 8: its trees have another number of leaves than it has words"):
         RowEncoder(vocab, TreeConfig()).encode(*views_of([text], [parsed]))

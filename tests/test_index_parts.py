@@ -61,7 +61,7 @@ def test_only_the_parts_that_are_asked_for_are_read(tmp_path, small_limits):
     assert list(read_index(tmp_path).records("test")) == ORDERED[9:]
     with pytest.raises(UserError) as error:
         found[3]
-    one_line(error.value, "index-00001.json cannot be read", "run workflows/preprocess.py again")
+    one_line(error.value, "cannot read", "index-00001.json", "run workflows/preprocess.py again")
 
 
 def change_record(part, **changes) -> None:
@@ -76,8 +76,8 @@ def change_record(part, **changes) -> None:
         (lambda part: change_record(part, name="../x.arrow"), "0.name"),
         (lambda part: change_record(part, sha256="../../" + "a" * 58), "0.sha256"),
         (lambda part: change_record(part, more=1), "0.more"),
-        (lambda part: change_record(part, rows=11), "shards, rows or split are not those"),
-        (lambda part: change_record(part, split="valid"), "shards, rows or split are not those"),
+        (lambda part: change_record(part, rows=11), "shards, rows or split differ from those"),
+        (lambda part: change_record(part, split="valid"), "shards, rows or split differ from those"),
         (lambda part: part.write_bytes(b"[" * 100_000), "Invalid JSON"),
         (lambda part: part.write_bytes(b"{}"), "valid array"),
     ],

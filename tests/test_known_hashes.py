@@ -104,7 +104,7 @@ def test_notes_that_cannot_be_written_are_a_warning(tmp_path, reads, hashes, cap
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "hashes").symlink_to(tmp_path)
     assert unlike(tmp_path / "data", hashes) == []
-    assert "are not noted, and are checked again next time" in caplog.text
+    assert "cannot record which hashes were checked, so the next command checks them again" in caplog.text
 
 
 def test_results_come_in_order_and_no_more_than_so_many_are_begun():

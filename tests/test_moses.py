@@ -144,7 +144,7 @@ def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tm
     with caplog.at_level("INFO"):
         index = preprocess(moses_config(corpus), out)
     assert shard_hashes(out) == made and "treebank_words" not in index["parser"]
-    assert "was begun with Moses tokens unchanged for the parser" in caplog.text
+    assert "began with parser.treebank_words=false" in caplog.text
     with pytest.raises(UserError, match="parser.treebank_words: False -> True"):
         preprocess(moses_config(corpus, treebank_words=True), out)
 
@@ -155,5 +155,5 @@ def test_only_english_moses_tokens_are_treebank_words(corpus):
     assert moses_config(corpus, name="corenlp", language="de").settled().parser.treebank_words is False
     plain = ParserConfig(name="shipped", device="cpu")
     assert describe_parser(plain) == describe_parser(plain.model_copy(update={"treebank_words": False}))
-    with pytest.raises(ValueError, match="treebank_words: is for tokenized: moses"):
+    with pytest.raises(ValueError, match="treebank_words: needs tokenized: moses"):
         PreprocessConfig.model_validate({"parser": {"treebank_words": True}})

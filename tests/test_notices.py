@@ -226,7 +226,7 @@ def test_words_as_a_parser_asks_for_none(job):
     data, _ = job("words")
     assert (data / "parsed" / "fallbacks.tsv").read_text() == "split\tline\tside\tparse_status\n"
     told_at_the_end = summary(read_index(data / "encoded"), data)
-    assert "no parser asked for" in told_at_the_end and "fallbacks.tsv" not in told_at_the_end
+    assert "because parser.name is words" in told_at_the_end and "fallbacks.tsv" not in told_at_the_end
 
 
 def test_lists_of_lines_are_mended_and_checked(job, caplog):

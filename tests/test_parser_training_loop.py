@@ -141,7 +141,7 @@ def test_other_settings_are_refused(tmp_path):
         fit(Line(), tmp_path, SETTINGS, seed=2)
     wider = Line()
     wider.model = nn.Linear(1, 1)
-    with pytest.raises(UserError, match="other data or a model of other sizes"):
+    with pytest.raises(UserError, match="is of other data, or of a model with other sizes"):
         fit(wider, tmp_path, SETTINGS, seed=1)
 
 

@@ -312,10 +312,13 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     ("settings", "message"),
     [
         ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
-        ({"language": "hu"}, "a treebank to train on .* trees of its arcs .* or name: words with a control tree"),
+        ({"language": "hu"}, "models that you train on a treebank .* trees of arcs .* name: words with a control tree"),
         ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
-        ({"language": "nl", **ARCS_ALONE}, "no dependency parser for 'nl'; shipped .*; name: stanza: install Stanza's own"),
-        ({"language": "xx", **ARCS_ALONE}, "no dependency parser for 'xx'; .* Stanza publishes none; models of your own"),
+        (
+            {"language": "nl", **ARCS_ALONE},
+            "no dependency parser for 'nl'; shipped .*; choose one of these: name: stanza: install Stanza's own",
+        ),
+        ({"language": "xx", **ARCS_ALONE}, "no dependency parser for 'xx'; .* Stanza publishes none; models that you train"),
         ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
         ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
         ({"name": "corenlp", "endpoint": "http://localhost:1"}, r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP"),
@@ -342,7 +345,7 @@ def test_refused_before_anything_runs(settings, message, monkeypatch, tmp_path):
     ],
 )
 def test_settings_that_contradict_each_other(settings):
-    with pytest.raises(ValueError, match="choose|is for name: (given|stanza)"):
+    with pytest.raises(ValueError, match="choose|needs name: (given|stanza)"):
         ParserConfig(**settings)
 
 

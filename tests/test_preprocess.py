@@ -313,8 +313,8 @@ def test_another_encoding_of_the_same_trees(data, text):
 
 def test_settings_of_another_data_set_are_refused(data, tmp_path):
     for changes, message in (
-        ({"rows_per_shard": 7, "filters": {"max_words": 9}}, "filters, rows_per_shard: cannot be set together with parsed"),
-        ({"tree": {"side": "target"}}, "tree.side: target cannot be the leaves' side, the data set has no target_words"),
+        ({"rows_per_shard": 7, "filters": {"max_words": 9}}, "filters, rows_per_shard: must not be set with parsed"),
+        ({"tree": {"side": "target"}}, "tree.side: must be a side with trees, but is target: the data set has no target_words"),
     ):
         with pytest.raises(UserError, match=message):
             encoded_again(data, tmp_path / "out", **changes)
@@ -324,7 +324,7 @@ def test_settings_of_another_data_set_are_refused(data, tmp_path):
 
 def test_sides_that_are_not_there_are_refused_before_anything_is_written(text, tmp_path):
     for changes, message in (
-        ({"tree": {"side": "target"}}, "tree.side: target cannot be the leaves' side"),
+        ({"tree": {"side": "target"}}, "tree.side: must be a side with trees, but is target"),
         ({"parser": {"name": "given"}}, "parser.name: is given, but this format gives no trees"),
     ):
         with pytest.raises(UserError, match=message):
@@ -403,7 +403,7 @@ def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, repository):
 def test_a_job_without_a_pair_leaves_no_folder(text, tmp_path):
     (tmp_path / "there").mkdir()
     for out in (tmp_path / "deep" / "out", tmp_path / "there"):
-        with pytest.raises(UserError, match=r"splits.train: no .* is left after the filters \(dropped: .*source_too_long"):
+        with pytest.raises(UserError, match=r"splits.train: the filters drop all examples \(dropped: .*source_too_long"):
             preprocess(config_of(text, filters={"max_words": 1}), out)
     assert [path.name for path in tmp_path.iterdir()] == ["there"] and not list((tmp_path / "there").iterdir())
 

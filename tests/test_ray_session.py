@@ -56,8 +56,8 @@ def test_a_slow_start_is_tried_once_more_and_then_told_in_one_line(repository):
     run = subprocess.run([sys.executable, "-c", SLOW_STARTS], capture_output=True, text=True, cwd=repository, timeout=280)
     assert run.returncode == 0, run.stderr
     assert run.stdout == (
-        "Ray did not start on this machine in two tries (The current node timed out during startup.); where the machine is "
-        "busy, run the same command again later, or with workers=0, which needs no Ray\n"
+        "cannot start Ray on this machine (The current node timed out during startup.; tried twice); run the same command again "
+        "when the machine is less busy, or with workers=0, which needs no Ray\n"
     )
     assert run.stderr == "starting Ray ...\n" * 2
 

@@ -229,7 +229,7 @@ def test_deep_nesting_is_read_in_linear_time(form, tmp_path):
         assert len(read_brackets(row["trees"][0])[2]) == depth
         return time.process_time() - began
 
-    # Sixteen times the depth: linear time grows 16 times, quadratic time 256 times. The best of three is free of other work's noise.
+    # Sixteen times the depth: linear time grows 16 times, quadratic time 256 times. The best of three has the least noise.
     best = {depth: min(seconds(depth) for _ in range(3)) for depth in (2_500, 40_000)}
     assert best[40_000] < 64 * max(best[2_500], 0.005)
 
@@ -263,7 +263,7 @@ def test_imdb_folder_and_archive(tmp_path):
     expected = [("Bad.", 0), ("Worse yet", 0), ("Good. Very!", 1)]
     for path in (tmp_path / "aclImdb/train", tar / "aclImdb/train"):
         assert [(row["source"], row["label"]) for row in read_rows("imdb", [path], [])] == expected
-    with pytest.raises(UserError, match="no review found"):
+    with pytest.raises(UserError, match="expected .*, but found no review"):
         list(read_rows("imdb", [tar / "aclImdb/train/unsup"], []))
     with pytest.raises(UserError, match="cannot read .*nowhere: No such file"):
         list(read_rows("imdb", [tmp_path / "nowhere"], []))
@@ -335,8 +335,8 @@ def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
         (sentence("1|a|0", "3|b|1"), "line 2: word 2 must come next, but 3 does"),
         (sentence("1|a|_"), "line 1: column 7 must be the number of the governor, but is '_'"),
         (sentence("1|a|0", "2-3|bc|_", "2|b|1"), "line 3: the sentence ends inside the range up to word 3"),
-        (sentence("1|a|0", text="b"), "line 1: '# text' does not go on with token 1, 'a', at character 1"),
-        (sentence("1|a|0", text="a b"), "line 1: '# text' has more than the tokens, from character 2"),
+        (sentence("1|a|0", text="b"), "line 1: expected token 1, 'a', at character 1 of '# text'"),
+        (sentence("1|a|0", text="a b"), "line 1: '# text' has more text than the tokens, from character 2"),
         ("1\ta\n", "line 1: expected 10 columns after a number, but found 2"),
         ("# a comment\n", "line 1: a sentence without words"),
         (sentence("1||0"), "line 1: the word is empty"),
@@ -373,7 +373,7 @@ def test_a_sentence_of_10000_chained_words():
             "tokenized: must be none for format sst",
         ),
         ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "labels": {0: 1}}, "labels: format parallel has no labels"),
-        ({"splits": {"train": {"hold_out": 5}}, "format": "sst"}, "hold_out makes the valid split, no other"),
+        ({"splits": {"train": {"hold_out": 5}}, "format": "sst"}, "hold_out can make only the valid split"),
         ({"splits": {"train": {}}, "format": "sst"}, "must have either source files or hold_out"),
     ],
 )

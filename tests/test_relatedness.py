@@ -96,7 +96,7 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     sizes = (~batch.leaf_pad_mask).sum(1)
     assert source.lengths["leaves"].tolist() == [2 * max(sizes[2:]), 2 * max(sizes[:2])]
     for change, message in (
-        ({"splits": {**config["splits"], "valid": {"hold_out": 2}}}, "would part the sentences of pairs"),
+        ({"splits": {**config["splits"], "valid": {"hold_out": 2}}}, "would separate the two sentences of a pair"),
         ({"filters": {"drop_duplicates": True}}, "drop_duplicates and drop_leaks must be false"),
     ):
         with pytest.raises(ValueError, match=message):

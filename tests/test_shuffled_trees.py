@@ -105,13 +105,13 @@ def test_a_control_of_the_same_text_and_vocabulary(data, tmp_path):
         assert index[name] == original[name]
     assert index["tree_fingerprint"] != original["tree_fingerprint"]
     assert not verify(tmp_path / "out").problems
-    note = "shuffled trees: 1 lines keep their own, no other has as many words"
+    note = "shuffled trees: 1 lines keep their own tree, because no other line has as many words"
     assert note in summary(index, tmp_path / "out") and note in describe(tmp_path / "out")[0]
 
 
 def test_a_line_by_itself_has_no_partner(data, tmp_path):
     shuffled(data, tmp_path / "out")
-    with pytest.raises(UserError, match="has shuffled trees, those of other lines of its splits, and a line by itself has none"):
+    with pytest.raises(UserError, match="has shuffled trees, which come from other lines of a split, but this is a single line"):
         LineEncoder(tmp_path / "out", given_trees=True)
 
 

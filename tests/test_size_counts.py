@@ -169,7 +169,7 @@ def test_a_limit_of_the_machine_is_blamed_and_not_the_data(encoded, monkeypatch,
 
     source = ExampleSource(encoded, "train")
     monkeypatch.setattr(pa, "memory_map", refuse)
-    with pytest.raises(UserError, match=f"train-00003-of-00004.arrow is not to blame.*{limit}"):
+    with pytest.raises(UserError, match=f"train-00003-of-00004.arrow is not damaged, but this process has no .*{limit}"):
         source.batch([len(source) - 1])
-    with pytest.raises(UserError, match=f"lengths.arrow is not to blame.*{limit}"):
+    with pytest.raises(UserError, match=f"lengths.arrow is not damaged, but this process has no .*{limit}"):
         open_lengths(encoded, "train")

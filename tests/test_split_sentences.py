@@ -66,7 +66,7 @@ def test_raw_lines_are_split_as_the_data_set_was(data):
         assert all(np.array_equal(line["spans"][name], row["spans"][name]) for name in ("start", "end", "subtree_end"))
         assert np.array_equal(line["nodes"]["label"], row["nodes"]["label"])
     result = RawLineEncoder(data, given_trees=False, max_pieces=1000).encode([RawLine(LINES[3].encode())])[0]
-    assert "has a sentence without a tree of its own (partly_flat_too_long)" in result.note and roots(result.row) == 1
+    assert "has a sentence that was not parsed (partly_flat_too_long)" in result.note and roots(result.row) == 1
 
 
 def test_given_words_are_split_where_their_sentences_end(parser):

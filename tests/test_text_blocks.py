@@ -195,7 +195,7 @@ def test_a_stage_that_has_everything(tmp_path):
         ({"train": ([b"a\n" * 3], [b"a\n" * 3]), "test": ([b"b\n\xff"], [b"c\n" * 2])}, "test.0.s, line 2: not valid"),
         ({"test": ([b"b\n"], [b"c\n" * 2]), "train": ([b"\xff"], [b"a\n"])}, "test.0.s has 1 lines, but"),
         ({"train": ([b""], [b"\xef\xbb\xbf"])}, "no example of format parallel in"),
-        ({"train": ([b"a\n" * 3], [b"a\n" * 3]), "valid": 4}, "splits.valid: hold_out leaves nothing"),
+        ({"train": ([b"a\n" * 3], [b"a\n" * 3]), "valid": 4}, "splits.valid: hold_out takes no example"),
     ],
 )  # fmt: skip
 def test_the_same_message_either_way(splits, message, tmp_path):

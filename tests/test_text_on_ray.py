@@ -97,7 +97,7 @@ def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, sma
 def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):
     monkeypatch.setattr("treeproc.job.ray_job.all_nodes_see", lambda inputs: False)
     assert not text_work.can_run_on_ray(PreprocessConfig.model_validate(inputs), tmp_path)
-    assert "put them on shared storage" in caplog.text
+    assert "put the files on shared storage" in caplog.text
 
 
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):

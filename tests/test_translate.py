@@ -130,13 +130,13 @@ def test_a_line_at_which_the_parser_fails_stands_alone(translate, lines, tmp_pat
 
     def fail(self, chosen, given=None):
         if lines[4] in chosen:
-            raise ValueError("line 5 has trees over another number of words than it has")
+            raise ValueError("line 5: its trees have another number of leaves than it has words")
         return parse(self, chosen, given)
 
     monkeypatch.setattr(LineEncoder, "parse", fail)
     found, errors = translate(f"input={source}")
     assert found == [*expected[:4], "", *expected[5:]]
-    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: line 5 has trees over another number")
+    assert warnings(errors)[0].startswith(f"{source}, line 5: cannot be parsed: line 5: its trees have another number")
 
 
 def test_formats(translate, lines, tmp_path):
@@ -227,7 +227,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
     given = write_run(tmp_path / "given", write_vocabulary(tmp_path / "trees", parser="given"))
     source_argument = f"input={source}"
     for out, arguments, message in [
-        (run, [f"input={empty}"], "empty.txt is empty; it must have a sentence a line"),
+        (run, [f"input={empty}"], "empty.txt is empty, but must have one sentence a line"),
         (run, [f"input={tmp_path / 'none.txt'}"], "cannot read .*none.txt: No such file"),
         (run, [source_argument, f"score={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
         (run, [source_argument, f"trees={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
@@ -238,7 +238,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
         (run, [source_argument, "decoding.max_length_factor=1e308"], "max_length_factor: .*less than or equal to 1000"),
         (run, [source_argument, "--nbest", "4"], "nbest must be at most decoding.beam_size = 3, but is 4"),
         (run, [source_argument, "--nbest", "0"], "nbest: Input should be greater than 0"),
-        (given, [source_argument], "was made of trees that its input gave: give these lines' trees as well"),
+        (given, [source_argument], "was made of trees of its input files; give trees for these lines as well"),
         (tmp_path, [source_argument], "is not a run"),
         (None, [source_argument], "translate.py needs --out RUN"),
         (run, [source_argument], "cannot write .*out.txt.parts: File exists"),
@@ -269,7 +269,9 @@ def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run,
         "warning: 1 of 3 lines have no translation: 2",
     ]
     done = run_workflow("translate.py", "--out", run, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2 and without_phases(done.stderr) == ["error: /dev/stdin is empty; it must have a sentence a line"]
+    assert done.returncode == 2 and without_phases(done.stderr) == [
+        "error: /dev/stdin is empty, but must have one sentence a line"
+    ]
 
 
 def test_workers_write_the_same_bytes(translate, run, lines, tmp_path, run_workflow):

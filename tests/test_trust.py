@@ -54,7 +54,7 @@ def test_sidecars_and_indices_are_checked(data):
         (lambda i: i.update(columns="leaves"), "columns"),
         (lambda i: i.update(num_pieces=-1), "num_pieces"),
         (lambda i: i.update(files={"vocab/pieces.model": 3}), "files"),
-        (lambda i: i.update(files={"../../secret": "a" * 64}), "'../../secret' is no name of a file in that folder"),
+        (lambda i: i.update(files={"../../secret": "a" * 64}), "'../../secret' does not name a file in that folder"),
         (lambda i: i.update(columns=["example_id", "leaves"]), "index.json names example_id, leaves"),
     ]:
         index_with(change)
@@ -100,7 +100,7 @@ def test_recorded_names_stay_inside(tmp_path):
     assert inside(as_path("s3://b/run"), "a/b") == as_path("s3://b/run/a/b")
     for name in ("", ".", "/etc/passwd", "..", "a/../../x", "../root/a", "a\0b"):
         for place in (root, as_path("s3://b/run")):
-            with pytest.raises(UserError, match="is no name of a file in that folder"):
+            with pytest.raises(UserError, match="does not name a file in that folder"):
                 inside(place, name)
     with pytest.raises(UserError, match="behind a link that leads out of"):
         inside(root, "link/x")
@@ -108,7 +108,7 @@ def test_recorded_names_stay_inside(tmp_path):
 
 def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
     (tmp_path / LEDGER).write_bytes(json_bytes({"cells": {"../../x": {"labels": {}, "settings": {}, "data_fingerprint": ""}}}))
-    with pytest.raises(UserError, match="is no name of a file in that folder"):
+    with pytest.raises(UserError, match="does not name a file in that folder"):
         Ledger.read(tmp_path)
     (tmp_path / "run" / "translations.x").mkdir(parents=True)
     secret = tmp_path / "secret.txt"
@@ -116,7 +116,7 @@ def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
     (tmp_path / "run" / "scores.json").write_bytes(
         json_bytes({"x/../../secret": {"translations_sha256": file_sha256(secret), "split": "test"}})
     )
-    with pytest.raises(UserError, match="is no name of a file in that folder"):
+    with pytest.raises(UserError, match="does not name a file in that folder"):
         read_system(tmp_path / "run", "x/../../secret")
     facts = {"bytes": secret.stat().st_size, "sha256": file_sha256(secret)}
     (tmp_path / "run" / WEIGHTS).write_text("secret\n")
@@ -131,7 +131,7 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
     out.mkdir()
     for make in (lambda path: path.symlink_to(target), lambda path: path.mkdir(), lambda path: os.mkfifo(path)):
         make(out / ".lock")
-        with pytest.raises(UserError, match=r"\.lock must be a lock file, but is a link or no file"), locked(out):
+        with pytest.raises(UserError, match=r"\.lock must be a lock file, but is a link or not a regular file"), locked(out):
             pass
         os.rmdir(out / ".lock") if (out / ".lock").is_dir() else (out / ".lock").unlink()
     os.link(target, out / ".lock")
@@ -156,7 +156,7 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
         pass
     shutil.rmtree(cache / "locks")
     (cache / "locks").symlink_to(out)
-    with pytest.raises(UserError, match="must be a folder of your own"), locked(run):
+    with pytest.raises(UserError, match="must be a folder that belongs to you"), locked(run):
         pass
     assert target.read_text() == "precious"
 
@@ -174,7 +174,7 @@ def test_a_compressed_checkpoint_is_refused(tmp_path):
         for part in old.infolist():
             new.writestr(part.filename, old.read(part))
     os.replace(folder / "new", folder / TRAINER)
-    with pytest.raises(UserError, match=r"trainer.pt is no file of PyTorch's, as its parts are compressed"):
+    with pytest.raises(UserError, match=r"trainer.pt is not a PyTorch file: its parts are compressed"):
         load_checkpoint(folder, model, optimizer, data_fingerprint="x")
 
 
@@ -184,7 +184,7 @@ def test_a_line_has_a_limit(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"x.gz has a line of more than"):
         list(read_lines([tmp_path / "x.gz"]))
     (tmp_path / "x.json").write_bytes(b"[" * 100_000)
-    with pytest.raises(UserError, match=r"x.json cannot be read"):
+    with pytest.raises(UserError, match=r"cannot read .*x.json"):
         read_json(tmp_path / "x.json")
 
 

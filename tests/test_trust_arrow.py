@@ -168,7 +168,7 @@ def test_memory_is_that_of_the_file(data):
             read_arrow(pa.BufferReader(text.replace(edges, np.array(bad, np.int32).tobytes())), [TEXT_SCHEMA])
 
     put(folder, record.name, ipc(table.slice(1)))
-    with pytest.raises(UserError, match="its number of rows is not the one in index.json"):
+    with pytest.raises(UserError, match="has another number of rows than index.json"):
         Shard(folder, first_record(folder))
 
 

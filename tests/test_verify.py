@@ -80,7 +80,7 @@ def test_arcs_must_be_trees():
     assert list(arc_problems(offsets, circle, words)) == [(1, "arcs form a circle")]
     outside = good.copy()
     outside[0] = 3
-    assert list(arc_problems(offsets, outside, words)) == [(0, "a governor is no word of the sentence")]
+    assert list(arc_problems(offsets, outside, words)) == [(0, "a governor is not a word of the sentence")]
     assert list(arc_problems(offsets, good, np.array([3, 3, 2, 2]))) == [(3, "arcs and words differ in number")]
 
 
@@ -139,7 +139,7 @@ def test_lengths_and_examples_must_be_those_of_the_shards(tmp_path):
     data = write_toy_data(tmp_path / "data")
     rewrite(data, lambda rows: rows[1].update(example_id=0))
     whats = {(p.path.name, p.what) for p in verify(data).problems}
-    assert ("lengths.arrow", "example_id of train are not those of the shards") in whats
+    assert ("lengths.arrow", "example_id of train differ from those of the shards") in whats
     assert any(what == "example_id does not rise" for _, what in whats)
 
 
@@ -212,7 +212,7 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
     rewrite(data, change, "parsed")
     assert {(p.row, p.what) for p in verify(data).problems} == {
         (0, "target: parse_status is empty"),
-        (1, "target: words are not the characters of their line"),
+        (1, "target: words differ from the characters of their line"),
         (2, "target: trees and words differ in their number of words"),
     }
 
@@ -246,7 +246,7 @@ def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkey
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     monkeypatch.setattr(verifier_pool, "_run", kill_this_process)
-    with pytest.raises(UserError, match="^a process that verified shards was killed; see whether memory is short"):
+    with pytest.raises(UserError, match="^the system killed a process that verified shards; free memory"):
         verify(job[1])
 
 
@@ -264,6 +264,6 @@ def test_a_shard_that_is_named_twice_is_found(job, tmp_path):
 
 
 def test_no_data_set_is_one_line(tmp_path):
-    for arguments, message in (([str(tmp_path)], "holds no data set"), ([], "required: DATA")):
+    for arguments, message in (([str(tmp_path)], "is not a data set"), ([], "required: DATA")):
         run = subprocess.run([sys.executable, "-m", "treeproc.verify", *arguments], capture_output=True, text=True, timeout=120)
         assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1

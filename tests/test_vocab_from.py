@@ -124,10 +124,10 @@ def test_control_trees_of_new_test_splits(data, new):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"parser": {"max_words": 9}}, r"was made otherwise \(parser.max_words: 150 -> 9\)"),
-        ({"subwords": {"vocab_size": 500}}, r"was made otherwise \(subwords.vocab_size: 400 -> 500\)"),
-        ({"tree": {"binarize": "right"}}, r"was made otherwise \(tree.binarize: 'none' -> 'right'\)"),
-        ({"format": "brackets", "splits": {"test": {"source": ["a.mrg"]}}}, "have tgt_pieces, those of these splits have not"),
+        ({"parser": {"max_words": 9}}, r"was made with other settings \(parser.max_words: 150 -> 9\)"),
+        ({"subwords": {"vocab_size": 500}}, r"was made with other settings \(subwords.vocab_size: 400 -> 500\)"),
+        ({"tree": {"binarize": "right"}}, r"was made with other settings \(tree.binarize: 'none' -> 'right'\)"),
+        ({"format": "brackets", "splits": {"test": {"source": ["a.mrg"]}}}, "have tgt_pieces, but those of these splits do not"),
         ({"splits": {}}, "splits: must be at least one, but are none"),
     ],
 )
@@ -143,7 +143,9 @@ def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp
     path.write_text("<unk>\nX\nY\n")
     with pytest.raises(UserError, match=r"labels.txt is missing or damaged"):
         preprocess(PreprocessConfig.model_validate(new_settings(text, other)), tmp_path / "out")
-    with pytest.raises(UserError, match=r"vocab_from: .*none/config.yaml cannot be read; give the folder of a finished data set"):
+    with pytest.raises(
+        UserError, match=r"vocab_from: .*none/config.yaml is not readable; give the folder of a finished data set"
+    ):
         PreprocessConfig.model_validate(new_settings(text, tmp_path / "none"))
 
 
@@ -152,7 +154,7 @@ def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp
     [
         (["test"], "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"),
         (["train", "vald"], "splits.vald: did you mean valid?"),
-        (["train", "Test"], "splits: a name has small letters of a to z, digits and _, 50 at most, but one is 'Test'"),
+        (["train", "Test"], "splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is 'Test'"),
         (["train", "../x"], "but one is '../x'"),
     ],
 )
@@ -190,7 +192,7 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
     more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data), "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
     assert [row["label"] for row in open_shards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
-    with pytest.raises(UserError, match="has 2 classes, but these examples have 4; see labels"):
+    with pytest.raises(UserError, match="has 2 classes, but these examples have 4; set labels"):
         preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
 
 

@@ -155,8 +155,8 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     places = np.flatnonzero(lengths["example_id"] == line - 1)
     if not len(places):
         lines = lengths["example_id"] + 1
-        known = f"{lines.min()} to {lines.max()}, without those that were dropped" if len(lines) else "none"
-        raise UserError(f"{split} has no line {line} (there are {known}); choose another --line")
+        known = f"{lines.min()} to {lines.max()}, except dropped ones" if len(lines) else "none"
+        raise UserError(f"{split} has no line {line} (its lines are {known}); choose another --line")
     shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
     row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
     vocab, side = folder / "vocab", leaf_side(read_index(folder))

@@ -37,8 +37,8 @@ class SubwordConfig(Settings):
 
     vocab_size: PositiveInt | None = Field(
         32_000,
-        description="number of pieces of a vocabulary, with special and byte pieces; null: enough to keep every word of the "
-        "training text whole",
+        description="number of pieces of a vocabulary, special and byte pieces included; null: as many as it takes to split no "
+        "word of the training text",
     )
     joint: bool = Field(True, description="one vocabulary for both sides; false: one of vocab_size pieces for each side")
     character_coverage: float = Field(
@@ -49,7 +49,7 @@ class SubwordConfig(Settings):
     )
     lowercase: bool = Field(False, description="lower-case the text for the pieces; the parser still reads the original text")
     max_training_lines: PositiveInt = Field(
-        4_000_000, description="most lines, over both sides, for learning a vocabulary; they are spread evenly over all lines"
+        4_000_000, description="most lines of both sides to learn a vocabulary from; the job takes them evenly from all lines"
     )
 
 
@@ -174,7 +174,7 @@ class Subwords:
             model.ParseFromString(path.read_bytes())
             self._decoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
         except (OSError, DecodeError, RuntimeError):
-            raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again to restore it") from None
+            raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again") from None
         # `encode_*` writes the blank before a line's first word; the others are in the text.
         model.normalizer_spec.add_dummy_prefix = False
         self._encoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())

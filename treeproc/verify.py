@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.progress import Progress
 from treeproc.common.settings import ArgumentParser, UserError, run_cli
@@ -47,7 +48,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
     """Check all stages of a data set, on all cores or on a Ray cluster. Raises UserError where `data` holds none."""
     folders = stage_folders(data)
     if not any(folder.exists() for folder in folders.values()):
-        raise UserError(f"{data} holds no data set; give the --out of workflows/preprocess.py")
+        raise UserError(f"{data} is not a data set; give the --out folder of workflows/preprocess.py")
     report = Verification()
     indices: dict[str, Index] = {}
     for stage, folder in folders.items():
@@ -136,13 +137,13 @@ def advice(report: Verification, data: AnyPath) -> str:
     """The last line: what to do."""
     read = f"{report.shards:,} shards, {report.rows:,} rows read"
     if not report.problems:
-        return f"{read}: no problem; nothing to do"
+        return f"{read}: no problem found"
     files = len(Counter(problem.path for problem in report.problems))
     found = f"{read}: {len(report.problems):,} problems in {files} files"
     if all(problem.mendable for problem in report.problems):
-        command = f"workflows/preprocess.py --config {data / 'config.yaml'} --out {data}"
-        return f"{found}; run the job again, it makes only the damaged files again: python {command}"
-    return f"{found}; some rows were written like this, with a right hash: run the job into a new --out"
+        command = as_called(f"python workflows/preprocess.py --config {data / 'config.yaml'} --out {data}")
+        return f"{found}; run the job again, which makes only the damaged files: {command}"
+    return f"{found}; some wrong rows have the right hash, so the job wrote them like this: run it into a new --out"
 
 
 def main(argv: Sequence[str]) -> None:

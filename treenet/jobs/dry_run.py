@@ -32,7 +32,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=near) as name:
         probe = _probe(job, Path(name))
     left = max(0, job.config.max_steps - done)
-    lines = ["dry run, nothing is written to --out", *_sizes(job)]
+    lines = ["dry run: the command writes nothing to --out", *_sizes(job)]
     if done:
         lines.append(f"  --out holds update {done:,}: {left:,} are left")
     return "\n".join([*lines, *_costs(job, probe, left)])

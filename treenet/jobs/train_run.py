@@ -144,5 +144,5 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
     if changed:
         raise UserError(
-            f"{name} holds a run of other settings ({'; '.join(changed)}); use another --out, or the settings of that run"
+            f"{name} holds a run of other settings ({'; '.join(changed)}); choose another --out, or the settings of that run"
         )

@@ -29,7 +29,7 @@ def load_checkpoint(
     """
     trained_on = read_json(folder / META).get("data_fingerprint")
     if trained_on != data_fingerprint:
-        raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; use another --out")
+        raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; choose another --out")
     was_old = load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")

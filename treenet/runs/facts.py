@@ -28,6 +28,6 @@ class RunFacts(TypedDict, total=False):
     batches_per_epoch: int
 
 
-def read_facts(run_dir: Path, hint: str = "restore it, or use another --out", needed: tuple[str, ...] = ()) -> RunFacts:
+def read_facts(run_dir: Path, hint: str = "restore it, or choose another --out", needed: tuple[str, ...] = ()) -> RunFacts:
     """Read the facts of a run. Raises UserError, which ends in `hint`, if they cannot be read or lack something `needed`."""
     return read_json(run_dir / FACTS, hint, RunFacts, needed)

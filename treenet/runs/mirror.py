@@ -249,7 +249,9 @@ def _exclusive(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+        raise UserError(
+            f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
+        ) from None
     with held(folder / ".pull-lock"):
         yield
 

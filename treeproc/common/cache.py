@@ -52,7 +52,9 @@ def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"cannot write to the cache {copy.parent}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+        raise UserError(
+            f"cannot write to the cache {copy.parent}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
+        ) from None
     return copy
 
 

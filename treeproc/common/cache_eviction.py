@@ -59,7 +59,7 @@ class Evictor:
             if left > self._limit and not self._told:
                 self._told = True
                 logger.warning(
-                    "the cache %s has %.1f GB that processes read or asked for within a minute, above its limit of %.1f GB (%s)",
+                    "the cache %s is too small: processes read %.1f GB within a minute, but its limit is %.1f GB (%s)",
                     cache_folder(), left / 1e9, self._limit / 1e9, LIMIT,
                 )  # fmt: skip
 

@@ -143,7 +143,7 @@ def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[Non
 
 
 def _no_lock(lock: Path) -> UserError:
-    return UserError(f"{lock} must be a lock file, but is a link or no file; remove it and run the same command again")
+    return UserError(f"{lock} must be a lock file, but is a link or not a regular file; remove it and run the same command again")
 
 
 def cache_folder() -> Path:
@@ -158,10 +158,12 @@ def private_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-            raise UserError(f"{folder} must be a folder of your own; set TREE_ATTENTION_CACHE to another")
+            raise UserError(f"{folder} must be a folder that belongs to you; set TREE_ATTENTION_CACHE to another folder")
         folder.chmod(0o700)
     except OSError as error:
-        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE") from None
+        raise UserError(
+            f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
+        ) from None
     return folder
 
 
@@ -202,7 +204,7 @@ def read_json(
     except FileNotFoundError:
         raise UserError(f"{path} is missing; {hint}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}; {hint}") from None
+        raise UserError(f"cannot read {path}: {error}; {hint}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {hint}")
     if form is not None:
@@ -227,4 +229,4 @@ def read_text(path: AnyPath, hint: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}; {hint}") from None
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {hint}") from None

@@ -70,7 +70,7 @@ class KnownHashes:
         try:
             atomic_write(self._place(), json.dumps({"folder": self._folder, "files": self._notes}).encode())
         except UserError as error:
-            logger.warning("the hashes that were checked are not noted, and are checked again next time: %s", error)
+            logger.warning("cannot record which hashes were checked, so the next command checks them again: %s", error)
         self._changed = False
 
     def _place(self) -> Path:

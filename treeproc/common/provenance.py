@@ -33,7 +33,7 @@ FINISHED, STOPPED, FAILED, UNFINISHED = "finished", "stopped", "failed", "unfini
 NOTE_S = 10.0
 _ROOT = Path(__file__).resolve().parents[2]
 _CPU_OF_PROCESS = "the command's process and its children that ended"
-_CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers but those that were lost"
+_CPU_OF_WORKERS = f"{_CPU_OF_PROCESS}, and Ray's workers except those that were lost"
 
 # The file may come from anywhere, and what it says is printed: nothing long, and nothing that moves a terminal's cursor.
 _Text = Annotated[str, StringConstraints(max_length=300, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
@@ -190,7 +190,7 @@ def read_sessions(folder: AnyPath) -> list[Session]:
 def _read(path: AnyPath) -> list[Session]:
     """Raises OSError, ValueError or RecursionError when it is missing or damaged."""
     if path.exists() and not path.is_file():
-        raise ValueError("not a file")
+        raise ValueError("not a regular file")
     return _File.model_validate(json.loads(path.read_bytes())).sessions
 
 
@@ -202,8 +202,8 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
         return []
     except (OSError, ValueError, RecursionError) as error:
         kept = next(name for name in _names_aside(path) if not name.exists())
-        reason = "not what this program writes" if isinstance(error, ValidationError) else str(error)[:200]
-        print(f"warning: {path} is damaged ({reason}); it is kept as {kept.name}, and a new one begins", file=sys.stderr)
+        reason = "not in the form that this program writes" if isinstance(error, ValidationError) else str(error)[:200]
+        print(f"warning: {path} is damaged ({reason}); it gets the name {kept.name}, and a new file begins", file=sys.stderr)
         if isinstance(path, Path):
             os.replace(path, str(kept))
         else:

@@ -56,10 +56,10 @@ def _try_to_start(options: dict) -> None:
 def _describe_failure(error: Exception) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
     if there_is_a_cluster():
-        return f"the Ray cluster does not answer as it should ({reason}); start it again, or set RAY_ADDRESS=local"
+        return f"cannot connect to the Ray cluster ({reason}); start the cluster again, or set RAY_ADDRESS=local"
     return (
-        f"Ray did not start on this machine in two tries ({reason}); where the machine is busy, run the same command again "
-        "later, or with workers=0, which needs no Ray"
+        f"cannot start Ray on this machine ({reason}; tried twice); run the same command again when the machine is less busy, or "
+        "with workers=0, which needs no Ray"
     )
 
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 class Effect(Enum):
     """The reach of a setting: the results that a change of it leaves the same."""
 
-    PROGRESS = "how far a run goes and which of its states count; no step that is done"
-    NONE = "where and how fast something is computed, or how much is shown"
+    PROGRESS = "how far a run goes, and which checkpoints count; finished updates stay the same"
+    NONE = "where and how fast the command computes, or how much it prints"
 
 
 def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
     if where == COMMAND_LINE or any(path == key or path.startswith(f"{key}.") for key in overridden):
         return COMMAND_LINE
     within = [key for key in overridden if not path or key.startswith(f"{path}.")]
-    return f"{where} with {', '.join(within)} of {COMMAND_LINE}" if within else where
+    return f"{where} with {', '.join(within)} from {COMMAND_LINE}" if within else where
 
 
 def _missing(cls: type[BaseModel], path: str) -> str:
@@ -44,7 +44,7 @@ def _missing(cls: type[BaseModel], path: str) -> str:
 
 def _meant(cls: type[BaseModel], loc: list[str]) -> str:
     names = nearest(cls, ".".join(loc), _siblings(cls, loc))
-    return f"did you mean {' or '.join(names)}?" if names else "see --help for the keys there are"
+    return f"did you mean {' or '.join(names)}?" if names else "--help lists all keys"
 
 
 def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> list[str]:

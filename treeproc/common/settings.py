@@ -42,7 +42,7 @@ class Settings(BaseModel):
             if one == "" and _mentions(annotation, Path):
                 raise ValueError("must be a path, but is empty")
             if isinstance(one, bool) and not _mentions(annotation, bool, Any):
-                raise ValueError(f"must be no truth value, but is {str(one).lower()}")
+                raise ValueError(f"must not be a truth value, but is {str(one).lower()}")
             if isinstance(one, int) and abs(one) >= 2**63:
                 raise ValueError(f"must be a number of at most 64 bits, but is {shown(one)}")
         return value
@@ -66,12 +66,12 @@ def _apply_override(values: dict, override: str) -> str:
         raise UserError(f"override {shown(override)} must have the form key=value, for example model.d_model=256")
     *parents, last = key.split(".")
     if len(parents) > _MOST_SECTIONS:
-        raise UserError(f"override {shown(override)}: no setting lies in so many sections")
+        raise UserError(f"override {shown(override)}: no setting has so many sections in its name")
     target = values
     for name in parents:
         target = target.setdefault(name, {})
         if not isinstance(target, dict):
-            raise UserError(f"override {shown(override)}: {shown(name)} has no keys of its own")
+            raise UserError(f"override {shown(override)}: {shown(name)} is a single value, and has no keys")
     target[last] = read_yaml(text, f"override {shown(override)}")
     return key
 
@@ -190,14 +190,14 @@ class ArgumentParser(argparse.ArgumentParser):
                 following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
                 meant = nearest(self.settings, name.replace("-", "_"))
                 suggestion = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
-                raise UserError(f"there is no option {shown(arg)}; {suggestion or '--help lists what there is'}")
+                raise UserError(f"there is no option {shown(arg)}; {suggestion or '--help lists the options'}")
         return super().parse_intermixed_args(args, namespace)
 
     def format_help(self) -> str:
         return as_called(super().format_help())
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists what there is")
+        raise UserError(f"{message}; --help lists the options")
 
 
 def _any_path(text: str, option: str = "--out") -> AnyPath:
@@ -210,7 +210,7 @@ def local_path(text: str, option: str = "--out") -> Path:
     """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
     path = _any_path(text, option)
     if isinstance(path, RemotePath):
-        raise UserError(f"{path}: must be a local path here; data sets and training runs may lie in an object store")
+        raise UserError(f"{path}: must be a local path here; only data sets and training runs may be in an object store")
     return path
 
 
@@ -226,12 +226,12 @@ def build_arg_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
     )
-    config_help = "settings of the run: a file, or the name of one that workflows/configs has"
+    config_help = "settings of the run: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings = settings
     out_path = _any_path if remote_out else local_path
     parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
-    parser.add_argument("--sample", action="store_true", help="run on the sample that is shipped with the project")
+    parser.add_argument("--sample", action="store_true", help="run on the shipped sample")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
     return parser
 
@@ -256,11 +256,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except UserError as error:
-        print(as_called(f"error: {error}"), file=sys.stderr)
+        print(as_called(f"error: {error}"), file=sys.stderr)  # once more: a worker may have made it
         sys.exit(2)
     except CommandEnded as end:
         if str(end):
-            print(end, file=sys.stderr)
+            print(as_called(str(end)), file=sys.stderr)
         sys.exit(end.status)
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)

@@ -203,8 +203,8 @@ def _told(path: RemotePath) -> Iterator[None]:
     except OSError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
-            f"{path}: the object store refuses: {reason}; check bucket, rights and the environment "
-            "(AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE or keys; GOOGLE_APPLICATION_CREDENTIALS), then run the same command again"
+            f"{path}: the object store refuses: {reason}; check the bucket, your rights and the environment (AWS_ENDPOINT_URL, "
+            "AWS_REGION, AWS_PROFILE or keys; GOOGLE_APPLICATION_CREDENTIALS), then run the same command again"
         ) from None
 
 
@@ -219,12 +219,12 @@ def as_path(value: str | AnyPath) -> AnyPath:
     if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
         return Path(value)
     if not match:
-        raise UserError(f"{value.partition(':')[0]}:...: a URI has two slashes: s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME or gs://BUCKET/NAME")
     scheme, key = match[1].lower(), match[2].strip("/")
     if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
         raise UserError(
-            f"{scheme}://...: must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME without keys or options; "
-            "those belong into the environment"
+            f"{scheme}://...: must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME without keys or options; put those into "
+            "the environment"
         )
     return RemotePath(scheme, str(PurePosixPath(key)))
 
@@ -238,9 +238,11 @@ def inside(root: AnyPath, name: str) -> AnyPath:
     """
     parts = PurePosixPath(name).parts
     if not parts or parts[0] == "/" or ".." in parts or "\0" in name:
-        raise UserError(f"{root}: the recorded name {name[:200]!r} is no name of a file in that folder; it is not used")
+        raise UserError(
+            f"{root}: the recorded name {name[:200]!r} does not name a file in that folder; the command does not open it"
+        )
     if isinstance(root, Path) and len(parts) > 1 and not (root / name).parent.resolve().is_relative_to(root.resolve()):
-        raise UserError(f"{root / name} lies behind a link that leads out of {root}; it is not used")
+        raise UserError(f"{root / name} is behind a link that leads out of {root}; the command does not open it")
     return root / name
 
 

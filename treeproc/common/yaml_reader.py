@@ -58,7 +58,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         """A text that can be written to a file again, and be the name of one."""
         text = self.construct_scalar(node)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            raise ConstructorError(None, None, f"{shown(text)} holds a NUL byte or half a character", node.start_mark)
+            raise ConstructorError(None, None, f"{shown(text)} holds a NUL byte or half of a character", node.start_mark)
         return text
 
     def construct_unknown(self, node: yaml.Node) -> NoReturn:
@@ -97,7 +97,7 @@ def _check_size(root: yaml.Node) -> None:
         if id(node) in sizes:
             counted = sizes[id(node)]
             if counted is None:
-                raise ConstructorError(None, None, "a value holds itself", node.start_mark)
+                raise ConstructorError(None, None, "a value contains itself", node.start_mark)
             return counted
         sizes[id(node)] = None
         children = [] if isinstance(node, yaml.ScalarNode) else node.value

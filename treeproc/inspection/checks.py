@@ -109,7 +109,7 @@ def arc_problems(offsets: np.ndarray, governors: np.ndarray, num_words: np.ndarr
     for row in np.flatnonzero(sizes != num_words):
         yield int(row), "arcs and words differ in number"
     outside = (governors < -1) | (governors >= sizes[owners])
-    yield from _rows(outside, owners, "a governor is no word of the sentence")
+    yield from _rows(outside, owners, "a governor is not a word of the sentence")
     first = offsets[owners] - offsets[0]
     # Twice as far up in every round; whoever is not out at the top by then goes round in a circle.
     up = np.append(np.where((governors < 0) | outside, len(governors), governors + first), len(governors))
@@ -125,7 +125,7 @@ def parsed_problems(row: dict, source: str | None) -> Iterator[str]:
     if (ends <= starts).any() or (starts[1:] < ends[:-1]).any():
         yield "words overlap or are empty"
     if source is not None and [source[s:e] for s, e in zip(starts, ends, strict=True)] != list(words["text"]):
-        yield "words are not the characters of their line"
+        yield "words differ from the characters of their line"
     if not row["parse_status"]:
         yield "parse_status is empty"
     try:

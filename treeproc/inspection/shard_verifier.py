@@ -96,7 +96,7 @@ class ShardVerifier:
 
     def _schema_problem(self, stage: str, shard: Shard) -> str:
         if schema_facts(shard) != self._first[stage]:
-            return "its columns are not those of the first shard"
+            return "its columns differ from those of the first shard"
         columns = self._columns[stage]
         if columns is not None and list(columns) != shard.schema.names:
             return f"its columns are {', '.join(shard.schema.names)}, but index.json names {', '.join(columns)}"
@@ -107,7 +107,7 @@ class ShardVerifier:
     ) -> Iterator[tuple[int | None, int | None, str]]:
         """The rules of a stage, and the same examples as in the stage before."""
         if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
-            yield None, None, f"its examples are not those of {before}"
+            yield None, None, f"its examples differ from those of {before}"
             earlier = None
         if stage == "encoded":
             found = chain.from_iterable(

@@ -95,7 +95,7 @@ class StageFindings:
                 continue
             wrong = [name for name in LENGTHS if name in unlike or len(lengths[name]) != self._rows[split]]
             if wrong:
-                yield Problem(path, f"{', '.join(wrong)} of {split} are not those of the shards")
+                yield Problem(path, f"{', '.join(wrong)} of {split} differ from those of the shards")
 
     def _of(self, kind: str) -> Iterator[Problem]:
         found = sorted(self._found[kind], key=lambda one: one[0])  # stable: rows of a shard stay in their order

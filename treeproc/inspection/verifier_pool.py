@@ -34,7 +34,9 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
     try:
         yield from enumerate(in_parallel(_run, jobs, _JOBS_AHEAD * processes, pool))
     except BrokenProcessPool:
-        raise UserError("a process that verified shards was killed; see whether memory is short, then run it again") from None
+        raise UserError(
+            "the system killed a process that verified shards; free memory, then run the same command again"
+        ) from None
 
 
 def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:

@@ -56,7 +56,7 @@ def _read_settings(folder: AnyPath) -> dict:
     except (OSError, UnicodeDecodeError):
         values = None
     if not isinstance(values, dict):
-        raise UserError(f"vocab_from: {path} cannot be read; give the folder of a finished data set")
+        raise UserError(f"vocab_from: {path} is not readable; give the folder of a finished data set")
     return values
 
 
@@ -76,10 +76,10 @@ def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: M
     ):
         if changed := differences(theirs, dict(own), name):
             raise UserError(
-                f"vocab_from: {data} was made otherwise ({'; '.join(changed)}), so that scores of its models would say nothing; "
-                "leave these settings out, or install that parser"
+                f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), so scores of its models would mean "
+                "nothing; leave these settings out, or install that parser"
             )
     if missing := [name for name in index["columns"] if name not in columns]:
         hint = "; give splits.NAME.target" if "tgt_pieces" in missing else ""
-        raise UserError(f"vocab_from: the examples of {data} have {', '.join(missing)}, those of these splits have not{hint}")
+        raise UserError(f"vocab_from: the examples of {data} have {', '.join(missing)}, but those of these splits do not{hint}")
     return index

@@ -24,12 +24,12 @@ class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
     splits: Annotated[dict[str, SplitFiles], Effect.NONE] = Field(
-        {}, description="files of train, valid, test and of further test splits, of any names: newstest, test_2017"
+        {}, description="files of train, valid and test, and of further test splits with names such as newstest or test_2017"
     )
     vocab_from: DataPath | None = Field(
         None,
-        description="folder of a finished data set, for new test splits of its models: the job takes its vocabulary, and the "
-        "settings that are left open here. It then needs no train split",
+        description="folder of a finished data set, for new test splits of its models: the job takes its vocabulary, and its "
+        "value of each setting that is not given here. Then the job needs no train split",
     )
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set: the job uses its text and parsed trees instead of splits"
@@ -37,24 +37,28 @@ class PreprocessConfig(Settings):
     format: FormatName = Field("parallel", description="format of the files; docs/data-format.md names the formats")
     tokenized: Literal["none", "moses"] = Field(
         "none",
-        description="'moses': the Moses tokeniser's escapes are undone, and its tokens are the words; English ones reach the "
-        "parser as treebanks write them",
+        description="'moses': the files hold tokens of the Moses tokeniser. The job undoes its escapes, and takes its tokens as "
+        "words. An English parser reads them as treebanks write them",
     )
     labels: dict[int, int] | None = Field(
-        None, description="class in the files -> class of the data set, for labelled formats; examples of others are dropped"
+        None,
+        description="class in the files -> class of the data set, for labelled formats; the job drops examples of other classes",
     )
     parser: ParserConfig = ParserConfig()
-    target_parser: ParserConfig | None = Field(None, description="parser of the target side, where its trees are wanted too")
+    target_parser: ParserConfig | None = Field(None, description="parser of the target side, if you need its trees too")
     filters: FilterConfig = FilterConfig()
     subwords: SubwordConfig = SubwordConfig()
     tree: TreeConfig = TreeConfig()
     rows_per_shard: PositiveInt | Literal["auto"] = Field(
         "auto",
-        description="input examples of one shard, the unit of work and of resume; auto: 2000, more above 8 million examples",
+        description="input examples of a shard; a job works and resumes shard by shard. auto: 2000, and more above 8 million "
+        "examples",
     )
     # Changes nothing that is written: it is in no config.yaml.
     workers: Literal[0] | None = Field(
-        None, exclude=True, description="0: in this process, without Ray; unset: as many Ray actors as there is room for"
+        None,
+        exclude=True,
+        description="0: the job runs in this process, without Ray; unset: as many Ray actors as there is room for",
     )
 
     @field_validator("rows_per_shard", mode="wrap")
@@ -75,18 +79,21 @@ class PreprocessConfig(Settings):
         form = FORMATS[self.format]
         for split, files in self.splits.items():
             if files.hold_out is not None and split != "valid":
-                raise ValueError(f"splits.{split}: hold_out makes the valid split, no other")
+                raise ValueError(f"splits.{split}: hold_out can make only the valid split")
             if files.hold_out is not None and "train" not in self.splits:
-                raise ValueError(f"splits.{split}: hold_out takes examples of train, which is not there")
+                raise ValueError(f"splits.{split}: hold_out takes examples of train, but there is no train split")
             if files.source and bool(files.target) != _has_target(form, self.splits):
                 needs = "takes no target files" if files.target else "needs target files"
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
         if self.tokenized == "moses" and form.columns:
-            raise ValueError(f"tokenized: must be none for format {self.format}, which has words of its own or a label")
+            raise ValueError(f"tokenized: must be none for format {self.format}, which already has words or labels")
         if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):
-            raise ValueError("parser.treebank_words: is for tokenized: moses; set it to null")
+            raise ValueError("parser.treebank_words: needs tokenized: moses; set it to null")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
-            raise ValueError(f"splits.valid.hold_out: would part the sentences of pairs of format {self.format}; name its files")
+            raise ValueError(
+                f"splits.valid.hold_out: would separate the two sentences of a pair of format {self.format}; give the files of "
+                "valid instead"
+            )
         filters = self.filters
         if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
             raise ValueError(

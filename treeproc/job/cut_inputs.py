@@ -82,7 +82,7 @@ def _unpacked(names: Sequence[Path], work: Path, run: Run) -> dict[Path, Path]:
     with phase("unpacking"):
         for number, complete in run(Unpack, {}, jobs):
             if not complete:
-                raise CannotRead(f"cannot read {packed[number]}; is it a whole .gz file?")
+                raise CannotRead(f"cannot read {packed[number]}: it is not a complete .gz file; copy it again")
     return {name: path.absolute() for name, path in plain.items()}
 
 

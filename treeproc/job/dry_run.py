@@ -39,7 +39,7 @@ def dry_run(config: PreprocessConfig) -> str:
     total = sum(record.rows for record in records)
     failures = fallbacks(parsed.counts)
     lines = [
-        "dry run, nothing is written to --out",
+        "dry run: the command writes nothing to --out",
         *count_lines(records),
         f"  parser: {describe_in_words(parser)}",
         f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} at a time {where}",

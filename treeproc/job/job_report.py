@@ -49,9 +49,12 @@ def tree_notes(total: dict[str, int]) -> list[str]:
     """Counts from making the trees of a split: lifted crossing arcs, and lines that keep their own tree among shuffled ones."""
     notes = []
     if "lifted_arcs" in total:
-        notes.append(f"arcs that cross: {total['lifted_arcs']:,} were lifted, in {total['lifted_sentences']:,} sentences")
+        notes.append(f"crossing arcs: {total['lifted_arcs']:,} lifted, in {total['lifted_sentences']:,} sentences")
     if "lines_without_partner" in total:
-        notes.append(f"shuffled trees: {total['lines_without_partner']:,} lines keep their own, no other has as many words")
+        notes.append(
+            f"shuffled trees: {total['lines_without_partner']:,} lines keep their own tree, because no other line has as many "
+            "words"
+        )
     return notes
 
 
@@ -65,9 +68,11 @@ def summary(index: dict, out: AnyPath) -> str:
         sizes = [f"{total[key]:,} {name}" for key, name in names.items()]
         lines.append(f"  {split}: {', '.join(sizes)}; dropped: {reasons(index['dropped'].get(split, {}))}")
         if statuses := parse_statuses(stage_folder(out, "parsed"), split, index["tree_settings"]["side"]):
-            lines.append(f"    parse_status: {reasons(statuses)}{', no parser asked for' if NO_PARSER in statuses else ''}")
+            lines.append(
+                f"    parse_status: {reasons(statuses)}{', because parser.name is words' if NO_PARSER in statuses else ''}"
+            )
         lines += [f"    {note}" for note in tree_notes(total)]
-    for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part or not at all")):
+    for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part, or not parsed")):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
             lines.append(f"  lines that were {what}: {path}")
     return "\n".join(lines)
@@ -120,8 +125,9 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
         language = parsers[ones[0][1]].language
         lines.append(
-            f"seems to be in another language ({code}) than the parser's ({language}): {_where('language', ones)}, of those that "
-            f"were looked at; {_example('language', {'language': ones})}; take such lines out, or choose their language's parser"
+            f"seems to be in another language ({code}) than the parser's ({language}): {_where('language', ones)}, of the lines "
+            f"that were checked; {_example('language', {'language': ones})}; remove such lines, or choose a parser of their "
+            "language"
         )
     if found["sentences"]:
         names = {"source": "parser", "target": "target_parser"}
@@ -132,13 +138,13 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         )
     if found["placeholders"]:
         lines.append(
-            "placeholders or marks of subwords, which a parser takes for words: "
-            f"{_where('placeholders', found['placeholders'])}; {_example('placeholders', found)}"
+            f"placeholders or subword marks, which a parser reads as words: {_where('placeholders', found['placeholders'])}; "
+            f"{_example('placeholders', found)}"
         )
     if found["leaks"]:
         lines.append(
-            "sources that stand in valid or test too, but for case, punctuation and blanks: "
-            f"{_where('leaks', found['leaks'])}; {_example('leaks', found)}; filters.drop_leaks: true drops them"
+            f"sources that are in valid or test too, except for case, punctuation and blanks: {_where('leaks', found['leaks'])}; "
+            f"{_example('leaks', found)}; filters.drop_leaks: true drops them"
         )
     return lines
 

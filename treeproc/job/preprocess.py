@@ -61,7 +61,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return _encode_again(config, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(_begun(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
-        logger.info("%s was begun with Moses tokens unchanged for the parser, and continues so; see parser.treebank_words", out)
+        logger.info("%s began with parser.treebank_words=false, and continues with it", out)
     parser, target_parser = check_settings(config)
     stamps = stamps_of(config.inputs())
     known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
@@ -107,14 +107,14 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
 def _check_splits(config: PreprocessConfig) -> None:
     if "train" not in config.splits and (config.vocab_from is None or not config.splits):
         there = ", ".join(map(shown, sorted(config.splits))) or "none"
-        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one"
+        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
     for name in config.splits:
         if not SPLIT_NAME.fullmatch(name):
-            raise UserError(f"splits: a name has small letters of a to z, digits and _, 50 at most, but one is {shown(name)}")
+            raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {shown(name)}")
         if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
             meant = close[0] if close[0] in SPLITS else "valid"
-            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name less like that")
+            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
 
 
 def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
@@ -133,19 +133,19 @@ def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence
     tree = config.tree
     if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
         raise UserError(
-            "tree.tree_source: dependencies makes trees of arcs, and there are none; set parser.dependencies=true, or with "
-            "parsed=DATA give a data set that has them"
+            "tree.tree_source: dependencies makes trees of arcs, but there are none; set parser.dependencies=true, or give a "
+            "data set with arcs as parsed=DATA"
         )
     if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
-        raise UserError(f"tree.side: {tree.side} cannot be the leaves' side, the data set has no {', '.join(missing)}")
+        raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
     if not config.subwords.joint and tree.other_side not in text:
-        raise UserError("subwords.joint: must be true where examples have one side")
+        raise UserError("subwords.joint: must be true, because examples have one side")
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, list[ShardRecord]]:
     """The complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
     if config.parsed is not None:
-        raise UserError("--dry-run: a job with parsed takes trees as they are and parses nothing; run it")
+        raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
     parser, target_parser = check_settings(config)
     work = TextHere(folder / "text", config.inputs(), config.filters)
     config = config.with_shard_size(sum(work.counts().values()))
@@ -179,7 +179,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         own.add("rows_per_shard")
     # The config.yaml of such a data set holds all settings, the others as they are by default.
     if borrowed := sorted(name for name in config.model_fields_set - own if getattr(config, name) != fields[name].default):
-        raise UserError(f"{', '.join(borrowed)}: cannot be set together with parsed, whose data set has its own")
+        raise UserError(f"{', '.join(borrowed)}: must not be set with parsed, whose data set gives them")
     base = config.parsed.absolute()
     if base == out:
         raise UserError(f"parsed: {config.parsed} must be another folder than --out")
@@ -241,7 +241,7 @@ def _claim(config: PreprocessConfig, out: AnyPath) -> None:
                 f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
             )
     elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
-        raise UserError(f"{out} holds shards but no config.yaml; choose another --out")
+        raise UserError(f"{out} holds shards, but no config.yaml; choose another --out")
     atomic_write(path, text.encode())
 
 
@@ -339,7 +339,7 @@ class _Job:
             return found
         known = read_index(other.absolute() / "encoded")["num_classes"]
         if found > known:
-            raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; see labels")
+            raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; set labels")
         return known
 
     def _make(

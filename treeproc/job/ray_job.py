@@ -84,8 +84,8 @@ def _unseen_folder(token: AnyPath) -> str:
             return f"node {ray.util.get_node_ip_address()}: {error}"
         time.sleep(_PAUSE_S * (look + 1 < _LOOKS))
     return (
-        f"{token.parent} is not seen by node {ray.util.get_node_ip_address()}: put --out on storage that all nodes share, "
-        "or in an object store (s3://..., gs://...)"
+        f"node {ray.util.get_node_ip_address()} does not see {token.parent}: put --out on storage that all nodes share, or in an "
+        "object store (s3://..., gs://...)"
     )
 
 

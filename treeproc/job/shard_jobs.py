@@ -46,7 +46,7 @@ def make_shards(
         done = finished_shards(folder, [shard.name for shard in text], fingerprints)
     by_name = {shard.name: shard for shard in done if shard}
     if by_name:
-        logger.info("%s: %d of %d shards were finished before", work.label, len(by_name), len(text))
+        logger.info("%s: %d of %d shards are finished already", work.label, len(by_name), len(text))
     if len(by_name) < len(text):
         record.note(**{folder.name: 0})
         todo = [job for job, old in zip(jobs, done, strict=True) if old is None]
@@ -114,7 +114,7 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
             return found
         except UserError as error:
             logger.warning("%s", error)
-    logger.warning("%s is damaged; it is made again", path)
+    logger.warning("%s is damaged; the job makes it again", path)
     return None
 
 

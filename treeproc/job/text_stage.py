@@ -44,7 +44,7 @@ class TextStage:
         remove_leftovers(folder)
         index = previous_index(folder, "inputs")
         if index and known and (records := self._finished_text(index, known.digests)):
-            logger.info("text: the inputs have the sizes and times of before; they are not read again")
+            logger.info("text: sizes and times of the input files have not changed, so the job does not read them again")
             remove_work(self.out)
             return records
         if known and can_run_on_ray(config, self.out):  # something is missing of a stage that was to be trusted
@@ -54,7 +54,7 @@ class TextStage:
             changed = differences(index["inputs"], lines)
             if changed:
                 names = ", ".join(line.split(":")[0] for line in changed)
-                raise UserError(f"the text of {names} is not the one that {self.out} was made from; choose another --out")
+                raise UserError(f"the text of {names} differs from the text of {self.out}; choose another --out")
             if records := self._finished_text(index, lines):
                 self._end_text(stamps, Known(counts, lines))
                 return records
@@ -74,9 +74,7 @@ class TextStage:
         for split in config.splits:
             if not any(record.rows for record in records if record.split == split):
                 why = reasons(dropped(records)[split])
-                raise NothingLeft(
-                    f"splits.{split}: no example is left after the filters (dropped: {why}); change filters or files"
-                )
+                raise NothingLeft(f"splits.{split}: the filters drop all examples (dropped: {why}); change filters or files")
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)

@@ -77,7 +77,7 @@ def can_run_on_ray(config: PreprocessConfig, out: AnyPath) -> bool:
 
     if ray_job.all_nodes_see(inputs):
         return True
-    logger.warning("text: not all nodes see the input files, so one process reads them; put them on shared storage")
+    logger.warning("text: some nodes do not see the input files, so one process reads them; put the files on shared storage")
     return False
 
 

@@ -31,8 +31,8 @@ def _endpoint(data: Path, recorded: str) -> str:
             raise UserError(f"$CORENLP_ENDPOINT {error}") from None
     if urlsplit(recorded).hostname not in ("localhost", "127.0.0.1", "::1"):
         raise UserError(
-            f"{data} was parsed by a CoreNLP server at {public_endpoint(recorded)}, which would read your text: set "
-            "CORENLP_ENDPOINT to the server that may"
+            f"a CoreNLP server at {public_endpoint(recorded)} parsed {data}, and would now read your text; set CORENLP_ENDPOINT "
+            "to a server that you trust"
         )
     return recorded
 
@@ -41,11 +41,11 @@ def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
     """Raise UserError if the trees of `data` are made of arcs, and the lines get no arcs."""
     if config.name == "given" and config.given_labels != "parsed":
         raise UserError(
-            f"{data} has trees made of arcs that its input gave, and these lines have none; preprocess files of its format with "
-            f"vocab_from={data}"
+            f"{data} has trees made of arcs of its input files, but these lines have no arcs; preprocess files of its format "
+            f"with vocab_from={data}"
         )
     if given_trees and config.name != "given":
-        raise UserError(f"{data} has trees made of arcs, and bracketed trees have none; give the lines without trees")
+        raise UserError(f"{data} has trees made of arcs, but bracketed trees have no arcs; give the lines without trees")
 
 
 class LineEncoder:
@@ -66,7 +66,7 @@ class LineEncoder:
             _check_arcs(data, config, given_trees)
         if tree.tree_source == "shuffled":
             raise UserError(
-                f"{data} has shuffled trees, those of other lines of its splits, and a line by itself has none; preprocess the "
+                f"{data} has shuffled trees, which come from other lines of a split, but this is a single line; preprocess your "
                 f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with workflows/evaluate.py"
             )
         if given_trees and config.name != "given":
@@ -74,9 +74,9 @@ class LineEncoder:
         elif given_trees and config.given_labels != "parsed":
             config = config.model_copy(update={"dependencies": False})
         elif config.name == "given" and not given_trees:
-            raise UserError(f"{data} was made of trees that its input gave: give these lines' trees as well")
+            raise UserError(f"{data} was made of trees of its input files; give trees for these lines as well")
         elif changed := differences(index["parser"], describe_parser(config)):
-            raise UserError(f"the parser is not the one that {data} was made with ({'; '.join(changed)}); install that one")
+            raise UserError(f"the parser differs from that of {data} ({'; '.join(changed)}); install the parser of the data set")
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
         with phase("loading the parser"):

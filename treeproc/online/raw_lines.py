@@ -51,7 +51,7 @@ def count_lines(paths: Sequence[AnyPath]) -> int:
     """Count the lines of files that must have equal numbers. Raises UserError with the counts if they differ or are 0."""
     count = sum(1 for _ in _side_by_side(paths))
     if not count:
-        raise UserError(f"{paths[0]} is empty; it must have a sentence a line")
+        raise UserError(f"{paths[0]} is empty, but must have one sentence a line")
     return count
 
 
@@ -129,7 +129,7 @@ class RawLineEncoder:
         where = f"{found['count']:,} of {total:,} lines ({found['count'] / total:.1%}), for example line {found['line']:,}"
         escapes = ", with escapes such as &apos; or @-@" if facts.get("escapes", {}).get("count") else ""
         what, do = {
-            "escapes": ("has escapes such as &apos; or @-@, which are words to the parser", "undo them first"),
+            "escapes": ("has escapes such as &apos; or @-@, which the parser reads as words", "undo them first"),
             "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", "undo the tokens first"),
             "language": (
                 f"seems to be in another language ({found.get('seems')}) than the parser's ({self._encoder.language})",
@@ -200,15 +200,15 @@ class _Draft:
             return
         self.row = row
         if parsed.parse_status.startswith(PARTLY):
-            self.note = f"has a sentence without a tree of its own ({parsed.parse_status}); translated with a flat one for it"
+            self.note = f"has a sentence that was not parsed ({parsed.parse_status}); this sentence gets a flat tree"
         elif is_fallback(parsed.parse_status):
-            self.note = f"has no tree of its own ({parsed.parse_status}); translated with a flat one"
+            self.note = f"was not parsed ({parsed.parse_status}); it gets a flat tree"
 
     def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:
         if len(pieces) > max_pieces:
             self.problem = f"target: {len(pieces):,} pieces are more than {max_pieces:,}; raise max_leaves"
         elif not len(self.row["leaves"]["piece"]):
-            self.problem = "the line is empty, but its target is not"
+            self.problem = "the line is empty, but its target has text"
         else:
             self.row["tgt_pieces"] = pieces
 

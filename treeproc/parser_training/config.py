@@ -46,15 +46,15 @@ class TrainParserConfig(Settings):
     """A training of parser models, as written to OUT/config.yaml."""
 
     treebanks: dict[str, TreebankConfig] = Field(
-        {}, description="treebanks by name; the models learn from all together, and are scored on each"
+        {}, description="treebanks by name; the models learn from all of them together, and get scores on each"
     )
     treebank: Path | None = Field(
         None,
-        description="instead: a folder of a treebank of Universal Dependencies, whose files are recognised by names such as "
-        "de_gsd-ud-train.conllu; those of other languages are left out",
+        description="instead of treebanks: a folder of Universal Dependencies. Files have names such as de_gsd-ud-train.conllu; "
+        "the command leaves out files of other languages",
     )
     tags: Literal["both", "upos"] = Field(
-        "both", description="'upos': language-specific tags are left out, which the treebanks of one language may not share"
+        "both", description="'upos': leave out language-specific tags, which may differ between the treebanks of a language"
     )
     lower_case: float = Field(
         0,

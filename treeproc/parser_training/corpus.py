@@ -34,7 +34,9 @@ _LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
 class Files(Settings):
     """The files of a treebank in one format, plain or .gz, also in folders and .tar.gz."""
 
-    train: list[Path] = Field(default=[], description="files to learn from; a treebank with only test files is only scored")
+    train: list[Path] = Field(
+        default=[], description="files to learn from; a treebank with only test files serves only for scores"
+    )
     valid: list[Path] = Field(default=[], description="files to choose the best weights; default: a part of train, see hold_out")
     test: list[Path] = Field(default=[], description="files to score at the end")
     documents: list[Path] = Field(
@@ -54,7 +56,7 @@ class Files(Settings):
         if len(origins) > 1 or (not origins and self.valid):
             raise ValueError("must have either train files, or documents, or sentences")
         if origins and origins != ["train"] and (self.valid or self.test):
-            raise ValueError(f"{origins[0]} make valid and test themselves; give train in their place, or leave them out")
+            raise ValueError(f"{origins[0]} make valid and test themselves; give train instead, or leave valid and test out")
         return self
 
     def paths(self) -> list[Path]:
@@ -76,13 +78,13 @@ class TreebankConfig(Settings):
     @model_validator(mode="after")
     def _weights(self):
         if self.weights.get("pos", 1) > 1:
-            raise ValueError("weights: pos must be at most 1; give the other treebanks less")
+            raise ValueError("weights: pos must be at most 1; give the other treebanks smaller weights")
         return self
 
     @model_validator(mode="after")
     def _same_splits(self):
         if self.brackets.sentences and self.conllu.sentences:
-            raise ValueError("brackets and conllu would not be split alike by `sentences`; give train, valid and test files")
+            raise ValueError("`sentences` would split brackets and conllu differently; give train, valid and test files")
         return self
 
     @model_validator(mode="after")

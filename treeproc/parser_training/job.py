@@ -75,7 +75,7 @@ def describe(config: TrainParserConfig) -> str:
         for split, part in splits.items()
     ]
     models = ", ".join(possible_models(config, treebanks))
-    return "\n".join(["dry run, nothing is written to --out", *lines, f"  models: {models}"])
+    return "\n".join(["dry run: the command writes nothing to --out", *lines, f"  models: {models}"])
 
 
 def _paths(config: TrainParserConfig) -> list[Path]:
@@ -106,12 +106,12 @@ def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) ->
         why_not |= dict.fromkeys(("pos", "constituency", "depparse"), "no treebank has tags")
     for name in config.models:
         if name in why_not:
-            logger.info("%s: left out, %s", name, why_not[name])
+            logger.info("%s: left out, because %s", name, why_not[name])
     plan = [name for name in MODELS if name in config.models and name not in why_not]
     if not plan:
-        raise UserError(f"models: none can be trained: {'; '.join(f'{name}: {why_not[name]}' for name in config.models)}")
+        raise UserError(f"models: no model can be trained: {'; '.join(f'{name}: {why_not[name]}' for name in config.models)}")
     if not any(treebank.sentences for treebank in treebanks) and "tokenizer" in plan:
-        logger.info("tokenizer: no treebank has CoNLL-U, so the text is put together from the brackets, as English is written")
+        logger.info("tokenizer: no treebank has CoNLL-U, so the text comes from the brackets, with the blanks of English text")
     return plan
 
 
@@ -122,7 +122,7 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
     """
     begun = [name for name in MODELS if (out / "training" / name).exists()]
     if begun:
-        hint = "restore it, or use another --out"
+        hint = "restore it, or choose another --out"
         old, new = (_learnt(c) for c in (load_settings(TrainParserConfig, out / "config.yaml"), config))
         fixed = [name for name in new if name not in MODELS or name in begun]
         changed = [line for name in fixed for line in differences(old[name], new[name], name)]
@@ -130,7 +130,8 @@ def _claim(config: TrainParserConfig, digests: dict[str, str], out: Path) -> Non
         changed += [f"the text of {line.partition(':')[0]}" for line in read]
         if changed:
             raise UserError(
-                f"{out} holds a training of other settings or treebanks ({'; '.join(changed)}); use another --out, or those"
+                f"{out} holds a training with other settings or treebanks ({'; '.join(changed)}); choose another --out, or give "
+                "the old ones"
             )
     atomic_write(out / "config.yaml", dump_settings(config).encode())
     atomic_write(out / "run.json", json_bytes({"texts": digests}))
@@ -157,7 +158,7 @@ class _Job:
         """Train one model, or continue, unless its file exists."""
         file = self.models / f"{name}.pt"
         if file.exists():
-            logger.info("%s: finished before", name)
+            logger.info("%s: finished already", name)
             return
         learner: Learner = getattr(self, f"_{name}_learner")()
         best = fit(learner, self.out / "training" / name, getattr(self.config, name).fit, self.config.seed)
@@ -199,7 +200,7 @@ class _Job:
         train, valid = self._tagged["train"], self._tagged["valid"]
         for t in self.treebanks:
             if tagged(t, "train") and not train[t.name]:
-                logger.info("pos: %s is left out, it has no XPOS and other treebanks have", t.name)
+                logger.info("pos: %s is left out, because it has no XPOS, but other treebanks do", t.name)
         sources = [Source(train[t.name], t.weights.get("pos", 1.0)) for t in self._tagged_treebanks()]
         dev = {name: _some(found) for name, found in valid.items() if found}
         return TaggerLearner(sources, dev, self.config.pos, self.config.seed, self._unlabelled())

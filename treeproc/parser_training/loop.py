@@ -119,7 +119,7 @@ class _Run:
             self._refuse_others(state["settings"])
             self._take_up(state, path)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise UserError(f"{path} is no checkpoint of this training ({type(error).__name__}: {error}); {_HINT}") from None
+            raise UserError(f"{path} is not a checkpoint of this training ({type(error).__name__}: {error}); {_HINT}") from None
         kept = [json.dumps(record) + "\n" for record in read_fit_metrics(self.folder) if record["step"] <= self.step]
         atomic_write(self.folder / METRICS, "".join(kept).encode())
 
@@ -127,7 +127,7 @@ class _Run:
         try:
             self.learner.model.load_state_dict(state["model"])
         except RuntimeError:
-            raise UserError(f"{path} was trained on other data or a model of other sizes; use another --out") from None
+            raise UserError(f"{path} is of other data, or of a model with other sizes; choose another --out") from None
         self.optimizer.load_state_dict(state["optimizer"])
         self.averaged, self.best_weights = list(state["averaged"]), dict(state["best_weights"])
         shapes = [p.shape for p in self.parameters]
@@ -142,7 +142,7 @@ class _Run:
     def _refuse_others(self, theirs: dict) -> None:
         changed = differences(theirs, self._settings())
         if changed:
-            raise UserError(f"{self.folder} was trained with other settings ({'; '.join(changed)}); use another --out")
+            raise UserError(f"{self.folder} holds a training with other settings ({'; '.join(changed)}); choose another --out")
 
     def train(self) -> None:
         epochs = self.settings.epochs

@@ -23,7 +23,7 @@ def ud_treebanks(folder: Path, language: str) -> dict[str, TreebankConfig]:
             if match[2] == language:
                 found.setdefault(match[1], {})[match[3]] = path
     if not found:
-        there = f"it has those of {', '.join(sorted(others))}" if others else "it has no LANGUAGE_NAME-ud-SPLIT.conllu"
+        there = f"its languages are {', '.join(sorted(others))}" if others else "it has no file LANGUAGE_NAME-ud-SPLIT.conllu"
         raise UserError(f"treebank: {folder} has no treebank of language {language}; {there}")
     return {name: TreebankConfig(conllu=_files(files)) for name, files in found.items()}
 

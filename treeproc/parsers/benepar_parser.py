@@ -12,7 +12,7 @@ from treeproc.parsers.packages import span_tree
 from treeproc.parsers.spacy_parser import SpacyParser
 
 _WEIGHTS = "benepar_model.bin"
-_HINT = "give the folder of a model of benepar's, as it was unpacked, or the file of its training"
+_HINT = "give the unpacked folder of a benepar model, or the file that its training wrote"
 _NO_TAG = "UNK"  # of models without tags
 
 
@@ -68,7 +68,7 @@ def load_benepar(config: ParserConfig):
         if is_out_of_memory(error):
             raise
         message = one_line(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{config.models} cannot be loaded by benepar ({message}); {_HINT}") from None
+        raise UserError(f"benepar cannot load {config.models} ({message}); {_HINT}") from None
     return parser
 
 
@@ -92,12 +92,12 @@ def _check(models: Path) -> None:
         for path in sorted(models.glob("*.json")):
             settings = read_json(path, _HINT)
             if isinstance(settings, dict) and "auto_map" in settings:
-                raise UserError(f"{path} names code of its own (auto_map), which is not run; {_HINT}")
+                raise UserError(f"{path} names additional code (auto_map), which this program does not run; {_HINT}")
         return
     content = load_archive(models, _HINT)
     try:
         needs_more = content["config"]["hparams"]["use_pretrained"]
     except (TypeError, KeyError):
-        raise UserError(f"{models} is no model of benepar's; {_HINT}") from None
+        raise UserError(f"{models} is not a benepar model; {_HINT}") from None
     if needs_more:
-        raise UserError(f"{models} needs a pretrained model of another place, and nothing is downloaded; {_HINT}")
+        raise UserError(f"{models} needs a pretrained model from elsewhere, and this program downloads nothing; {_HINT}")

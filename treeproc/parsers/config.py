@@ -100,21 +100,23 @@ class ParserConfig(Settings):
     )
     language: str = Field("en", description="language of this side")
     max_words: PositiveInt = Field(
-        150, description="largest number of words that is parsed; longer sentences get a flat tree and parse_status flat_too_long"
+        150, description="most words of a sentence that is parsed; a longer one gets a flat tree and parse_status flat_too_long"
     )
-    split_sentences: bool = Field(False, description="a line holds several sentences, and each is parsed separately")
+    split_sentences: bool = Field(
+        False, description="a line may hold several sentences; the parser splits it and gives each sentence a tree"
+    )
     dependencies: bool = Field(False, description="also parse dependencies: one arc for each word, in the column `arcs`")
     constituency: bool = Field(
         True,
-        description="false: no constituency parser is loaded, and a dependency parser is enough. Trees are made of its arcs "
-        "(tree.tree_source=dependencies), and tags are universal ones",
+        description="false: the job loads only a dependency parser. It makes trees of the arcs (tree.tree_source=dependencies), "
+        "and the tags are universal ones",
     )
     batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU if there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
         "keep",
-        description="labels of given trees. keep: as they are. none: X. phrase: PHRASE. parsed: those of the same spans in a "
-        "Stanza parse, else X",
+        description="labels of given trees. keep: as given. none: X. phrase: PHRASE. parsed: those of the same spans in a Stanza "
+        "parse, else X",
     )
     treebank_words: bool | None = Field(
         None,
@@ -124,36 +126,38 @@ class ParserConfig(Settings):
     endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")] = Field(
         "http://localhost:9000",
         repr=False,
-        description="address of a running CoreNLP server, http:// or https://. A user and password in it are used and never "
-        "written; ~/.netrc may hold them instead",
+        description="address of a running CoreNLP server, http:// or https://. It may have a user and a password, which no file "
+        "records; ~/.netrc may hold them instead",
     )
 
     @model_validator(mode="after")
     def _settings_that_go_together(self):
         if self.given_labels != "keep" and self.name != "given":
-            raise ValueError(f"given_labels: is for name: given, but name is {self.name}")
+            raise ValueError(f"given_labels: needs name: given, but name is {self.name}")
         if self.split_sentences and self.name in ("given", "words"):
-            raise ValueError(f"split_sentences: name: {self.name} has no sentence splitter; choose stanza, shipped or corenlp")
+            raise ValueError(
+                f"split_sentences: name: {self.name} cannot split lines into sentences; choose stanza, shipped or corenlp"
+            )
         if self.models is not None and not self.runs_torch:
-            raise ValueError(f"models: is for name: stanza, shipped, benepar or supar, but name is {self.name}")
+            raise ValueError(f"models: needs name: stanza, shipped, benepar or supar, but name is {self.name}")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
         self._settings_of_packages()
         if self.treebank_words and not self.knows_treebank_words:
-            raise ValueError("treebank_words: is for language: en and a name other than given and words")
+            raise ValueError("treebank_words: needs language: en, and a name other than given and words")
         if not self.constituency and not (self.dependencies and self.name in ("stanza", "shipped", "spacy", "supar")):
-            raise ValueError("constituency: false is for name: stanza, shipped, spacy or supar, with dependencies: true")
+            raise ValueError("constituency: false needs dependencies: true, and name: stanza, shipped, spacy or supar")
         return self
 
     def _settings_of_packages(self) -> None:
         if self.package is not None and not self.runs_spacy:
-            raise ValueError(f"package: is for name: spacy, benepar or supar, but name is {self.name}")
+            raise ValueError(f"package: needs name: spacy, benepar or supar, but name is {self.name}")
         if self.name == "spacy" and (self.constituency or self.package is None):
-            raise ValueError("name: spacy gives arcs alone: set package, constituency: false and dependencies: true")
+            raise ValueError("name: spacy gives only arcs; set package, constituency: false and dependencies: true")
         if self.name in ("benepar", "supar") and self.models is None:
-            raise ValueError(f"models: name: {self.name} needs the path of its model")
+            raise ValueError(f"models: is missing; name: {self.name} needs the path of its model")
         if self.name == "benepar" and self.dependencies and self.package is None:
-            raise ValueError("dependencies: arcs beside benepar's trees are those of a spaCy pipeline: set package")
+            raise ValueError("dependencies: with name: benepar, a spaCy pipeline gives the arcs; set package")
 
     @property
     def runs_stanza(self) -> bool:

@@ -26,7 +26,7 @@ def describe_server(config: ParserConfig) -> str:
     """
     if config.language not in CORENLP_LANGUAGES:
         raise UserError(
-            f"parser.language: CoreNLP has no constituency parser for {config.language!r}, it has "
+            f"parser.language: CoreNLP has no constituency parser for {config.language!r}, only for "
             f"{' '.join(sorted(CORENLP_LANGUAGES))}; choose another parser"
         )
     if _is_alive(config.endpoint):
@@ -37,7 +37,7 @@ def describe_server(config: ParserConfig) -> str:
     if not releases:
         raise UserError(
             f"parser.name: is corenlp, but no server answers at {public_endpoint(config.endpoint)} and $CORENLP_HOME holds no "
-            "CoreNLP; docs/parsers.md says how to start one"
+            "CoreNLP; start a server (docs/parsers.md), or choose another parser"
         )
     return releases[-1]
 
@@ -135,9 +135,9 @@ def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
         while len(sentence.words) < wanted and (token := next(rest, None)):
             sentence.tokens.append(token)
         if len(sentence.words) != wanted:
-            raise RuntimeError("CoreNLP did not take the given words as they are")
+            raise RuntimeError("CoreNLP returned other words than the given ones")
     if next(rest, None) is not None:
-        raise RuntimeError("CoreNLP did not take the given words as they are")
+        raise RuntimeError("CoreNLP returned other words than the given ones")
     return group
 
 

@@ -45,11 +45,11 @@ class GivenTrees:
         try:
             trees = [read_brackets(text) for text in given.trees]
         except ValueError as error:
-            raise UserError(f"a given tree cannot be read: {error}, in {line[:60]!r}") from None
+            raise UserError(f"cannot read a given tree: {error}, in {line[:60]!r}") from None
         texts = list(given.words["text"])
         tags = [tag for _, tags, _ in trees for tag in tags]
         if len(tags) != len(texts):
-            raise UserError(f"the given trees have {len(tags)} leaves over {len(texts)} words, in {line[:60]!r}")
+            raise UserError(f"the given trees have {len(tags)} leaves, but {len(texts)} words, in {line[:60]!r}")
         status, labels = PARSED, None
         if parsed is not None:
             tags, labels = parsed.words["pos_tag"], _labels_by_span(parsed)

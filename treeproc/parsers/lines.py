@@ -82,12 +82,14 @@ class LineParser(ABC):
                 if self._batch_words <= _SMALLEST_BATCH:
                     raise
                 self._batch_words //= 2
-                logger.warning("out of memory: going on with batches of %d words", self._batch_words)
+                logger.warning("out of memory: the parser goes on with batches of %d words", self._batch_words)
                 return self._parse_or_halve(lines)
             if len(lines) > 1:
                 middle = len(lines) // 2
                 return self._parse_or_halve(lines[:middle]) + self._parse_or_halve(lines[middle:])
-            logger.warning("parser failed on a line of %d characters: %r; it gets a flat tree", len(lines[0].text), error)
+            logger.warning(
+                "the parser failed on a line of %d characters: %r; the line gets a flat tree", len(lines[0].text), error
+            )
             return [self._fallback(lines[0], "flat_parser_failed")]
 
     def _analyse(self, lines: list[Line]) -> list[ParsedLine]:

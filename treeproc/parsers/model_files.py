@@ -38,7 +38,7 @@ class ModelFiles:
         return {
             "installed": "remove it and download Stanza's models again",
             "shipped": "install this project again",
-            "trained": "restore it, or remove it and run the workflows/train_parser.py command that made it again",
+            "trained": "restore it, or remove it and run its workflows/train_parser.py command again",
         }[self.origin]
 
     def read(self) -> dict[str, Path]:
@@ -74,7 +74,7 @@ class ModelFiles:
             return {}
         models = read_json(path, self.hint).get("models")
         if not isinstance(models, dict) or not all(isinstance(sha256, str) for sha256 in models.values()):
-            raise UserError(f"{path} is damaged: it names no models; {self.hint}")
+            raise UserError(f"{path} is damaged: it does not name the models; {self.hint}")
         return models
 
 
@@ -138,9 +138,9 @@ def _choices_of_arcs(config: ParserConfig) -> str:
     stanza = download if config.language in default_treebanks else "Stanza publishes none"
     without = ", name: corenlp, or dependencies: false" if config.constituency else ""
     return (
-        f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; name: "
-        f"stanza: {stanza}; models of your own, which a treebank teaches (docs/parsers.md); name: spacy or supar with a model of "
-        f"yours{without}"
+        f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; choose "
+        f"one of these: name: stanza: {stanza}; models that you train on a treebank (docs/parsers.md); name: spacy or supar with "
+        f"your own model{without}"
     )
 
 
@@ -153,9 +153,9 @@ def _choices(config: ParserConfig) -> str:
     corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
     return (
         f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}, it "
-        f"has {' '.join(published)}; {corenlp}, it has {' '.join(sorted(CORENLP_LANGUAGES))}; name: "
-        "spacy, benepar or supar with a model of yours; a treebank to train on (docs/parsers.md), trees of its arcs "
-        "(docs/dependency-trees.md); name: given with trees in the input; or name: words with a control tree"
+        f"has {' '.join(published)}; {corenlp}, it has {' '.join(sorted(CORENLP_LANGUAGES))}; choose one of these: name: spacy, "
+        "benepar or supar with your own model; models that you train on a treebank (docs/parsers.md); trees of arcs "
+        "(docs/dependency-trees.md); name: given with trees in the input; name: words with a control tree"
     )
 
 
@@ -167,7 +167,7 @@ def describe_parser(config: ParserConfig) -> dict:
     facts = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
     out = facts | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
-        require("stanza", f"parser.name={config.name}", "take name: given with trees in the input")
+        require("stanza", f"parser.name={config.name}", "set name: given, with trees in the input")
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}
     elif config.name == "corenlp":

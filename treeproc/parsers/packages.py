@@ -42,7 +42,9 @@ def pipeline_folder(config: ParserConfig) -> Path | None:
         if not (folder / "config.cfg").is_file():
             raise UserError(f"parser.package: {folder} holds no config.cfg; give the folder of a spaCy pipeline")
         if re.search(r"^\s*source\s*=", (folder / "config.cfg").read_text(encoding="utf-8", errors="replace"), re.MULTILINE):
-            raise UserError(f"parser.package: {folder}/config.cfg takes components from other packages (source); save it whole")
+            raise UserError(
+                f"parser.package: {folder}/config.cfg takes components from other packages (source); save the complete pipeline"
+            )
         return folder
     # Packages made by `spacy package` carry this mark. So a setting cannot import any other module.
     found = list(entry_points(group="spacy_models", name=config.package))

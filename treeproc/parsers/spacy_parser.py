@@ -40,10 +40,12 @@ class SpacyParser(LineParser):
         }
         for attribute, (asked, what) in wanted.items():
             if asked and not document.has_annotation(attribute):
-                raise UserError(f"parser.package: {self._config.package} gives no {what}; choose a pipeline that does")
+                raise UserError(f"parser.package: {self._config.package} gives no {what}; choose a pipeline that gives them")
         named = {label for labels in self._nlp.pipe_labels.values() for label in labels}
         if self._config.name == "spacy" and "case" not in named:
-            logger.warning("%s has other relations than Universal Dependencies: set tree.phrases=flat", self._config.package)
+            logger.warning(
+                "the relations of %s are not those of Universal Dependencies; set tree.phrases=flat", self._config.package
+            )
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         out: list[list[Sentence]] = []
@@ -142,7 +144,7 @@ def load_pipeline(config: ParserConfig):
     except Exception as error:  # any kind of error, for a damaged file or a missing library of the language
         message = one_line(f"{type(error).__name__}: {error}", 200)
         name = f"package: {config.package}" if folder else f"language: {config.language}"
-        raise UserError(f"parser.{name} cannot be loaded by spaCy ({message}); install it again, or set parser.package") from None
+        raise UserError(f"spaCy cannot load parser.{name} ({message}); install it again, or set parser.package") from None
     if pipeline.lang not in ("xx", config.language.split("-")[0]):
         raise UserError(f"parser.package: {config.package} is for {pipeline.lang!r}, but parser.language is {config.language!r}")
     return pipeline

@@ -51,7 +51,7 @@ def blamed_on(models: ModelFiles) -> Iterator[None]:
         message = one_line(f"{type(error).__name__}: {error}", 150)
         names = ", ".join(path.name for path in models.read().values())
         raise UserError(
-            f"{models.folder}: one of {names} is damaged, or they do not go together ({message}); {models.hint}"
+            f"{models.folder}: one of {names} is damaged, or they are of different trainings ({message}); {models.hint}"
         ) from None
 
 

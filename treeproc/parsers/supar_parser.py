@@ -24,7 +24,9 @@ class SuparParser(SpacyParser):
         super().__init__(config)
         wanted = {name: config.models / file for name, file in _FILES.items() if getattr(config, name)}
         if missing := [path.name for path in wanted.values() if not path.is_file()]:
-            raise UserError(f"parser.models: {config.models} has no {', '.join(missing)}; put SuPar's files there by these names")
+            raise UserError(
+                f"parser.models: {config.models} has no {', '.join(missing)}; put SuPar's files there with these names"
+            )
         self._parsers = {name: load_supar(config, path, name) for name, path in wanted.items()}
 
     def _parse(self, sentences: list[Sentence]) -> None:
@@ -65,9 +67,9 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
 
         parser_class, args = supar.PARSER[state["name"]], state["args"]
         if ("constituency" in state["name"]) != (kind == "constituency") or "semantic" in state["name"]:
-            raise UserError(f"{path} is SuPar's {state['name']}, no parser of {kind}; {_HINT}")
+            raise UserError(f"{path} is SuPar's {state['name']}, which does not parse {kind}; {_HINT}")
         if args.encoder != "lstm" or set(args.feat) - {"char"}:
-            raise UserError(f"{path} reads more than words and characters ({args.encoder}, {args.feat}); {_HINT}")
+            raise UserError(f"{path} reads other input than words and characters ({args.encoder}, {args.feat}); {_HINT}")
         args.device = config.torch_device().type
         Field.device = args.device  # SuPar's batches go to a GPU whenever there is one
         model = parser_class.MODEL(**args)
@@ -75,7 +77,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
         loaded = model.load_state_dict(state["state_dict"], strict=False)
         # The table of pretrained vectors is stored separately in the file.
         if wrong := sorted({*loaded.missing_keys, *loaded.unexpected_keys} - {"pretrained.weight"}):
-            raise UserError(f"{path} is damaged: its weights are not those of the model: {', '.join(wrong[:3])}; {_HINT}")
+            raise UserError(f"{path} is damaged: its weights do not fit the model: {', '.join(wrong[:3])}; {_HINT}")
         parser = parser_class(args, model.to(args.device), state["transform"])
         _predict(parser, [["A", "dog", "barks", "."]])
     except UserError:
@@ -84,7 +86,7 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
         if is_out_of_memory(error):
             raise
         message = one_line(f"{type(error).__name__}: {error}", 200)
-        raise UserError(f"{path} cannot be loaded by SuPar ({message}); {_HINT}") from None
+        raise UserError(f"SuPar cannot load {path} ({message}); {_HINT}") from None
     return parser
 
 

@@ -193,10 +193,11 @@ def _places(tokens: Sequence[_Token], text: str | None, where: str) -> list[int]
                 position += 1
             if not text.startswith(token.form, position):
                 raise UserError(
-                    f"{where}: '# text' does not go on with token {number}, {token.form[:40]!r}, at character {position + 1}"
+                    f"{where}: expected token {number}, {token.form[:40]!r}, at character {position + 1} of '# text', but found "
+                    "other text"
                 )
         starts.append(position)
         position += len(token.form) + (text is None and token.space_after)
     if text is not None and text[position:].strip():
-        raise UserError(f"{where}: '# text' has more than the tokens, from character {position + 1}")
+        raise UserError(f"{where}: '# text' has more text than the tokens, from character {position + 1}")
     return starts

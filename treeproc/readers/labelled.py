@@ -28,7 +28,7 @@ def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
             found = True
             yield {"source": _LINE_BREAK.sub(" ", "\n".join(lines)).strip(), "label": _SENTIMENT[folder[0]]}
     if not found:
-        raise UserError(f"{source[0]}: no review found; expected pos/*.txt and neg/*.txt below it, as in aclImdb/train")
+        raise UserError(f"{source[0]}: expected pos/*.txt and neg/*.txt below it, as in aclImdb/train, but found no review")
 
 
 def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:

@@ -23,7 +23,9 @@ def refuse_pipes(paths: Iterable[Path]) -> None:
     """Raise UserError for an input that can be read only once."""
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise UserError(f"{path} is a pipe or device, but input is read more than once; write it to a file first")
+            raise UserError(
+                f"{path} is a pipe or device, but the command reads its input more than once; write it to a file first"
+            )
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -50,7 +52,7 @@ def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
             # Only the last line of a block can be long.
             if len(block) > _MOST_LINE_BYTES and len(block) - (last := block.rfind(b"\n", 0, -1) + 1) > _MOST_LINE_BYTES:
                 yield block[:last]
-                raise UserError(f"{name} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; give text in lines")
+                raise UserError(f"{name} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; split the text into lines")
             yield block
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {name}: {error}") from None
@@ -167,4 +169,4 @@ def pair_up(
 
 def unequal(left_name: str, left: int, right_name: str, right: int, unit: str = "lines") -> UserError:
     """Return the error for two sides of different lengths."""
-    return UserError(f"{left_name} has {left} {unit}, but {right_name} has {right}; parallel files must have as many")
+    return UserError(f"{left_name} has {left} {unit}, but {right_name} has {right}; parallel files must have the same number")

@@ -47,7 +47,7 @@ def read_arrow(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[pa.Sc
             if any(map(_has_nulls, batch.columns)):
                 raise BadArrowFile("has empty values, but no column may have any")
             if any(buffer and buffer.address % 8 for column in batch.columns for buffer in column.buffers()):
-                raise BadArrowFile("is damaged (its values do not stand at multiples of 8 bytes)")
+                raise BadArrowFile("is damaged (its values do not begin at multiples of 8 bytes)")
     except (OSError, EOFError, ValueError, pa.ArrowException, struct.error, AttributeError, OverflowError) as error:
         raise BadArrowFile(f"is damaged ({' '.join(str(error).split())[:200]})") from None
     if (taken := sum(batch.nbytes for batch in batches)) > source.size():

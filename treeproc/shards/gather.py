@@ -64,7 +64,7 @@ class Gather:
         """These rows, in this order. Opens the shards that they are in."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
-            raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are not")
+            raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are outside")
         shard = self._shard_of(rows)
         batch, row = np.divmod(rows - self._edges[shard], self._batch_rows)
         with self._lock:  # a thread makes batches while another tries the largest

@@ -74,7 +74,7 @@ class Column:
         rows = np.asarray(index)
         rows = np.flatnonzero(rows) if rows.dtype == bool else rows.astype(np.int64)
         if rows.size and not (rows.min() >= 0 and rows.max() < len(self)):
-            raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are not")
+            raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are outside")
         piece = np.searchsorted(self._edges, rows, side="right") - 1
         return memory_of(self.dtype)[self._places[piece] + rows - self._edges[piece]]
 

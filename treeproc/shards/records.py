@@ -127,7 +127,7 @@ def _read_part(folder: AnyPath, part: IndexPart) -> list[ShardRecord]:
             raise UserError(f"{path} must have {part.bytes} bytes, but has {file_size(path)}; {hint}")
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or 'it is missing'}; {hint}") from None
+        raise UserError(f"cannot read {path}: {error.strerror or 'it is missing'}; {hint}") from None
     if hashlib.sha256(content).hexdigest() != part.sha256:
         raise UserError(f"{path} is damaged: its hash is not the one in index.json; {hint}")
     try:
@@ -138,5 +138,5 @@ def _read_part(folder: AnyPath, part: IndexPart) -> list[ShardRecord]:
         raise UserError(f"{path}: {where}: {first['msg']}; {hint}") from None
     sums = (len(records), sum(record.rows for record in records), {record.split for record in records})
     if sums != (part.shards, part.rows, {part.split}):
-        raise UserError(f"{path} is damaged: shards, rows or split are not those of index.json; {hint}")
+        raise UserError(f"{path} is damaged: its shards, rows or split differ from those of index.json; {hint}")
     return records

@@ -30,13 +30,13 @@ class Shard:
             with pa.memory_map(str(local)) as source:  # which closes the file; what was read keeps its memory map
                 self.schema, batches = read_arrow(source, known)
         except (OSError, BadArrowFile) as error:
-            raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again to restore it") from None
+            raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again") from None
         if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
             raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
         rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
         rows += [record.rows % ROWS_PER_RECORD_BATCH] * bool(record.rows % ROWS_PER_RECORD_BATCH)
         if list(map(len, batches)) != rows:
-            raise UserError(f"{path}: its number of rows is not the one in index.json; run workflows/preprocess.py again")
+            raise UserError(f"{path} has another number of rows than index.json names; run workflows/preprocess.py again")
         self.record = record
         self._batches = batches
         self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
@@ -64,9 +64,9 @@ def check_size(folder: AnyPath, record: ShardRecord) -> Path:
         local = local_copy(path, record.sha256)
         size = local.stat().st_size
     except OSError as error:
-        raise UserError(lacks(error, path) or f"{path} is missing; run workflows/preprocess.py again to restore it") from None
+        raise UserError(lacks(error, path) or f"{path} is missing; run workflows/preprocess.py again") from None
     if size != record.bytes:
-        raise UserError(f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again to restore it")
+        raise UserError(f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again")
     return local
 
 
@@ -77,7 +77,7 @@ def lacks(error: Exception, path: AnyPath) -> str:
         errno.EMFILE: "file descriptors left: raise ulimit -n",
         errno.ENFILE: "file descriptors left on this machine: raise fs.file-max (sysctl)",
     }.get(getattr(error, "errno", None) or 0)
-    return f"{path} is not to blame, but this process has no {limit}" if limit else ""
+    return f"{path} is not damaged, but this process has no {limit}" if limit else ""
 
 
 def split_records(folder: AnyPath, split: str) -> Sequence[ShardRecord]:

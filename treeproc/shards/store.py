@@ -173,7 +173,7 @@ def read_index(folder: AnyPath) -> Index:
     """
     above = folder.parent
     if above.name in STAGE_SCHEMAS and not (folder / "index.json").exists() and (above / "index.json").exists():
-        raise UserError(f"{above} is one stage of a data set; give the folder above it: {above.parent}")
+        raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
     index = read_json(folder / "index.json")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise UserError(

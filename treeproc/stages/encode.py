@@ -57,15 +57,19 @@ class TreeConfig(Settings):
         "upos",
         description="for tree_source: dependencies; labels by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)",
     )
-    side: Literal["source", "target"] = Field("source", description="the side whose words are leaves; models write the other")
-    collapse_unary: bool = Field(True, description="a chain of nodes over the same words keeps its lowest label")
+    side: Literal["source", "target"] = Field(
+        "source", description="the side whose words are leaves; models write the other side"
+    )
+    collapse_unary: bool = Field(
+        True, description="join a chain of nodes over the same words into one node, with the lowest label"
+    )
     binarize: Literal["none", "left", "right"] = Field(
-        "none", description="nodes of more than two children get nodes in between, labelled @ and their own label"
+        "none", description="make trees binary: a node with more than two children gets inner nodes, labelled @ and its label"
     )
     documents: Literal["separate", "dummy_root"] = Field(
         "separate",
-        description="'separate': the trees of an example stand side by side. 'dummy_root': they stand below one more node, "
-        "labelled DOC. If unset: dummy_root for translation pairs with parser.split_sentences",
+        description="'separate': the trees of an example are side by side. 'dummy_root': they are below one more node, labelled "
+        "DOC. If unset: dummy_root for translation pairs with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of random and of shuffled trees")
 
@@ -136,7 +140,7 @@ class RowEncoder:
         brackets = read_flat_trees(trees)
         wrong = np.flatnonzero(np.diff(brackets.leaf_edges[tree_edges]) != np.diff(word_edges))
         if len(wrong):
-            raise ValueError(f"line {ids[wrong[0]] + 1} has trees over another number of words than it has")
+            raise ValueError(f"line {ids[wrong[0]] + 1}: its trees have another number of leaves than it has words")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
         flat_trees = self._word_trees(brackets, parsed, ids, text, counts if counts is not None else Counter(), donated)
         flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts)
@@ -206,7 +210,7 @@ class RowEncoder:
             node_edges, classes = text["node_labels"]
             wrong = np.flatnonzero(np.diff(brackets.node_edges[tree_edges]) != np.diff(node_edges))
             if len(wrong):
-                raise ValueError(f"line {ids[wrong[0]] + 1} has another number of node labels than nodes")
+                raise ValueError(f"line {ids[wrong[0]] + 1}: its node labels and its nodes differ in number")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
         own = None
         if config.tree_source == "parsed" or classes is not None:
@@ -220,7 +224,7 @@ class RowEncoder:
                 tree_edges, texts = donated
                 brackets = read_flat_trees(texts)
                 if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
-                    raise ValueError("a line has as many words as another line, but trees over another number of them")
+                    raise ValueError("a shuffled tree has another number of leaves than its line has words")
                 made = normal_form(brackets, collapse_unary=config.collapse_unary)
             else:
                 made = _control_trees(config, word_edges, ids)

@@ -19,28 +19,28 @@ _KANA = {"HIRAGANA", "KATAKANA"}
 class FilterConfig(Settings):
     """The filters apply to the training split alone. An example with an empty side is dropped from every split."""
 
-    max_words: PositiveInt = Field(250, description="training examples with more blank-separated words on a side are dropped")
-    max_word_chars: PositiveInt = Field(1000, description="training examples with a longer word are dropped")
+    max_words: PositiveInt = Field(250, description="drop training examples with more blank-separated words on a side")
+    max_word_chars: PositiveInt = Field(1000, description="drop training examples with a word of more characters")
     max_ratio: PositiveFloat | None = Field(
-        None, ge=1, description="training pairs with more than this many words for each of the other side's are dropped"
+        None, ge=1, description="drop training pairs if one side has more than this many times the words of the other side"
     )
-    drop_damaged: bool = Field(True, description="training examples with U+FFFD or control characters on a side are dropped")
+    drop_damaged: bool = Field(True, description="drop training examples with U+FFFD or control characters on a side")
     drop_duplicates: bool = Field(
         False, description="keep only the first of equal training examples (both sides, or text and label)"
     )
     drop_overlap: Literal["none", "source", "example"] = Field(
-        "none", description="training examples whose source, or all of it, stands in another split are dropped"
+        "none", description="drop training examples if their source, or the complete example, is in another split too"
     )
     drop_leaks: bool = Field(
         False,
-        description="training examples are dropped if their source equals that of a valid or test example, except for case, "
-        "punctuation and blanks",
+        description="drop training examples if their source equals that of a valid or test example, except for case, punctuation "
+        "and blanks",
     )
     source_script: Script | None = Field(
-        None, description="training examples with too few letters of it in the source are dropped"
+        None, description="drop training examples if the source has too few letters of this script"
     )
     target_script: Script | None = Field(None, description="the same for the target side")
-    min_script_share: float = Field(0.5, ge=0, le=1, description="the least share of the letters that must be of the script")
+    min_script_share: float = Field(0.5, ge=0, le=1, description="smallest share of the letters that must be of the script")
 
     def identity(self) -> dict:
         """The filters in fingerprints. An unused filter of a later version is left out, so that old fingerprints stay valid."""

@@ -34,7 +34,7 @@ class SplitFiles(Settings):
 
     source: list[DataPath] = Field([], description="files of the source side, plain or .gz; some formats: folders, .tar.gz")
     target: list[DataPath] = Field([], description="files of the target side, for formats that have one")
-    hold_out: int | None = Field(None, ge=2, description="instead of files: every n-th example of train, which train then lacks")
+    hold_out: int | None = Field(None, ge=2, description="instead of files: take every n-th example out of train")
 
     @model_validator(mode="after")
     def _one_origin(self):
@@ -144,7 +144,7 @@ def no_example(inputs: Inputs, split: str) -> UserError:
     """The error of a split whose files hold no example."""
     files = inputs.splits[split]
     names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
-    what = f"no example of format {inputs.format} in {names}" if names else f"splits.{split}: hold_out leaves nothing"
+    what = f"no example of format {inputs.format} in {names}" if names else f"splits.{split}: hold_out takes no example"
     return UserError(f"{what}; at least one is needed")
 
 

@@ -222,7 +222,7 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
     source, folder = other / "encoded", data / "encoded"
     index = read_index(source)
     if (folder / "index.json").exists() and read_index(folder)["vocab_fingerprint"] != index["vocab_fingerprint"]:
-        raise UserError(f"{data} was encoded with another vocabulary than that of {other}; choose another --out")
+        raise UserError(f"{data} has another vocabulary than {other}; choose another --out")
     contents = {}
     for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES):
         if sha256 := index["files"].get(name):

@@ -158,7 +158,7 @@ def _raise_error(texts: pa.Array) -> None:
             read_brackets(text)
         except ValueError as error:
             raise ValueError(f"tree {number}: {error}") from None
-    raise ValueError("brackets that do not form trees")
+    raise ValueError("the brackets do not form trees")
 
 
 def normal_form(

@@ -52,7 +52,7 @@ def check_tree(tree: SpanTree, num_leaves: int) -> None:
     for node, parent in enumerate(parents_and_subtree_ends(tree)[0]):
         start, end = tree.starts[node], tree.ends[node]
         if not 0 <= start < end <= num_leaves:
-            raise ValueError(f"node {node} spans [{start}, {end}) of {num_leaves} leaves")
+            raise ValueError(f"node {node} has the span [{start}, {end}), but there are {num_leaves} leaves")
         if parent >= 0 and not (tree.starts[parent] <= start and end <= tree.ends[parent]):
             raise ValueError(f"node {node} crosses node {parent}")
         if node and start < tree.starts[node - 1]:
