@@ -1,6 +1,7 @@
 """Shared by all tests: repository paths, threads, the command line as a user has it."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,8 @@ os.environ.setdefault("RAY_ADDRESS", "local")
 os.environ["TREE_ATTENTION_CACHE"] = (_cache := tempfile.TemporaryDirectory(prefix="tree-attention-cache-")).name
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Modules, and tests of quick modules, that start processes or Ray, parse with models, train, or take more than a few seconds.
