@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
 from treenet.config.models import ModelConfig
 from treeproc.common.setting_effects import Effect, is_below, keys_with
@@ -13,6 +13,8 @@ from treeproc.shards.schema import WINDOW_ROWS
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+RateFactor = Annotated[float, Field(ge=0, le=1000)]
 
 
 def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
@@ -183,6 +185,21 @@ class TrainConfig(Settings):
         description="the task. 'classification' reads examples with classes (see classifier). 'relatedness' reads pairs of "
         "sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm)",
     )
+    init: DataPath | None = Field(
+        None,
+        description="run whose weights a new run starts from: its folder for the averaged model, or the folder of a checkpoint "
+        "in it. Weights are matched by name and shape, rows of pieces and labels by piece and label",
+    )
+    freeze: tuple[Pattern, ...] = Field(
+        (),
+        description="parameters that training leaves as they are, as patterns of names: encoder.layers.0.*, *.norm*. The shared "
+        "table of pieces is encoder.embedding.weight",
+    )
+    lr_scale: dict[Pattern, RateFactor] = Field(
+        {},
+        description="factors of the learning rate, as {pattern of parameter names: factor}; the first pattern that matches "
+        "counts, and all other parameters have 1",
+    )
     model: ModelConfig = ModelConfig()
     classifier: ClassifierConfig = ClassifierConfig()
     masked_lm: MaskedLMConfig = MaskedLMConfig()
@@ -302,8 +319,13 @@ class TrainConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings without `gradient_sums: float32`, which runs made before that setting do not record either."""
-        return _without(dump(self), gradient_sums="float32")
+        """The settings without those at a default that runs made before the setting do not record either."""
+        values = {name: value for name, value in dump(self).items() if name not in ("freeze", "lr_scale") or value}
+        return _without(values, gradient_sums="float32", init=None)
+
+    def with_absolute_paths(self) -> Self:
+        """The settings with absolute paths of data set and initial weights, for other working folders and other machines."""
+        return self.model_copy(update={"data": self.data.resolve(), "init": self.init.resolve() if self.init else None})
 
     def lasting(self) -> dict[str, object]:
         """The settings that all commands on one run folder have in common, as dotted keys."""

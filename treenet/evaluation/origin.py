@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from treenet.config import flatten
-from treenet.runs.checkpoint import AVERAGED, checkpoint_folders
+from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
 from treeproc.common.files import read_json, read_text
@@ -107,7 +107,8 @@ class RunState:
 
     def _other_weights(self, entry: Mapping, asked: Mapping) -> list[str]:
         then = entry.get("weights_sha256")
-        now = self.weights_sha256(str(asked.get("checkpoint", AVERAGED))) if then else None
+        checkpoint = INITIAL if asked.get("untrained") else str(asked.get("checkpoint", AVERAGED))
+        now = self.weights_sha256(checkpoint) if then else None
         return [f"weights {short(then)}, now {short(now)}"] if now not in (None, then) else []
 
     def _other_data(self, entry: Mapping, asked: Mapping) -> list[str]:

@@ -100,7 +100,7 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
                 run = build_settings(TrainConfig, values, f"grid.models.{model}")
                 if run.task != "translation":
                     raise UserError(f"grid.models.{model}: task must be translation, but is {run.task}; see compare_seeds.py")
-                run = run.model_copy(update={"data": run.data.resolve()})
+                run = run.with_absolute_paths()
                 if run.data not in indices:
                     indices[run.data] = read_index(run.data / "encoded")
                 name = f"{model}-{fraction:g}-seed{seed}"

@@ -89,7 +89,7 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
                 raise UserError(
                     f"grid.systems.{system}: task must be {' or '.join(TASKS)}, the same for all systems, but is {run.task}"
                 )
-            run = run.model_copy(update={"data": run.data.resolve()})
+            run = run.with_absolute_paths()
             if run.data not in indices:
                 indices[run.data] = read_index(run.data / "encoded")
             name = f"{system}-seed{seed}"

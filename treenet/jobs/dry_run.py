@@ -6,6 +6,7 @@ from pathlib import Path
 from treenet.config import TrainConfig
 from treenet.jobs.train_job import Job, check_job, train_job
 from treenet.runs.checkpoint import META, checkpoint_folders
+from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.tasks.registry import build_task
@@ -24,7 +25,9 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     The probe begins with the batch that needs the most memory, as every run does. It ends with one validation and one checkpoint.
     Raises UserError as the run would.
     """
-    refuse_relative_in_job({"data": config.data, **({"--out": out} if out else {})})
+    refuse_relative_in_job(
+        {"data": config.data, **({"init": config.init} if config.init else {}), **({"--out": out} if out else {})}
+    )
     job = check_job(config)
     done = RunMirror(out).last_step() if out else 0
     # Near --out: on a cluster, all nodes see that place.
@@ -45,12 +48,13 @@ def _sizes(job: Job) -> list[str]:
     batches = facts["batches_per_epoch"]
     left_out = ", ".join(f"{count:,} by {reason}" for reason, count in facts["left_out"].items() if count) or "none"
     per_update = {name: facts[name] / batches for name in ("examples", "target_tokens", "leaves", "nodes")}
+    frozen = f", {facts['frozen']:,} of them frozen" if "frozen" in facts else ""
     device = "GPU" if config.use_gpu else "CPU"
     plural = "s" if config.workers > 1 else ""
     where = f"on {config.workers} {device} worker{plural}" if config.workers else f"in this process, on a {device}"
     return [
         f"  data: {facts['examples']:,} training {task.examples}; left out: {left_out}",
-        f"  model: {config.model.name}, {facts['parameters']:,} parameters",
+        f"  model: {config.model.name}, {facts['parameters']:,} parameters{frozen}",
         f"  update: {per_update['target_tokens']:,.0f} {task.targets}, {per_update['leaves']:,.0f} leaves and "
         f"{per_update['nodes']:,.0f} nodes of "
         f"{per_update['examples']:,.1f} {task.examples} (budget {config.batch.max_tokens:,}), {where}",
@@ -62,6 +66,7 @@ def _probe(job: Job, folder: Path) -> dict:
     """Measure ten updates after one that warms up; fewer if the run has fewer."""
     steps = min(1 + _PROBE_STEPS, job.config.max_steps)
     change = {"max_steps": steps, "log_every": 1, "validate_every": _NEVER, "checkpoint_every": _NEVER, "patience": 0}
+    start_from_init(job.config, job.facts, folder)
     train_job(job.config.model_copy(update=change), folder)
     lines = read_metrics(folder)
     train = [line for line in lines if line["event"] == "train"]

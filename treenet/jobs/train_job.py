@@ -14,6 +14,7 @@ from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches
+from treenet.training.parameter_choice import count_frozen
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.extras import require
 from treeproc.common.progress import phase
@@ -37,7 +38,7 @@ def check_job(config: TrainConfig) -> Job:
     """Check the data against the settings, plan the batches and count the parameters. Raises UserError for what does not fit."""
     if config.workers:
         require("ray", f"workers={config.workers}", "give workers=0 to train in this process")
-    config = config.model_copy(update={"data": config.data.resolve()})
+    config = config.with_absolute_paths()
     index, task = read_index(config.data / "encoded"), build_task(config)
     task.check(index)
     with phase("hashing the shards"):
@@ -49,11 +50,14 @@ def check_job(config: TrainConfig) -> Job:
     sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
+    with torch.device("meta"):
+        frozen = count_frozen(config, task.build_model(sizes))
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
         **sizes,
         "parameters": task.count_parameters(sizes, copies),
+        **({"frozen": frozen} if config.freeze else {}),
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),
         "nodes": int(used.nodes.sum()),

@@ -12,6 +12,7 @@ from treenet.jobs.train_job import COMMAND, check_job, train_job
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.facts import read_facts
+from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.learning_curves import CURVES, plot_curves
 from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.mirror import open_run
@@ -51,21 +52,23 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     For a finished run it returns at once. After SIGTERM, it saves a checkpoint at the next step and returns. Raises UserError if
     the run folder is of another configuration or other data, or is in use.
     """
-    refuse_relative_in_job({"data": config.data, "--out": out})
+    refuse_relative_in_job({"data": config.data, **({"init": config.init} if config.init else {}), "--out": out})
     out = out.resolve()
     job = check_job(config)
     config = job.config
     make_run_folder(out)
     with open_run(out) as mirror:
         run_dir = mirror.folder
-        config = choose_for_gpu(config, run_dir)
+        config = keep_recorded_init(choose_for_gpu(config, run_dir), run_dir)
         check_same_run(run_dir, config, job.facts, out)
+        facts = job.facts | start_from_init(config, job.facts, run_dir)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
-        atomic_write(run_dir / "run.json", json_bytes(job.facts))
+        atomic_write(run_dir / "run.json", json_bytes(facts))
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
             print(f"note: {sections}: set, but model.name = {config.model.name} does not read that", file=sys.stderr)
         with recorded(run_dir, COMMAND) as record:
+            record.session.started_from = facts["init"]["weights_sha256"] if "init" in facts else None
             outcome = train_job(config, run_dir, mirror, record)
         lines = read_metrics(run_dir)
         averaged = curves = None
@@ -91,10 +94,11 @@ def describe_run(summary: RunSummary) -> str:
     """Return the summary at the end of a training."""
     run_dir, lines = summary.run_dir, read_metrics(summary.run_dir)
     train = [line for line in lines if line["event"] == "train"]
-    config = load_settings(TrainConfig, run_dir / "config.yaml")
+    config, facts = load_settings(TrainConfig, run_dir / "config.yaml"), read_facts(run_dir)
     task = build_task(config)
+    frozen = f" ({facts['frozen']:,} of them frozen)" if "frozen" in facts else ""
     out = [
-        f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters, "
+        f"run in {run_dir}: {config.model.name}, {summary.parameters:,} parameters{frozen}, "
         f"{summary.step:,} of {config.max_steps:,} updates"
     ]
     if train:
@@ -104,6 +108,8 @@ def describe_run(summary: RunSummary) -> str:
         out.append(f"  speed: {rate:,.0f} {task.targets}/s (median), {waited:.1%} of the time waiting for data")
         if skipped := train[-1]["skipped"]:
             out.append(f"  skipped: {skipped:,} updates whose loss or gradient was not finite")
+    if "init" in facts:
+        out.append(f"  {describe_start(facts['init'])}")
     if best := best_validation(lines, task.criterion):
         last = [line for line in lines if line["event"] == "valid"][-1]
         out.append(
@@ -139,6 +145,8 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], MAY_CHANGE)]
+    if not changed and list(old.get("lr_scale", ())) != list(new.get("lr_scale", ())):
+        changed.append("lr_scale: another order of the same patterns")  # of which the first that matches counts
     before = read_facts(run_dir).get("data_fingerprint")
     if before != facts["data_fingerprint"]:
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")

@@ -28,6 +28,7 @@ from treeproc.common.settings import UserError
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 AVERAGED = "averaged"  # the folder of the trained model in a run: the mean of checkpoints
+INITIAL = "initial"  # the folder of the weights before the first update, in a run that started from another run
 
 _PREFIX = "step_"
 # In every meta.json with a hash. If the hash is damaged, this mark tells the file from an older one without a hash.
@@ -182,10 +183,14 @@ def take_snapshot(
 
     If weights are in parts, all ranks must call this.
     """
-    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
-    weights = {name: value for name, value in model.state_dict().items() if name not in repeated}
     trainer = {"optimizer": optimizer.state_dict(), "state": state}
-    return Snapshot(step, _copy(weights), _copy(average), _copy(trainer), {"step": step, **meta})
+    return Snapshot(step, _copy(stored_weights(model)), _copy(average), _copy(trainer), {"step": step, **meta})
+
+
+def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights that a file of the model has, by name: each shared one once."""
+    repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
+    return {name: value for name, value in model.state_dict().items() if name not in repeated}
 
 
 def _copy(value: Any) -> Any:

@@ -1,23 +1,23 @@
-"""The checkpoint that a command takes from a run: `averaged`, the number of a step, or the path of a folder."""
+"""The checkpoint that a command takes from a run: `averaged`, `initial`, the number of a step, or the path of a folder."""
 
 import json
 import re
 from pathlib import Path
 
-from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_complete
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_complete
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
 
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
-    """Return the folder inside a run that holds `averaged` or a step number; nothing for a path, which is elsewhere."""
+    """Return the folder in a run of `averaged`, `initial` or a step number; nothing for a path, which is elsewhere."""
     if re.fullmatch("[0-9]{1,18}", checkpoint):
         return (f"checkpoints/step_{int(checkpoint):08d}",)
-    return (AVERAGED,) if checkpoint == AVERAGED else ()
+    return (checkpoint,) if checkpoint in (AVERAGED, INITIAL) else ()
 
 
 def checkpoint_path(run: Path, checkpoint: str) -> Path:
-    """Return the folder of `averaged`, of a step number, or of a path to a checkpoint. It need not exist."""
+    """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist."""
     names = checkpoint_names(checkpoint)
     return run / names[0] if names else Path(checkpoint)
 

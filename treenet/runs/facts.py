@@ -9,6 +9,19 @@ from treeproc.common.files import read_json
 FACTS = "run.json"
 
 
+class InitFacts(TypedDict):
+    """The weights of another run that a run started from, and how many parameters took values of them."""
+
+    checkpoint: str
+    weights_sha256: str
+    vocab_fingerprint: str
+    task: str
+    model: str
+    taken: int
+    in_part: int
+    new: int
+
+
 class RunFacts(TypedDict, total=False):
     """The fields of run.json that readers use. Runs of earlier versions lack some."""
 
@@ -20,6 +33,8 @@ class RunFacts(TypedDict, total=False):
     num_deprels: int
     num_classes: int
     parameters: int
+    frozen: int  # of the parameters; only with `freeze`
+    init: InitFacts  # only with `init`
     examples: int
     leaves: int
     nodes: int

@@ -9,7 +9,7 @@ from torch import nn
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
-from treenet.runs.checkpoint import AVERAGED, META, find_fault
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, find_fault
 from treenet.runs.checkpoint_reader import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
@@ -67,9 +67,11 @@ def load_model(
 ) -> LoadedModel:
     """Load the model of a run folder, by default with averaged weights.
 
-    `data` takes another data set of the same vocabulary. `untrained` takes the weights of the run's seed before the first update.
-    Raises UserError if the folder is no run of `task`, or if the
-    checkpoint is missing or does not fit the settings. It also does so if the vocabulary is not that of the training.
+    `data` takes another data set of the same vocabulary. `untrained` takes the weights before the first update. They are those of
+    the run's seed, or with `init` those that the run started from.
+
+    Raises UserError if the folder is no run of `task`, or if the checkpoint is missing or does not fit the settings. It also does
+    so if the vocabulary is not that of the training.
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
@@ -79,7 +81,9 @@ def load_model(
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
-    folder = None if untrained else checkpoint_folder(run, checkpoint)
+    start = INITIAL if config.init else None
+    chosen = start if untrained else checkpoint
+    folder = checkpoint_folder(run, chosen) if chosen else None
     data = data or config.data
     if not data.is_dir():
         raise UserError(
@@ -103,7 +107,7 @@ def load_model(
     return LoadedModel(
         model=model.to(device),
         config=config,
-        checkpoint=folder.name if folder else UNTRAINED,
+        checkpoint=folder.name if folder and not untrained else UNTRAINED,
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-from treenet.runs.checkpoint import META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
+from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
@@ -31,8 +31,8 @@ _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new
 class RunMirror:
     """A run folder, local or in an object store. `folder` is the local one to work in; all else is for the store only.
 
-    `only` has patterns of folders such as "averaged" or "checkpoints/*". With it, the mirror reads those folders and writes
-    results beside them, but removes nothing in the store.
+    `only` has patterns of folders such as "averaged" or "checkpoints/*". With it, the mirror reads those folders, and the weights
+    that the run started from, which count as its untrained ones. It writes results beside them, but removes nothing in the store.
     """
 
     def __init__(self, out: AnyPath, only: Collection[str] | None = None):
@@ -145,7 +145,7 @@ class RunMirror:
                 last_error = str(error)
 
     def _reads(self, folder: str) -> bool:
-        return self.only is None or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
+        return self.only is None or folder == INITIAL or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
 
     def _remove_all_but(self, there: Collection[str], folders: Collection[str]) -> None:
         """Remove files that the store does not have. Either their upload was never finished, or their run was removed there."""

@@ -18,17 +18,24 @@ class MovingAverage:
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self.weights: dict[str, Tensor] = {
-            name: parameter.detach().clone() for name, parameter in zip(names, self._parameters, strict=True)
-        }
+        named = dict(model.named_parameters())
+        self._parameters = [parameter for parameter in named.values() if parameter.requires_grad]
+        self._averages = [parameter.detach().clone() for parameter in self._parameters]
+        averages = dict(zip(map(id, self._parameters), self._averages, strict=True))
+        # A frozen parameter is its own average.
+        self.weights: dict[str, Tensor] = {name: averages.get(id(value), value.detach()) for name, value in named.items()}
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin anew with the present weights of the model."""
+        for parameter, average in zip(self._parameters, self._averages, strict=True):
+            average.copy_(parameter)
 
     @torch.no_grad()
     def update(self, updates: int, skip: Tensor | None = None) -> None:
         """Add the weights of the model after `updates` updates. A `skip` [] float32 of 1, on their device, prevents it."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
-        averages = [local_part(average) for average in self.weights.values()]
+        averages = [local_part(average) for average in self._averages]
         parameters = [local_part(parameter) for parameter in self._parameters]
         if skip is None:
             torch._foreach_lerp_(averages, parameters, 1 - decay)
@@ -49,7 +56,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, average in zip(self._parameters, self.weights.values(), strict=True):
+        for parameter, average in zip(self._parameters, self._averages, strict=True):
             kept = parameter.clone()
             parameter.copy_(average)
             average.copy_(kept)

@@ -28,7 +28,8 @@ from treenet.training.gradient_sums import MustRepeat, OverlappedSums
 from treenet.training.gradients import FlatGradient, add_gradients_by_row
 from treenet.training.loss_scale import LossScale
 from treenet.training.micro_batches import MicroBatches, RankBatch
-from treenet.training.optimizer import build_optimizer, learning_rate
+from treenet.training.optimizer import build_optimizer, learning_rate, set_rate
+from treenet.training.parameter_choice import freeze_parameters, rate_factors
 from treenet.training.ranks import Ranks
 from treenet.training.recompute import recompute_layers
 from treenet.training.results import REPEATS, PendingResult, is_unsound
@@ -45,6 +46,8 @@ class TrainStep:
     def __init__(self, model: nn.Module, task: Task, ranks: Ranks):
         config = task.config
         self.task, self.config, self.ranks = task, config, ranks
+        freeze_parameters(config, model)
+        factors = rate_factors(config, model)
         self._sum_dtype = torch.bfloat16 if config.gradient_sums == "bf16" else None
         self.is_sharded = config.shard_weights and ranks.world_size > 1
         self._gradients: FlatGradient | ShardedGradient
@@ -58,7 +61,7 @@ class TrainStep:
             self._gradients = FlatGradient(model.to(ranks.device), tables_first=self.overlaps)
             self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
         self.model = model
-        self.optimizer = build_optimizer(model, config.optimizer)
+        self.optimizer = build_optimizer(model, config.optimizer, factors)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
         as_it_is = config.checkpoint_activations or self.is_sharded
@@ -121,8 +124,7 @@ class TrainStep:
         `release`. `again` marks the repetition.
         """
         rate = learning_rate(self.config.optimizer, step + 1)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, rate)
         sums: Tensor | float = 0.0
         must_repeat, overlapped = False, None if again else self._sums
         try:

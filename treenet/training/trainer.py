@@ -16,14 +16,16 @@ from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.runs.checkpoint import (
+    INITIAL,
     checkpoint_folders,
     checkpoint_step,
+    find_fault,
     is_complete,
     latest_checkpoint,
     read_meta,
     take_snapshot,
 )
-from treenet.runs.checkpoint_reader import load_checkpoint
+from treenet.runs.checkpoint_reader import load_checkpoint, load_weights
 from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
@@ -121,7 +123,10 @@ class Trainer:
         return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights)
 
     def resume(self, run_dir: Path) -> None:
-        """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds."""
+        """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds.
+
+        Without a checkpoint, a run with `init` starts from the weights in RUN/initial.
+        """
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
             state = load_checkpoint(
@@ -134,6 +139,16 @@ class Trainer:
             self.updates.state = TrainState(**state)
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
+        elif self.config.init:
+            self._start_from(run_dir / INITIAL)
+
+    def _start_from(self, folder: Path) -> None:
+        """Load the initial weights of a run with `init`, which the job has written. Raises UserError if they are damaged."""
+        if fault := find_fault(folder):
+            raise UserError(f"{folder} is damaged ({fault}); run the training command again, which writes it")
+        load_weights(self.train_step.model, folder)
+        if self.train_step.average:
+            self.train_step.average.restart()
 
     def check_memory(self) -> None:
         """Compute the batch that needs the most memory, forward and backward, without an update.

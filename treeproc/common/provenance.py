@@ -56,6 +56,7 @@ class Session(BaseModel):
     cpu_s: _Seconds | None = None
     cpu_covers: _Text = _CPU_OF_PROCESS
     did: dict[_Text, int] = {}
+    started_from: _Text | None = None  # the sha256 of the weights of another run, with which a training began
     outcome: _Text = UNFINISHED
 
     def add_worker(self, usage: dict) -> None:
@@ -234,6 +235,7 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
             f"  {describe_machines(session)}",
         ]
         lines += ["  with the same software and machine"] if made_by == before else made_by
+        lines += [f"  started from weights {session.started_from}"] if session.started_from else []
         before = made_by
     return lines
 

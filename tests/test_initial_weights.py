@@ -1,0 +1,309 @@
+"""Runs that start from another run: what is taken, against a matching written out by hand, and what a resumed run reads."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+from toydata import write_toy_data
+from toyruns import final_weights, losses, make_config, same, train_ranks
+
+from treenet.config import TrainConfig
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_job import check_job
+from treenet.jobs.train_run import describe_run, run_training
+from treenet.runs.checkpoint import checkpoint_folders, read_meta
+from treenet.runs.initial_weights import split_init, start_from_init
+from treenet.runs.loading import load_model
+from treenet.runs.matching import vocabulary_places
+from treenet.tasks.registry import build_task
+from treenet.training.ranks import Ranks
+from treenet.training.trainer import Trainer, train
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import UserError
+from treeproc.common.storage import as_path
+from treeproc.shards.store import read_index
+
+SHORT = ["max_steps=2", "checkpoint_every=1", "validate_every=2", "average_checkpoints=1"]
+TABLE = "encoder.embedding.weight"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module")
+def other_data(tmp_path_factory) -> Path:
+    """Other lines, so another order of pieces; and three other pieces, and a label more."""
+    folder = write_toy_data(tmp_path_factory.mktemp("other"), seed=5, train=30)
+    file = folder / "encoded" / "vocab" / "pieces.model"
+    proto = sentencepiece_model_pb2.ModelProto.FromString(file.read_bytes())
+    for number in (10, 20, 30):
+        proto.pieces[number].piece += "x"
+    file.write_bytes(proto.SerializeToString())
+    labels = folder / "encoded" / "vocab" / "labels.txt"
+    labels.write_text("<unk>\nADJP\nNP\nPP\nS\nVP\n")
+    index = json.loads((folder / "encoded" / "index.json").read_text())
+    (folder / "encoded" / "index.json").write_text(json.dumps(index | {"num_labels": 6}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("base") / "run"
+    run_training(make_config(data, *SHORT), out)
+    return out
+
+
+def config_of(data: Path, run: Path | str, *overrides: str) -> TrainConfig:
+    return make_config(data, *SHORT, f"init={run}", *overrides)
+
+
+def start(config: TrainConfig, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights before the first update."""
+    folder.mkdir(exist_ok=True)
+    job = check_job(config)
+    start_from_init(job.config, job.facts, folder)
+    return load_file(folder / "initial" / "model.safetensors")
+
+
+def fresh(config: TrainConfig) -> dict[str, torch.Tensor]:
+    """The weights of the seed."""
+    task = build_task(config)
+    torch.manual_seed(config.seed)
+    model = task.build_model(task.sizes(read_index(config.data / "encoded")))
+    return {name: value.detach() for name, value in model.named_parameters()}
+
+
+def pieces(data: Path) -> list[str]:
+    model = SentencePieceProcessor(model_file=str(data / "encoded" / "vocab" / "pieces.model"))
+    return [model.id_to_piece(number) for number in range(len(model))]
+
+
+def labels(data: Path) -> list[str]:
+    return (data / "encoded" / "vocab" / "labels.txt").read_text().splitlines()
+
+
+def test_the_same_sizes_take_all(data, run, tmp_path):
+    weights = start(config_of(data, run), tmp_path)
+    assert same(weights, load_file(run / "averaged" / "model.safetensors"))
+
+
+def test_rows_are_matched_by_piece_and_label_and_all_else_is_as_without_init(data, other_data, run, tmp_path):
+    config = config_of(other_data, run, "seed=7")
+    weights, theirs, own = start(config, tmp_path), load_file(run / "averaged" / "model.safetensors"), fresh(config)
+    assert pieces(data) != pieces(other_data) and labels(data) != labels(other_data)
+    for name, names in ((TABLE, pieces), ("encoder.label_embedding.weight", labels)):
+        before, shared = names(data), 0
+        for row, entry in enumerate(names(other_data)):
+            is_known = entry in before
+            expected = theirs[name][before.index(entry)] if is_known else own[name][row]
+            assert torch.equal(weights[name][row], expected), (name, entry)
+            shared += is_known
+        assert 0 < shared < len(names(other_data))
+        meta = read_meta(tmp_path / "initial")
+        assert meta["matches"]["in_part"][name].startswith(f"{shared} of {len(names(other_data))} ")
+    others = weights.keys() - {TABLE, "encoder.label_embedding.weight"}
+    assert all(torch.equal(weights[name], theirs[name]) for name in others)
+
+
+@pytest.mark.parametrize(
+    ("model", "new", "unused"),
+    [
+        ("transformer", set(), {"label_embedding", "accumulation"}),
+        ("relation_transformer", {"relations"}, {"label_embedding", "accumulation"}),
+    ],
+)
+def test_a_plain_model_takes_what_fits_of_a_tree_model(data, run, tmp_path, model, new, unused):
+    config = config_of(data, run, f"model.name={model}")
+    weights, theirs, own = start(config, tmp_path), load_file(run / "averaged" / "model.safetensors"), fresh(config)
+    for name in weights:
+        fits = name in theirs and theirs[name].shape == weights[name].shape
+        assert torch.equal(weights[name], theirs[name] if fits else own[name]), name
+    matches = read_meta(tmp_path / "initial")["matches"]
+    assert set(matches["taken"]) | matches["new"].keys() == weights.keys() and TABLE in matches["taken"]
+    assert set(matches["unused"]) == theirs.keys() - weights.keys()
+    assert all(any(part in name for name in matches["unused"]) for part in unused)
+
+
+def test_a_tree_model_takes_what_fits_of_a_plain_model(data, tmp_path, capsys):
+    run_training(make_config(data, *SHORT, "model.name=transformer"), tmp_path / "plain")
+    config = config_of(data, tmp_path / "plain")
+    weights, own = start(config, tmp_path / "tree"), fresh(config)
+    theirs = load_file(tmp_path / "plain" / "averaged" / "model.safetensors")
+    new = {name for name in weights if "accumulation" in name or "label_embedding" in name}
+    assert new and all(torch.equal(weights[name], own[name] if name in new else theirs[name]) for name in weights)
+    said = capsys.readouterr().err
+    assert f"{len(weights) - len(new)} parameters taken, 0 in part, {len(new)} new" in said
+    assert "encoder.layers.*.self_attention.accumulation.leaf_weight" in said and "has no such parameter" in said
+
+
+def test_another_size_is_listed_with_both_shapes(data, run, tmp_path, capsys):
+    weights = start(config_of(data, run, "model.d_ff=48"), tmp_path)
+    reasons = read_meta(tmp_path / "initial")["matches"]["new"]
+    assert reasons["encoder.layers.0.feed_forward.inner.weight"] == "has shape [48, 16] here and [32, 16] there"
+    assert reasons.keys() == {name for name in weights if "feed_forward." in name and "outer.bias" not in name}
+    assert "not taken: encoder.layers.*.feed_forward.inner.weight" in capsys.readouterr().err
+
+
+def test_a_masked_lm_starts_a_translation_model(data, tmp_path):
+    run_training(make_config(data, *SHORT, "task=masked_lm", "model.name=transformer"), tmp_path / "lm")
+    weights = start(config_of(data, tmp_path / "lm", "model.name=transformer"), tmp_path / "mt")
+    theirs = load_file(tmp_path / "lm" / "averaged" / "model.safetensors")
+    matches = read_meta(tmp_path / "mt" / "initial")["matches"]
+    assert set(matches["taken"]) == {name for name in weights if name.startswith("encoder.")}
+    assert matches["unused"] == ["encoder.embedding.mask"]
+    assert all(torch.equal(weights[name], theirs[name]) for name in matches["taken"])
+
+
+def test_the_first_update_starts_from_these_weights_and_a_resumed_run_reads_nothing_more(data, run, tmp_path, monkeypatch):
+    """Once with a stop in between, and the other run gone; once undisturbed. With an average, which starts there too."""
+    base = tmp_path / "base"
+    shutil.copytree(run, base)
+    settings = ["ema_decay=0.9", "lr_scale={'encoder.*': 0.5}", "max_steps=4"]
+    config = config_of(data, base, *settings)
+    run_training(config, tmp_path / "once")
+    before = json.loads((tmp_path / "once" / "run.json").read_text())["init"]
+    assert before["weights_sha256"] == read_meta(base / "averaged")["files"]["model.safetensors"]["sha256"]
+    assert read_sessions(tmp_path / "once")[-1].started_from == before["weights_sha256"]
+    run_training(config_of(data, base, *settings[:2], "max_steps=2"), tmp_path / "twice")
+    shutil.rmtree(base)
+    shutil.rmtree(tmp_path / "twice" / "initial")
+    summary = run_training(config, tmp_path / "twice")
+    assert "init: weights" in describe_run(summary)
+    assert json.loads((tmp_path / "twice" / "run.json").read_text())["init"] == before
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert same(*(load_file(checkpoint_folders(tmp_path / run)[-1] / name) for run in ("once", "twice")))
+    scratch = make_config(data, *SHORT, *settings)
+    run_training(scratch, tmp_path / "scratch")
+    assert losses(tmp_path / "scratch")[0][1] != losses(tmp_path / "once")[0][1]
+
+
+def test_one_update_from_init_equals_one_update_from_the_same_weights(data, run, tmp_path):
+    """A seed whose own weights are replaced by hand before the first update."""
+    run_training(config_of(data, run, "max_steps=1"), tmp_path)
+    trainer = Trainer(build_task(make_config(data, *SHORT)), Ranks(0, 1, torch.device("cpu")))
+    values = load_file(run / "averaged" / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in trainer.train_step.model.named_parameters():
+            parameter.copy_(values[name])
+    trainer.step(next(iter(trainer.rank_batches())))
+    expected = {name: value.detach() for name, value in trainer.train_step.model.named_parameters()}
+    assert same(final_weights(tmp_path), expected)
+
+
+def test_two_ranks_start_from_the_same_weights(data, other_data, run, tmp_path):
+    config = config_of(other_data, run, "batch.max_tokens=40")
+    for name in ("one", "two"):
+        start(config, tmp_path / name)
+    assert train_ranks(1, config, tmp_path / "one") == [None] and train_ranks(2, config, tmp_path / "two") == [None, None]
+    first, second = losses(tmp_path / "one"), losses(tmp_path / "two")
+    torch.testing.assert_close(torch.tensor(second), torch.tensor(first), rtol=1e-5, atol=0)
+
+
+def test_a_checkpoint_can_be_named_and_a_path_is_of_its_run(data, run, tmp_path):
+    step = run / "checkpoints" / "step_00000001"
+    assert same(start(config_of(data, step), tmp_path), load_file(step / "model.safetensors"))
+    for path, expected in (
+        ("s3://b/run", ("s3://b/run", "averaged")),
+        ("s3://b/run/averaged", ("s3://b/run", "averaged")),
+        ("s3://b/run/checkpoints/step_00000012", ("s3://b/run", "12")),
+        ("s3://b/step_00000012", ("s3://b/step_00000012", "averaged")),
+    ):
+        found, checkpoint = split_init(as_path(path))
+        assert (str(found), checkpoint) == expected
+
+
+def test_untrained_scores_of_a_run_are_those_of_its_start(data, run, tmp_path):
+    run_training(config_of(data, run), tmp_path)
+    untrained = load_model(tmp_path, untrained=True)
+    assert untrained.checkpoint == "untrained"
+    assert untrained.weights_sha256 == read_meta(tmp_path / "initial")["files"]["model.safetensors"]["sha256"]
+    expected = load_file(tmp_path / "initial" / "model.safetensors")
+    assert same(dict(untrained.model.named_parameters()), expected)
+    assert load_model(tmp_path, checkpoint="initial").checkpoint == "initial"
+
+
+def test_a_dry_run_starts_there_and_leaves_nothing(data, run, tmp_path, capsys):
+    assert "plan:" in dry_run(config_of(data, run), tmp_path / "out")
+    assert "parameters taken" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_other_weights_are_refused_and_moved_ones_are_not(data, run, tmp_path):
+    run_training(config_of(data, run), tmp_path / "out")
+    shutil.copytree(run, tmp_path / "moved")
+    assert run_training(config_of(data, tmp_path / "moved", "max_steps=3"), tmp_path / "out").step == 3
+    recorded = (tmp_path / "out" / "config.yaml").read_text()
+    assert f"init: {run}" in recorded
+    for init in (["init=null"], [f"init={run / 'checkpoints' / 'step_00000001'}"], [f"init={tmp_path / 'none'}"]):
+        with pytest.raises(UserError, match=r"holds a run of other settings \(init: "):
+            run_training(make_config(data, *SHORT, *init), tmp_path / "out")
+    run_training(make_config(data, *SHORT), tmp_path / "scratch")
+    with pytest.raises(UserError, match=r"other settings \(init: None -> "):
+        run_training(config_of(data, run), tmp_path / "scratch")
+
+
+def test_until_the_first_checkpoint_init_may_change(data, run, tmp_path):
+    start(config_of(data, run), tmp_path)
+    first = read_meta(tmp_path / "initial")["init"]
+    start(config_of(data, run / "checkpoints" / "step_00000001"), tmp_path)
+    assert read_meta(tmp_path / "initial")["init"] != first
+    job = check_job(make_config(data, *SHORT))
+    assert start_from_init(job.config, job.facts, tmp_path) == {} and not (tmp_path / "initial").exists()
+
+
+def damaged(run: Path, folder: Path) -> Path:
+    """A copy of a run with another last byte of its weights."""
+    shutil.copytree(run, folder)
+    file = folder / "averaged" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    return folder
+
+
+def test_what_cannot_be_read_is_one_clear_line(data, other_data, run, tmp_path):
+    for init, message in (
+        (tmp_path / "none", "init: .*none is not a run: config.yaml is missing"),
+        (run / "checkpoints" / "step_00000009", "step_00000009/model.safetensors is missing; .*there are: 1, 2"),
+        (damaged(run, tmp_path / "damaged"), "averaged is damaged"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run_training(config_of(data, init), tmp_path / "out")
+        assert not checkpoint_folders(tmp_path / "out")
+    with pytest.raises(UserError, match="no parameter of .* fits this model"):
+        start(config_of(data, run, "model.d_model=32", "model.num_heads=4", "model.name=bilstm"), tmp_path / "bilstm")
+
+
+def test_a_vocabulary_that_moved_or_changed_is_refused_only_if_it_is_needed(data, other_data, run, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(run, base)
+    text = (base / "config.yaml").read_text()
+    for place, message in ((tmp_path / "gone", "gone is not there"), (other_data, "the vocabulary of .* must be")):
+        (base / "config.yaml").write_text(text.replace(f"data: {data}", f"data: {place}"))
+        start(config_of(data, base), tmp_path / "same")
+        with pytest.raises(UserError, match=message):
+            start(config_of(other_data, base), tmp_path / "new")
+
+
+def test_weights_of_a_run_that_starts_are_checked_when_they_are_loaded(data, run, tmp_path):
+    config = config_of(data, run)
+    start(config, tmp_path)
+    file = tmp_path / "initial" / "model.safetensors"
+    save_file({name: value + 1 for name, value in load_file(file).items()}, file)
+    with pytest.raises(UserError, match=r"initial is damaged \(model.safetensors .*\); run the training command again"):
+        train(build_task(config), tmp_path)
+
+
+def test_places_are_found_by_growing_a_vocabulary(data):
+    config = make_config(
+        data, "model.name=multi_granularity", "model.num_heads=4", "model.phrases={ngrams: [2], levels: [1], chunk_size: 2}"
+    )
+    sizes = {"num_pieces": 48, "num_labels": 5, "num_pos_tags": 3}
+    places = vocabulary_places(build_task(config), sizes)
+    assert (places[TABLE].kind, places[TABLE].dim) == ("num_pieces", 0)
+    assert {place.kind for place in places.values()} == {"num_pieces", "num_labels"}
+    relations = make_config(data, "model.name=relation_transformer", "model.relations={label_head: pos_tag}")
+    assert vocabulary_places(build_task(relations), sizes)["encoder.label_embedding.weight"].kind == "num_pos_tags"

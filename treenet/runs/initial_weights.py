@@ -1,0 +1,163 @@
+"""The weights that a run starts from if its setting `init` names another run: RUN/initial, made once before the first update.
+
+A parameter takes the value of the parameter of the same name and shape. Rows of pieces, labels, tags and relations are matched
+by their names, so the two vocabularies may have other orders and sizes. All else keeps the initial value of the run's seed.
+"""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treenet.config import TrainConfig
+from treenet.runs.checkpoint import (
+    AVERAGED,
+    INITIAL,
+    WEIGHTS,
+    checkpoint_folders,
+    checkpoint_step,
+    is_checkpoint_name,
+    publish,
+    read_meta,
+    remove_checkpoint,
+    stored_weights,
+)
+from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names, checkpoint_path, recorded_sha256
+from treenet.runs.facts import InitFacts, read_facts
+from treenet.runs.matching import Matches, Parameter, describe_matches, match_parameters, model_parameters
+from treenet.runs.mirror import read_run
+from treenet.runs.old_checkpoints import rename_weights
+from treenet.runs.vocabularies import KINDS, Vocabularies
+from treenet.tasks.base import Task
+from treenet.tasks.registry import build_task
+from treeproc.common.settings import UserError, load_settings
+from treeproc.common.storage import AnyPath
+
+_CLASSES = "num_classes"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Complete weights of another run, in a local folder."""
+
+    folder: Path
+    parameters: dict[str, Parameter]  # of the file, by present names
+    stored: dict[str, str]  # present name -> name in the file
+    vocabularies: Vocabularies
+    sha256: str
+
+
+def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[str, InitFacts]:
+    """Write RUN/initial if the run has no checkpoint, and print what was taken. Returns the entry `init` of run.json.
+
+    `sizes` are those of the model, with the fingerprint of its vocabulary. A run that continues reads nothing of the other run.
+    Raises UserError if the other run cannot be read, or if none of its weights fit.
+    """
+    if checkpoint_folders(run_dir):
+        return {"init": facts} if (facts := read_facts(run_dir).get("init")) else {}
+    remove_checkpoint(run_dir / INITIAL)
+    if config.init is None:
+        return {}
+    meta = _write_initial(config, config.init, sizes, run_dir / INITIAL)
+    facts = meta["init"]
+    print("\n".join([describe_start(facts), *describe_matches(meta["matches"])]), file=sys.stderr)
+    return {"init": facts}
+
+
+def describe_start(facts: InitFacts) -> str:
+    """Describe the weights that a run started from, on one line."""
+    counts = f"{facts['taken']} parameters taken, {facts['in_part']} in part, {facts['new']} new"
+    return f"init: weights {facts['weights_sha256'][:8]} ({facts['checkpoint']} of a run of {facts['model']}): {counts}"
+
+
+def keep_recorded_init(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """Return the settings with the path of `init` that the run has recorded, if a moved run has the same weights there."""
+    if config.init is None or not checkpoint_folders(run_dir):
+        return config
+    recorded, facts = load_settings(TrainConfig, run_dir / "config.yaml").init, read_facts(run_dir).get("init")
+    if recorded is None or facts is None or recorded == config.init:
+        return config
+    run, checkpoint = split_init(config.init)
+    is_same = recorded_sha256(checkpoint_path(run, checkpoint)) == facts["weights_sha256"]
+    return config.model_copy(update={"init": recorded}) if is_same else config
+
+
+def split_init(init: AnyPath) -> tuple[AnyPath, str]:
+    """Return run and checkpoint of `init`: the folder of a run, of its average, or of a checkpoint in RUN/checkpoints."""
+    if init.name == AVERAGED:
+        return init.parent, AVERAGED
+    if is_checkpoint_name(init.name) and init.parent.name == "checkpoints":
+        return init.parent.parent, str(checkpoint_step(init))
+    return init, AVERAGED
+
+
+def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: Path) -> dict:
+    """Write the folder `target`, with all weights of the new model. Returns the content of its meta.json."""
+    run, checkpoint = split_init(init)
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"init: {run} is not a run: config.yaml is missing; give the --out folder of a training command")
+    task = build_task(config)
+    own = Vocabularies(config.data, sizes["vocab_fingerprint"], sizes)
+    with read_run(run, *checkpoint_names(checkpoint)) as local:
+        their_config = load_settings(TrainConfig, local / "config.yaml")
+        source = _open_source(local, checkpoint_folder(local, checkpoint), build_task(their_config))
+        matches = match_parameters(model_parameters(task, sizes), source.parameters, own, source.vocabularies)
+        if not (matches.taken or matches.rows):
+            raise UserError(f"init: no parameter of {run} fits this model: {describe_matches(matches.record())[0].strip()}")
+        torch.manual_seed(config.seed)  # so that the other parameters are those of a run without `init`
+        weights = stored_weights(task.build_model_that_fits(sizes))
+        _copy_values(source, matches, weights)
+    facts: InitFacts = {
+        "checkpoint": source.folder.name,
+        "weights_sha256": source.sha256,
+        "vocab_fingerprint": source.vocabularies.fingerprint,
+        "task": their_config.task,
+        "model": their_config.model.name,
+        "taken": len(matches.taken),
+        "in_part": len(matches.in_part),
+        "new": len(matches.new),
+    }
+    meta = {name: value for name, value in sizes.items() if name in (*KINDS, _CLASSES) or name.endswith("fingerprint")}
+    meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "matches": matches.record()}
+    publish(target, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
+    return meta
+
+
+def _open_source(run: Path, folder: Path, task: Task) -> _Source:
+    """Open complete weights. Raises UserError if the run does not record their sizes."""
+    meta = read_meta(folder)
+    facts = {**read_facts(run), **meta}
+    sizes = {name: facts[name] for name in (*KINDS, _CLASSES) if name in facts}
+    if wrong := [name for name, size in sizes.items() if type(size) is not int or not 0 < size < 2**31]:
+        raise UserError(f"init: {folder / 'meta.json'}: {wrong[0]} is damaged; choose another checkpoint")
+    try:
+        task.count_parameters(sizes)
+        own, fingerprint = model_parameters(task, sizes), facts["vocab_fingerprint"]
+    except KeyError as error:
+        raise UserError(f"init: {run} does not record {error}; continue that run with its training command") from None
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
+            shapes = {name: tuple(file.get_slice(key).get_shape()) for name, key in stored.items()}
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"init: {folder / WEIGHTS} cannot be read: {error}") from None
+    parameters = {name: Parameter(shape, own[name].place if name in own else None) for name, shape in shapes.items()}
+    vocabularies = Vocabularies(task.config.data, fingerprint, sizes)
+    return _Source(folder, parameters, stored, vocabularies, meta["files"][WEIGHTS]["sha256"])
+
+
+def _copy_values(source: _Source, matches: Matches, weights: Mapping[str, Tensor]) -> None:
+    """Copy the matched values into `weights`, in place. Raises UserError if the file is replaced meanwhile."""
+    with safe_open(source.folder / WEIGHTS, "pt") as file:
+        for name in set(matches.taken) - matches.rows.keys():
+            weights[name].copy_(file.get_tensor(source.stored[name]))
+        for name, rows in matches.rows.items():
+            values = file.get_tensor(source.stored[name]).to(weights[name].dtype)
+            weights[name].index_copy_(rows.dim, rows.own, values.index_select(rows.dim, rows.theirs))
+    if recorded_sha256(source.folder) != source.sha256:
+        raise UserError(f"init: {source.folder} changed while it was read; run the command again")
