@@ -25,7 +25,7 @@ from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, 
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.
-_BOUNDARY = "\x01"
+BOUNDARY = "\x01"
 _BLANK = ord(" ")
 
 # Number of words in the cache of pieces. When it is full, the cache is emptied.
@@ -79,7 +79,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
                 **folding,
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
-                pretokenization_delimiter=_BOUNDARY,
+                pretokenization_delimiter=BOUNDARY,
                 shuffle_input_sentence=False,
                 max_sentence_length=65536,
                 num_threads=1,
@@ -139,7 +139,7 @@ def mark_boundaries(lines: pa.Array, words: WordEnds) -> pa.Array:
     padded, cuts, row_edges = _word_cuts(lines, words)
     inner = cuts[1:-1]
     touching = inner[(padded[inner] != _BLANK) & ~np.isin(inner, row_edges)] if len(inner) else inner
-    data = np.insert(padded, touching, ord(_BOUNDARY))
+    data = np.insert(padded, touching, ord(BOUNDARY))
     edges = row_edges + np.searchsorted(touching, row_edges)
     # Every line of the padded text begins with a blank.
     return pc.utf8_slice_codeunits(strings_of(data, edges), 1)

@@ -28,8 +28,13 @@ class PreprocessConfig(Settings):
     )
     vocab_from: DataPath | None = Field(
         None,
-        description="folder of a finished data set, for new test splits of its models: the job takes its vocabulary, and its "
-        "value of each setting that is not given here. Then the job needs no train split",
+        description="folder of a finished data set, for new test splits of its models, or to train them further. The job takes "
+        "its vocabulary, and its value of each setting that is not given here. Then the job needs no train split",
+    )
+    new_pieces: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        None,
+        description="with vocab_from and a train split: most pieces that the vocabulary gains from that split. Its labels and "
+        "tags join too. For models that start from a run on the other data set (init). null: no new entries",
     )
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set: the job uses its text and parsed trees instead of splits"
@@ -77,6 +82,8 @@ class PreprocessConfig(Settings):
     @model_validator(mode="after")
     def _inputs_fit_the_format(self):
         form = FORMATS[self.format]
+        if self.new_pieces is not None and self.vocab_from is None:
+            raise ValueError("new_pieces: adds to the vocabulary of another data set; give vocab_from=DATA as well")
         for split, files in self.splits.items():
             if files.hold_out is not None and split != "valid":
                 raise ValueError(f"splits.{split}: hold_out can make only the valid split")

@@ -14,7 +14,7 @@ from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
-from treeproc.job.borrowed import check_borrower
+from treeproc.job.borrowed import check_borrower, check_grower
 from treeproc.job.config import PreprocessConfig, one_root
 from treeproc.job.job_report import dropped
 from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner, remove_leftovers
@@ -26,6 +26,7 @@ from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, stage_folder, write_index
+from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.input_note import recall, stamps_of
 from treeproc.stages.lengths import write_lengths
@@ -33,7 +34,7 @@ from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.running import run_here
 from treeproc.stages.shuffle import find_donors
-from treeproc.stages.vocabulary import copy_vocabulary, sampled_rows, vocabulary_files, write_vocabulary
+from treeproc.stages.vocabulary import sampled_rows, vocabulary_files, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,8 @@ def _check_splits(config: PreprocessConfig) -> None:
         there = ", ".join(map(shown, sorted(config.splits))) or "none"
         needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
+    if "train" not in config.splits and config.new_pieces is not None:
+        raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
     for name in config.splits:
         if not SPLIT_NAME.fullmatch(name):
             raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {shown(name)}")
@@ -118,7 +121,10 @@ def _check_splits(config: PreprocessConfig) -> None:
 
 
 def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
-    """Raises UserError where models of the data set `vocab_from` could not be scored on this one."""
+    """Raises UserError where models of the data set `vocab_from` could not be scored on this one, or not start training on it."""
+    if config.new_pieces is not None:
+        check_grower(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
+        return
     check_borrower(
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
@@ -173,7 +179,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     """Another encoded stage for the text and trees of the data set `config.parsed`."""
-    own = {"parsed", "vocab_from", "subwords", "tree", "workers"}
+    own = {"parsed", "vocab_from", "new_pieces", "subwords", "tree", "workers"}
     fields = PreprocessConfig.model_fields
     if config.rows_per_shard == SMALLEST:  # as config.yaml of such a data set has it, which means nothing
         own.add("rows_per_shard")
@@ -193,8 +199,9 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     if config.vocab_from is not None:
         _check_borrower(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
-    elif "train" not in stages[0]["totals"]:
-        raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; give vocab_from=DATA as well")
+    if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
+        needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
+        raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         _claim(config, out)
@@ -205,6 +212,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
 _OPEN_UNTIL = {
     **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
+    "new_pieces": "encoded",
     "subwords": "encoded",
     "tree": "encoded",
 }
@@ -281,15 +289,17 @@ class _Job:
         train = [i for i, record in enumerate(text) if record.split == "train"]
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
         with Progress("vocabulary", None, unit="pieces") as progress:
-            if config.vocab_from is not None:
+            if config.vocab_from is not None and config.new_pieces is None:
                 inputs_fingerprint = copy_vocabulary(self.out, config.vocab_from.absolute())
             else:
                 lines = [text[i] for i in train]
                 on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, "target" in stages[0]) >= LEAST_SAMPLE
-                inputs_fingerprint = write_vocabulary(
-                    self.out, lines, [parsed[i] for i in train], config.subwords, config.tree, self.base,
-                    ray_runner(folder, self.record) if on_ray else run_here,
-                )  # fmt: skip
+                run = ray_runner(folder, self.record) if on_ray else run_here
+                split = lines, [parsed[i] for i in train], config.subwords, config.tree, self.base, run
+                if config.vocab_from is None:
+                    inputs_fingerprint = write_vocabulary(self.out, *split)
+                else:
+                    inputs_fingerprint = grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split)
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.facts()
@@ -333,9 +343,12 @@ class _Job:
         )
 
     def _num_classes(self, records: list[ShardRecord]) -> int:
-        """The number of classes: of the examples, or of the data set of `vocab_from`. Raises UserError when that has fewer."""
+        """The number of classes: of the examples, or of the data set of `vocab_from` for its models.
+
+        Raises UserError when that has fewer.
+        """
         found, other = count_classes(self.out / "encoded", records), self.config.vocab_from
-        if other is None:
+        if other is None or self.config.new_pieces is not None:
             return found
         known = read_index(other.absolute() / "encoded")["num_classes"]
         if found > known:

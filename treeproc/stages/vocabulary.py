@@ -1,6 +1,5 @@
 """Pieces, labels, tags and dependency relations of the training split."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -10,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treeproc.common.files import atomic_write, file_sha256, read_text
-from treeproc.common.settings import UserError
+from treeproc.common.files import atomic_write, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import ShardRecord, fingerprint_of, read_index
+from treeproc.shards.store import ShardRecord, fingerprint_of
 from treeproc.stages.encode import TreeConfig
 from treeproc.stages.running import Run, grouped, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
@@ -174,6 +172,17 @@ def count_vocabulary(
     return counts
 
 
+def fingerprint_of_inputs(
+    text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig, tree: TreeConfig
+) -> str:
+    """The fingerprint of all that a vocabulary follows from: the training split, and the settings."""
+    # The trees matter to the labels alone, and control trees share those of the parsed trees.
+    form = tree.model_dump(include={"side", "binarize", "documents"})
+    if tree.tree_source == "dependencies":
+        form |= tree.model_dump(include={"tree_source", "phrase_labels"})
+    return fingerprint_of([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form)
+
+
 def write_vocabulary(
     data: Path,
     text: Sequence[ShardRecord],
@@ -189,15 +198,9 @@ def write_vocabulary(
     already and came from the same shards and settings is kept.
     """
     folder = data / "encoded" / "vocab"
-    # The trees matter to the labels alone, and control trees share those of the parsed trees.
-    form = tree.model_dump(include={"side", "binarize", "documents"})
-    if tree.tree_source == "dependencies":
-        form |= tree.model_dump(include={"tree_source", "phrase_labels"})
-    inputs_fingerprint = fingerprint_of(
-        [record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form
-    )
+    inputs_fingerprint = fingerprint_of_inputs(text, parsed, config, tree)
     done = folder / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == _vocabulary_note(folder, inputs_fingerprint):
+    if done.exists() and done.read_bytes() == vocabulary_note(folder, inputs_fingerprint):
         return inputs_fingerprint
     folder.mkdir(parents=True, exist_ok=True)
     for name in OPTIONAL_VOCABULARY_FILES:
@@ -209,47 +212,12 @@ def write_vocabulary(
     if counts.deprels:
         atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
     atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
-    atomic_write(folder / "labels.txt", LabelVocab(_node_labels(counts, tree)).file_bytes())
-    atomic_write(done, _vocabulary_note(folder, inputs_fingerprint))
+    atomic_write(folder / "labels.txt", LabelVocab(node_labels(counts, tree)).file_bytes())
+    atomic_write(done, vocabulary_note(folder, inputs_fingerprint))
     return inputs_fingerprint
 
 
-def copy_vocabulary(data: Path, other: AnyPath) -> str:
-    """The vocabulary of the data set `other`, byte for byte, under `encoded/vocab` of `data`; returns its fingerprint.
-
-    Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
-    """
-    source, folder = other / "encoded", data / "encoded"
-    index = read_index(source)
-    if (folder / "index.json").exists() and read_index(folder)["vocab_fingerprint"] != index["vocab_fingerprint"]:
-        raise UserError(f"{data} has another vocabulary than {other}; choose another --out")
-    contents = {}
-    for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES):
-        if sha256 := index["files"].get(name):
-            try:
-                contents[name] = (source / name).read_bytes()
-            except OSError:
-                contents[name] = b""
-            if hashlib.sha256(contents[name]).hexdigest() != sha256:
-                raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
-    note = source / "vocab" / "fingerprint.txt"
-    inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
-    pieces = [index["files"][name] for name in contents if name.endswith(".model")]
-    if fingerprint_of(inputs_fingerprint, *pieces) != index["vocab_fingerprint"]:
-        raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
-    (folder / "vocab").mkdir(parents=True, exist_ok=True)
-    done = folder / "vocab" / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == _vocabulary_note(folder / "vocab", inputs_fingerprint):
-        return inputs_fingerprint
-    for name in OPTIONAL_VOCABULARY_FILES:
-        (folder / name).unlink(missing_ok=True)
-    for name, content in contents.items():
-        atomic_write(folder / name, content)
-    atomic_write(done, _vocabulary_note(folder / "vocab", inputs_fingerprint))
-    return inputs_fingerprint
-
-
-def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
+def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Labels of the trees in normal form, of split words, and of the nodes that the settings add."""
     labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
     if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
@@ -259,7 +227,7 @@ def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
 
 
-def _vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
+def vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
     """Content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
     paths = [folder.parent / name for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
