@@ -33,7 +33,7 @@ SLOW = {
     "api_run", "batch_stream", "compiling", "device_step", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
     "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "masked_lm",
-    "memory_modes", "models", "models_benchmark", "moses",
+    "memory_modes", "models", "models_benchmark", "moses", "new_pieces",
     "notices", "package_parsers", "parameter_choice",
     "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "precision", "preprocess", "preprocess_benchmark",

@@ -147,7 +147,9 @@ def test_another_size_is_listed_with_both_shapes(data, run, tmp_path, capsys):
     reasons = read_meta(tmp_path / "initial")["matches"]["new"]
     assert reasons["encoder.layers.0.feed_forward.inner.weight"] == "has shape [48, 16] here and [32, 16] there"
     assert reasons.keys() == {name for name in weights if "feed_forward." in name and "outer.bias" not in name}
-    assert "not taken: encoder.layers.*.feed_forward.inner.weight" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "not taken: encoder.layers.*.feed_forward.inner.weight" in said
+    assert "other settings of the model: d_ff: 32 -> 48\n" in said
 
 
 def test_a_masked_lm_starts_a_translation_model(data, tmp_path):

@@ -45,7 +45,7 @@ class EvaluateSettings(Settings):
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
-    untrained: bool = Field(False, description="a baseline: the weights of the run's seed before the first update")
+    untrained: bool = Field(False, description="a baseline: the weights before the first update, of the seed or of init")
     shuffle_trees: bool = Field(
         False, description="a control: every sentence gets a random tree of another shape over its leaves"
     )

@@ -35,7 +35,7 @@ from treenet.runs.old_checkpoints import rename_weights
 from treenet.runs.vocabularies import KINDS, Vocabularies
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath
 
 _CLASSES = "num_classes"
@@ -65,7 +65,9 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
         return {}
     meta = _write_initial(config, config.init, sizes, run_dir / INITIAL)
     facts = meta["init"]
-    print("\n".join([describe_start(facts), *describe_matches(meta["matches"])]), file=sys.stderr)
+    lines = [describe_start(facts), *describe_matches(meta["matches"])]
+    lines += [f"  other settings of the model: {', '.join(meta['changes'])}"] if meta["changes"] else []
+    print("\n".join(lines), file=sys.stderr)
     return {"init": facts}
 
 
@@ -123,7 +125,8 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
         "new": len(matches.new),
     }
     meta = {name: value for name, value in sizes.items() if name in (*KINDS, _CLASSES) or name.endswith("fingerprint")}
-    meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "matches": matches.record()}
+    models = [one.model.model_dump(mode="json") for one in (their_config, config)]
+    meta |= {"model": models[1], "init": facts, "changes": differences(*models), "matches": matches.record()}
     publish(target, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
     return meta
 

@@ -89,8 +89,8 @@ def check_grower(data: AnyPath, *, subwords: Mapping) -> None:
     """Raises UserError where new pieces cannot follow those of the data set `data`."""
     if changed := differences(read_index(data / "encoded")["subword_settings"], dict(subwords), "subwords"):
         raise UserError(
-            f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), but new pieces can only follow the same settings; "
-            "leave these settings out"
+            f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), but new pieces can only follow the same "
+            "settings; leave these settings out"
         )
     if not subwords["joint"]:
         raise UserError(f"new_pieces: {data} has a vocabulary for each side (subwords.joint=false); only joint ones can grow")

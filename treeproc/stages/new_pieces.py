@@ -29,7 +29,7 @@ def add_pieces(model: bytes, words: Mapping[str, int], most: int, config: Subwor
     `words` are blank-separated words with counts, as `train_pieces` takes them.
     """
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    sequences, characters = _split_words(proto, words)
+    sequences, characters = _split_words(model, words)
     chosen = _choose_characters(characters, sum(words[word] * len(word) for word in words), config)[:most]
     known = {piece.piece for piece in proto.pieces} | set(chosen)
     kept = Counter[tuple[str, ...]]()
@@ -43,11 +43,9 @@ def add_pieces(model: bytes, words: Mapping[str, int], most: int, config: Subwor
     return proto.SerializeToString(), len(new)
 
 
-def _split_words(
-    proto: sentencepiece_model_pb2.ModelProto, words: Mapping[str, int]
-) -> tuple[Counter[tuple[str, ...]], Counter[str]]:
+def _split_words(model: bytes, words: Mapping[str, int]) -> tuple[Counter[tuple[str, ...]], Counter[str]]:
     """Return the words as sequences of old pieces, and of characters where these are bytes; and the counts of the latter."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(proto.SerializeToString())
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
     proto.normalizer_spec.add_dummy_prefix = False
     encoder = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
     sequences, characters = Counter[tuple[str, ...]](), Counter[str]()
