@@ -4,7 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 NEWEST := .venv-newest
 
-.PHONY: install demo check test docs package upgrade-check
+.PHONY: install demo check test axe docs package upgrade-check
 
 install: $(VENV)/.installed
 
@@ -25,6 +25,11 @@ check: install
 
 test: install
 	$(RUN) -m pytest -n 2 --dist loadfile
+
+# Accessibility of the pages of reports and of the server, by axe-core in a browser. npm brings axe-core, and runs no script of it.
+axe: install
+	npm install --prefix .axe --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
+	$(RUN) -m pytest -rs -k axe tests/test_report.py tests/test_report_live.py tests/test_serving_ray.py
 
 # The documentation site, in docs/_build/html. Warnings are errors; what the tutorial shows is computed.
 docs: install

@@ -39,7 +39,7 @@ SLOW = {
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "precision", "preprocess", "preprocess_benchmark",
     "probes", "report_lines", "report_live",
     "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
-    "scaling", "serving", "serving_answers", "serving_ray",
+    "scaling", "serving", "serving_answers", "serving_ray", "serving_replicas", "serving_slow_clients",
     "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "storage", "systems",
     "text_on_ray",
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
@@ -64,6 +64,7 @@ SLOW = {
     "search::test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses",
     "significance::test_an_interval_of_95_percent_holds_the_truth_so_often",
     "tree_attention::test_self_attention_equals_oracle",
+    "word_frequency::test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import toydata
+from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.analysis.attention_stats import node_heights, run_attention
+from treenet.analysis.encoder_stats import run_encoder_attention
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
@@ -124,7 +126,7 @@ def test_the_page_is_whole_and_loads_nothing(out, page):
     assert text.count("<script") == 4 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
     assert '<th scope="col"></th>' not in text and '<th scope="col" class="n"></th>' not in text  # every column has a name
     assert text.count('class="box"') == text.count('class="box" tabindex="0" role="group" aria-label="')
-    assert "default-src 'none'" in text and "@import" not in text and len(text) < 400_000
+    assert "default-src 'none'" in text and "@import" not in text and len(text) < 500_000
 
 
 def test_texts_are_escaped(out, page):
@@ -208,6 +210,15 @@ def test_attention_is_that_of_the_runs(folder, out, page):
         assert attention[name] == run_attention(load_run(folder / name), "test").to_json()
     trees = {name: found for name, found in attention.items() if found["nodes"]}
     assert list(trees) == ["tree", "no<mask"] and attention["plain"]["target_to_nodes"]["mean"] == 0
+    encoders = json.loads((out / "report.json").read_text())["encoder_attention"]
+    for name in RUNS:
+        assert encoders[name] == run_encoder_attention(load_run(folder / name), "test").to_json()
+    row = next(row for row in page.rows if row[0] == "Node → itself")
+    shares = [encoders[name]["nodes"]["to_itself"] for name in ("tree", "no<mask")]
+    expected = [f"{100 * share['mean']:.1f} ± {100 * share['deviation']:.1f}" for share in shares]
+    assert row[1:] == [expected[0], "–", expected[1]]  # the plain model has no nodes
+    for chart in ("attention", "encoder_attention"):
+        assert all((out / "figures" / f"{chart}_by_{kind}.svg").is_file() for kind in ("label", "height"))
     row = next(row for row in page.rows if row[0] == "Target → nodes")
     for cell, found in zip(row[1:], trees.values(), strict=True):
         both = found["target_to_nodes"]
@@ -578,6 +589,12 @@ def test_in_a_browser_the_page_does_not_scroll_sideways(window, width):
     window.run("document.querySelectorAll('details').forEach((d) => d.open = true);")
     assert window.run("return document.documentElement.scrollWidth;") == width
     assert width > 500 or window.run("return [...document.querySelectorAll('.box')].some((b) => b.scrollWidth > b.clientWidth);")
+
+
+@pytest.mark.skipif(bool(NO_AXE), reason=NO_AXE)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_in_a_browser_axe_finds_nothing(window, width):
+    assert violations(window, width) == []
 
 
 def test_in_a_browser_both_schemes_are_legible(window):

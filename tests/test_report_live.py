@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 
 from treenet.cli.report import main
@@ -131,3 +132,13 @@ def test_in_a_browser_the_page_reloads_itself(run, tmp_path):
         while window.run("return document.title;") != "second" and time.monotonic() < deadline:
             time.sleep(0.1)
         assert window.run("return document.title;") == "second"
+
+
+@pytest.mark.skipif(bool(NO_AXE), reason=NO_AXE)
+def test_in_a_browser_axe_finds_nothing_in_a_live_page(run, tmp_path):
+    if MISSING:
+        pytest.skip(MISSING)
+    page = write_report(ReportSettings(runs=(str(run),)), tmp_path / "out", lambda line: None, Live("noon", None, {}))[0]
+    with browser(tmp_path / "profile") as window:
+        window.open(page)
+        assert [violations(window, width) for width in WIDTHS] == [[], []]

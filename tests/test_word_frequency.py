@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from object_store import s3_server
 from test_report_answer import make_run
 from toydata import write_toy_data
 
@@ -14,6 +15,9 @@ from treenet.data.splits import read_references
 from treenet.evaluation.word_frequency import LASTS, count_words, score_by_frequency
 from treenet.report.compare import ScoreRow, ScoreTable
 from treenet.report.frequencies import score_frequencies
+from treeproc.common.files import file_sha256
+from treeproc.common.storage import as_path
+from treeproc.shards.store import read_index
 
 WORDS = st.lists(st.sampled_from("abcdefg"), max_size=6)
 
@@ -85,3 +89,28 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
     assert "train-" in score_frequencies(table, [run], lambda line: None).missing
     shutil.rmtree(data)
     assert "no run's data set" in score_frequencies(table, [run], lambda line: None).missing
+
+
+def test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here(tmp_path):
+    data = write_toy_data(tmp_path / "data", train=40, test=6)
+    run = make_run("run", "transformer", 1, 2)
+    index = json.loads((data / "encoded" / "index.json").read_text())
+    index["files"] = {"lengths.arrow": file_sha256(data / "encoded" / "lengths.arrow")}  # objects are known by their hashes
+    (data / "encoded" / "index.json").write_text(json.dumps(index))
+    run.facts["data_fingerprint"] = index["fingerprint"]
+    run.translations["test"] = [" ".join(reversed(line.split())) for line in read_references(data, "test")]
+    table = ScoreTable("test", index["text_fingerprint"], [], [ScoreRow("run", "test", {}, {})])
+    run.config["data"], said = str(data), []
+    expected = score_frequencies(table, [run], said.append)
+    with s3_server(tmp_path) as bucket:
+        run.config["data"] = f"{bucket}/data"
+        for path in data.rglob("*"):
+            if path.is_file():
+                (as_path(bucket) / "data" / path.relative_to(data).as_posix()).write_bytes(path.read_bytes())
+        assert score_frequencies(table, [run], said.append) == expected and not expected.missing
+        assert said[0] == "counting the words of test in the training text"
+        assert said[1].startswith(said[0]) and said[1].endswith(f" MB are read from {bucket}/data/text")
+        shutil.rmtree(tmp_path / "cache")
+        record = next(record for record in read_index(data / "text").records("train"))
+        (as_path(bucket) / "data" / "text" / record.name).write_bytes(b"other")
+        assert "is damaged: its hash is not the one in index.json" in score_frequencies(table, [run], said.append).missing

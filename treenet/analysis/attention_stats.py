@@ -67,6 +67,10 @@ class Group:
     mass: np.ndarray  # [A, H], share of the attention of all target positions
     even: float  # the share it would have, were attention spread evenly over the positions of each sentence
 
+    def to_json(self) -> dict:
+        share = {"mass": float(self.mass.mean()), "even": self.even, "heads": self.mass.tolist()}
+        return {"name": self.name, "positions": self.positions, **share}
+
 
 @dataclass(frozen=True)
 class AttentionStats:
@@ -98,13 +102,6 @@ class AttentionStats:
 
     def to_json(self) -> dict:
         """Everything as numbers and lists; shares between 0 and 1."""
-
-        def groups(found: list[Group]) -> list[dict]:
-            return [
-                {"name": g.name, "positions": g.positions, "mass": float(g.mass.mean()), "even": g.even, "heads": g.mass.tolist()}
-                for g in found
-            ]
-
         return {
             "targets": self.targets,
             "sentences": self.sentences,
@@ -113,8 +110,8 @@ class AttentionStats:
             "nodes": self.nodes,
             "node_share": self.node_share,
             "target_to_nodes": {"mean": self.mean, "deviation": self.deviation, "heads": self.node_mass.tolist()},
-            "by_label": groups(self.by_label),
-            "by_height": groups(self.by_height),
+            "by_label": [group.to_json() for group in self.by_label],
+            "by_height": [group.to_json() for group in self.by_height],
         }
 
 
@@ -203,7 +200,7 @@ def display_label(name: str) -> str:
     return SPLIT_WORD if name.startswith(SPLIT_WORD_PREFIX) else name
 
 
-class _Sums:
+class GroupSums:
     """Positions, attention and even attention by key."""
 
     def __init__(self) -> None:
@@ -211,12 +208,13 @@ class _Sums:
         self.mass: dict = {}
         self.even: dict = {}
 
-    def add(self, keys: Iterable, attention: np.ndarray, even: float) -> None:
-        """`attention` [A, H, positions] of target positions together; `even` is what each position would get."""
+    def add(self, keys: Iterable, attention: np.ndarray, even: float | np.ndarray) -> None:
+        """`attention` [A, H, positions] of all queries together; `even` is what each position would get, or [positions]."""
+        evens = np.broadcast_to(even, attention.shape[2])
         for index, key in enumerate(keys):
             self.positions[key] = self.positions.get(key, 0) + 1
             self.mass[key] = self.mass.get(key, 0.0) + attention[:, :, index]
-            self.even[key] = self.even.get(key, 0.0) + even
+            self.even[key] = self.even.get(key, 0.0) + float(evens[index])
 
     def groups(self, total: int) -> list[Group]:
         return [Group(str(key), count, self.mass[key] / total, self.even[key] / total) for key, count in self.positions.items()]
@@ -224,7 +222,7 @@ class _Sums:
 
 def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str], targets: Targets) -> AttentionStats:
     """Statistics over sentences; `labels` are the names of node labels by id."""
-    by_label, by_height = _Sums(), _Sums()
+    by_label, by_height = GroupSums(), GroupSums()
     count = target_positions = leaves = nodes = 0
     on_nodes: np.ndarray | float = np.zeros((1, 1))
     for sentence in sentences:

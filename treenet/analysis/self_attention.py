@@ -5,9 +5,10 @@ A encoder layers, H heads, S positions: leaves, then nodes in pre-order (plain m
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from treenet.models.seq2seq import Seq2Seq
 from treenet.structure import TreeStructure
 
 _WINDOW = 256
+
+Kept = TypeVar("Kept")
+Keep = Callable[[np.ndarray, np.ndarray, int], Kept]
 
 
 def has_self_attention(model: Seq2Seq) -> bool:
@@ -42,8 +46,7 @@ def compute_self_weights(
     queries, keys, values = module.queries_keys_values(x).chunk(3, dim=2)
     if module.accumulation is not None and structure is not None:
         keys, _ = module.accumulation(x, keys, values, structure)
-        if attend_mask is None:
-            attend_mask = structure.attend_mask()[:, None]
+    attend_mask = _attend_mask(module, attend_mask, structure)
     queries, keys = module.split_heads(queries), module.split_heads(keys)
     scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
     if attend_mask is not None:
@@ -52,29 +55,70 @@ def compute_self_weights(
     return weights if prior is None else weights * prior[:, None]
 
 
+def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
+    """The mask that the module attends by, of a form that expands to [B, H, S, S]; None where all may attend to all."""
+    if attend_mask is None and module.accumulation is not None and structure is not None:
+        return structure.attend_mask()[:, None]
+    return attend_mask
+
+
 def encode_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[np.ndarray | None]:
     """Weights [A, H, S, S] of every example, in order; None for one without leaves.
 
     The model must be in evaluation mode, and `has_self_attention` of it true.
     """
+    return reduce_examples(model, examples, lambda weights, *_: weights, max_tokens=max_tokens)
+
+
+def reduce_examples(
+    model: Seq2Seq, examples: Iterable[dict], keep: Keep[Kept], *, max_tokens: int = 2048
+) -> Iterator[Kept | None]:
+    """What `keep` makes of every example.
+
+    It gets the weights [A, H, S, S], where each position may attend to, [A, S, S] bool, and the number of leaves.
+    Results are in order; None stands for an example without leaves. Weights are held for one batch alone, so a small result
+    takes little memory. The model must be in evaluation mode, and `has_self_attention` of it true.
+    """
     device = next(model.parameters()).device
-    return in_order(partial(_encode_batch, model), model.reads, examples, None, count_leaves, max_tokens, device, _WINDOW)
+    compute = partial(_encode_batch, model, keep)
+    return in_order(compute, model.reads, examples, None, count_leaves, max_tokens, device, _WINDOW)
 
 
 @torch.inference_mode()
-def _encode_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray | None]:
+def _encode_batch(model: Seq2Seq, keep: Keep[Kept], batch: TreeBatch) -> list[Kept | None]:
     recorded: list[Tensor] = []
+    masks: list[Tensor] = []
 
     def record(module: SelfAttention, inputs: tuple, named: dict, _: Tensor) -> None:
-        recorded.append(compute_self_weights(module, *inputs, **named))
+        weights = compute_self_weights(module, *inputs, **named)
+        recorded.append(weights)
+        masks.append(_allowed(module, weights, *inputs[1:], **named))
 
     with ExitStack() as stack:
         for layer in model.encoder.layers:
             hook = layer.self_attention.register_forward_hook(record, with_kwargs=True)
             stack.callback(hook.remove)
         model.encode(batch)
-    weights = torch.stack(recorded, dim=1)  # [B, A, H, S, S]
+    weights, allowed = torch.stack(recorded, dim=1), torch.stack(masks, dim=1)  # [B, A, H, S, S] and [B, A, S, S]
     real = ~batch.leaf_pad_mask
     if batch.structure is not None and batch.structure.adds_positions:
         real = torch.cat([real, ~batch.node_pad_mask], dim=1)
-    return [weights[row][:, :, real[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
+
+    def part(values: Tensor, row: int) -> np.ndarray:
+        return values[row][..., real[row], :][..., real[row]].numpy(force=True)
+
+    leaves = (~batch.leaf_pad_mask).sum(dim=1).tolist()
+    return [keep(part(weights, row), part(allowed, row), leaves[row]) for row in range(len(batch))]
+
+
+def _allowed(
+    module: SelfAttention,
+    weights: Tensor,
+    attend_mask: Tensor | None = None,
+    structure: TreeStructure | None = None,
+    prior: Tensor | None = None,
+) -> Tensor:
+    """[B, S, S] bool: where each position may attend to, which is the same for all heads."""
+    mask = _attend_mask(module, attend_mask, structure)
+    every = torch.ones_like(weights[:, 0], dtype=torch.bool)
+    return every if mask is None else every & mask[:, 0]

@@ -1,11 +1,10 @@
-"""The section of attention over a whole split."""
+"""The section of cross-attention over a whole split."""
 
 from html import escape
 
-from treenet.analysis.attention_stats import AttentionStats
 from treenet.report.contents import Page
-from treenet.report.figures import gather, group_names
-from treenet.report.markup import TableCell, number, paragraph, table, tag, text
+from treenet.report.group_section import CROSS, show_groups, show_heads
+from treenet.report.markup import TableCell, number, paragraph, text
 from treenet.report.naming import show_hash
 
 
@@ -36,40 +35,5 @@ def show_attention(page: Page) -> list[str]:
     ]
     caption = "Attention to phrases in % (as Table 4 of the paper); mean and standard deviation over layers and heads."
     out.append(page.table(caption, head, rows))
-    heads = "".join(_heads(name, stats) for name, stats in of_trees.items())
-    out.append(tag("details", tag("summary", "By layer and head") + tag("div", heads, class_="pair")))
-    for kind, title in (("label", "phrase label"), ("height", "height above the leaves; 0 are the leaves themselves")):
-        if f"attention_by_{kind}" in report.figures:
-            out.append(page.figure(f"attention_by_{kind}", f"Share of all attention by {title}."))
-        groups = {name: getattr(stats, f"by_{kind}") for name, stats in of_trees.items()}
-        names = group_names(list(groups.values()))
-        head = [
-            text(kind),
-            *(TableCell(escape(f"{name}: {what}"), "n") for name in groups for what in ("positions", "%", "even %")),
-        ]
-        found = [gather(one, names) for one in groups.values()]
-        rows = []
-        for name in names:
-            cells = [text(name)]
-            for one in found:
-                group = one.get(name)
-                cells += [number(group and group.positions), number(group and 100 * group.mass.mean(), ".2f")]
-                cells.append(number(group and 100 * group.even, ".2f"))
-            rows.append(cells)
-        numbers = table("Even is what attention spread evenly over the positions of each tree would give.", head, rows)
-        out.append(tag("details", tag("summary", f"The same as a table, by {kind}") + numbers))
-    return out
-
-
-def _heads(name: str, stats: AttentionStats) -> str:
-    """A small table of shares by layer and head."""
-    head = [text("layer"), *(TableCell(f"head {i + 1}", "n") for i in range(stats.node_mass.shape[1]))]
-    rows = []
-    for layer, shares in enumerate(stats.node_mass):
-        rows.append([text(layer + 1), *(TableCell(_shaded(share), "n") for share in shares)])
-    return table(f"{name}: attention on nodes in %.", head, rows)
-
-
-def _shaded(share: float) -> str:
-    mix = f"background: color-mix(in srgb, var(--node) {100 * share**2:.0f}%, transparent); padding: .1rem .35rem"
-    return tag("span", f"{100 * share:.1f}", style=mix)
+    out.append(show_heads({f"{name}: attention on nodes in %.": stats.node_mass for name, stats in of_trees.items()}))
+    return out + show_groups(page, CROSS, of_trees)

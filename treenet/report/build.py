@@ -9,15 +9,19 @@ import torch
 from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
+from treenet.analysis.encoder_stats import run_encoder_attention
+from treenet.analysis.self_attention import has_self_attention
 from treenet.experiments.scaling_report import draw as draw_scaling
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
 from treenet.report.answer_section import ANSWER, draw_answer
+from treenet.report.bucket_charts import draw_scores
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.contents import Report
-from treenet.report.figures import draw_groups, draw_tree, run_colors, save_chart, save_figure, style
+from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.frequencies import score_frequencies
+from treenet.report.group_section import draw_attention
 from treenet.report.lines import collect_lines
 from treenet.report.live import Live
 from treenet.report.making import read_making
@@ -68,6 +72,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         tables=[],
         ablations=ablations(runs),
         attention={},
+        encoder={},
         views={},
         made=read_making(runs),
     )
@@ -125,6 +130,8 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
         except UserError as error:
             run.missing.append(Missing(str(error)))
             continue
+        if has_self_attention(loaded.model):
+            report.encoder[run.name] = run_encoder_attention(loaded, settings.split)
         if not isinstance(loaded.model.decoder, TransformerDecoder):
             run.missing.append(Missing("it has no Transformer's decoder, so there are no attention weights of it"))
             continue
@@ -167,10 +174,10 @@ def _draw(report: Report, folder: Path) -> None:
         for index, study in enumerate(report.studies):
             if study.report and study.report["points"]:
                 draw(scaling_name(index), draw_scaling(study.report))
-        of_trees = {name: stats for name, stats in report.attention.items() if stats.nodes}
-        if of_trees:
-            draw("attention_by_label", draw_groups({n: s.by_label for n, s in of_trees.items()}, colors, ""))
-            draw("attention_by_height", draw_groups({n: s.by_height for n, s in of_trees.items()}, colors, "height"))
+        for name, figure in draw_scores(report.tables, report.frequencies, colors):
+            draw(name, figure)
+        for name, figure in draw_attention(report, colors):
+            draw(name, figure)
         for index, run in enumerate(report.runs):
             if run.probes and (figure := draw_layers(run.probes)):
                 draw(probes_name(index), figure)

@@ -5,6 +5,7 @@ from html import escape
 from urllib.parse import quote
 
 from treenet.analysis.attention_stats import AttentionStats
+from treenet.analysis.encoder_stats import EncoderStats
 from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
 from treenet.report.frequencies import Frequencies
@@ -30,6 +31,7 @@ class Report:
     tables: list[ScoreTable]
     ablations: list[tuple[str, ReportRun]]
     attention: dict[str, AttentionStats]
+    encoder: dict[str, EncoderStats]  # self-attention, of the runs whose weights can be computed
     views: dict[int, list[View]]  # by example, in the order in which they are shown
     answers: list[Answer] = field(default_factory=list)  # of the runs, then of each study
     frequencies: list[Frequencies] = field(default_factory=list)  # one a table

@@ -114,6 +114,9 @@ def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
     for color, variable in _VARIABLES.items():
         text = text.replace(color, f"var(--{variable})")
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)  # the font of the page
+    # A hundredth of a pixel is enough, and a tenth of the page less.
+    text = re.sub(r"<[^>]*>", lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0].replace("\n", " ")), text)
+    text = re.sub(r">\s+<", "><", text)
     return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg class="{classes}" viewBox="\1" role="img">', text, count=1)
 
 

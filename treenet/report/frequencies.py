@@ -9,8 +9,11 @@ from treenet.evaluation.metrics import build_tokenizer
 from treenet.evaluation.word_frequency import FrequencyBucket, count_words, score_by_frequency
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun
+from treeproc.common.cache import prefetch
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.common.transfers import AT_ONCE
+from treeproc.shards.records import ShardRecord
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index, stage_folder
 
@@ -37,10 +40,13 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
         return Frequencies(f"no run's data set has the references of {table.split}")
     anchor, references = there
     data = anchor.data
-    if not isinstance(data, Path):
-        return Frequencies("its data set is in an object store, and the training text is not fetched for this alone")
-    index = read_index(stage_folder(data, "text"))
-    if not index.records("train"):
+    try:
+        folder = stage_folder(data, "text")
+        records = read_index(folder).records("train")
+        size, total = sum(record.bytes for record in records), sum(record.rows for record in records)
+    except UserError as error:  # the training text is of no other use to a report
+        return Frequencies(str(error))
+    if not records:
         return Frequencies("its data set has no training text")
     named, found = {run.name: run for run in runs}, []
     for place, row in enumerate(table.rows):
@@ -60,20 +66,24 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
 
     systems, expected = [[words(line) for line in lines] for _, lines in found], [words(line) for line in references]
     wanted = {word for lines in (*systems, expected) for line in lines for word in line}
-    say(f"counting the words of {table.split} in the training text")
+    loaded = "" if isinstance(folder, Path) else f": {size / 1e6:,.1f} MB are read from {folder}"
+    say(f"counting the words of {table.split} in the training text{loaded}")
     try:
-        counts = count_words(map(words, _training_lines(data, side)), wanted)
-    except UserError as error:  # the training text is of no other use to a report
+        counts = count_words(map(words, _training_lines(folder, records, side)), wanted)
+    except UserError as error:
         return Frequencies(str(error))
     buckets = tuple(score_by_frequency(systems, expected, counts))
-    total = sum(record.rows for record in index.records("train"))
     return Frequencies("", tuple(place for place, _ in found), buckets, total, tokenizer, tuple(_shares(table, named)))
 
 
-def _training_lines(data: AnyPath, side: str) -> Iterator[str]:
-    """Lines of the training text. One shard is open at a time: there may be more than a process may map."""
-    folder = stage_folder(data, "text")
-    for record in read_index(folder).records("train"):
+def _training_lines(folder: AnyPath, records: Sequence[ShardRecord], side: str) -> Iterator[str]:
+    """Lines of the training text. One shard is open at a time: there may be more than a process may map.
+
+    Objects are read through the cache of local copies, which has a limit. Copies of the next ones are under way meanwhile.
+    """
+    for place, record in enumerate(records):
+        if place % AT_ONCE == 0:
+            prefetch((folder / one.name, one.sha256) for one in records[place : place + 2 * AT_ONCE])
         yield from (row[side] for row in Shard(folder, record).rows())
 
 

@@ -28,6 +28,7 @@ def report_numbers(report: Report) -> dict:
                     "run": row.run,
                     "result": row.result,
                     **row.values,
+                    "buckets": row.record.get("buckets", {}),
                     "origin": recorded_origin(row.record),
                     "stale": row.standing.changed,
                     "tests": {name: asdict(test) | {"difference": test.difference} for name, test in row.tests.items()},
@@ -51,7 +52,10 @@ def report_numbers(report: Report) -> dict:
         "studies": {study.name: study.report for study in report.studies},
         "stale_cells": {study.name: study.stale for study in report.studies if study.stale},
         "attention": {name: stats.to_json() for name, stats in report.attention.items()},
-        "attention_weights_sha256": {run.name: run.weights_sha256 for run in report.runs if run.name in report.attention},
+        "encoder_attention": {name: stats.to_json() for name, stats in report.encoder.items()},
+        "attention_weights_sha256": {
+            run.name: run.weights_sha256 for run in report.runs if run.name in report.attention | report.encoder
+        },
         "probes": {run.name: run.probes for run in report.runs if run.probes},
         "sentences": [
             {name: getattr(view, name) for name in ("line", "example_id", "run", "source", "reference", "translation", "chrf")}

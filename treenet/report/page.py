@@ -7,6 +7,7 @@ from pathlib import Path
 from treenet.report.answer_section import show_answer
 from treenet.report.attention_section import show_attention
 from treenet.report.contents import Page, Report
+from treenet.report.encoder_section import show_encoder
 from treenet.report.line_section import show_lines
 from treenet.report.live import Live, show_live
 from treenet.report.making import show_making
@@ -35,6 +36,7 @@ def render_page(report: Report, live: Live | None = None) -> str:
     page.add("lines", "All sentences", *show_lines(page))
     page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
+    page.add("encoder", "Self-attention of the encoder", *show_encoder(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
     if live is None:
         page.add("curves", "Learning curves", show_curves(page))

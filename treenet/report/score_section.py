@@ -6,6 +6,7 @@ import numpy as np
 
 from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
 from treenet.evaluation.significance import ABOUT_WEIGHTS
+from treenet.report.bucket_charts import FREQUENCY, chart_name, charted_metric
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.contents import Page
 from treenet.report.frequencies import Frequencies
@@ -17,7 +18,7 @@ from treeproc.common.provenance import describe_software
 
 def show_scores(page: Page) -> list[str]:
     out = []
-    for scores, frequencies in zip(page.report.tables, page.report.frequencies, strict=True):
+    for place, (scores, frequencies) in enumerate(zip(page.report.tables, page.report.frequencies, strict=True)):
         tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
         head = [text("result")]
         for metric in scores.metrics:
@@ -51,8 +52,9 @@ def show_scores(page: Page) -> list[str]:
         test = next((row.tests[metric] for metric in tested[:1] for row in scores.rows if metric in row.tests), None)
         lines += [f"test: {code(test.signature)}"] if test else []
         out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
-        out += [_buckets(page, scores, kind, buckets) for kind, buckets in bucket_tables(scores).items()]
-        out += _frequencies(page, scores, frequencies)
+        for kind, buckets in bucket_tables(scores).items():
+            out += _buckets(page, scores, chart_name(place, kind), kind, buckets)
+        out += _frequencies(page, scores, chart_name(place, FREQUENCY), frequencies)
     return out
 
 
@@ -69,7 +71,7 @@ def _origins(scores: ScoreTable) -> str:
     return tag("details", tag("summary", "What each result was made of") + table(caption, head, rows))
 
 
-def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -> str:
+def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: list[Bucket]) -> list[str]:
     """One column a result and metric."""
     metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
     results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
@@ -80,12 +82,25 @@ def _buckets(page: Page, scores: ScoreTable, kind: str, buckets: list[Bucket]) -
     for bucket in buckets:
         values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
         rows.append([text(bucket.name), number(bucket.num_examples), *values])
-    what = metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
     message = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
-    return page.table(f"{what} on {scores.split} {message}.", head, rows)
+    shown, what = metric_name(charted_metric(buckets)), metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
+    caption = f"{what} on {scores.split} {message}."
+    return _chart(
+        page, chart, f"{shown} on {scores.split} {message}, with the number of sentences.", message, caption, head, rows
+    )
 
 
-def _frequencies(page: Page, scores: ScoreTable, found: Frequencies) -> list[str]:
+def _chart(
+    page: Page, chart: str, said: str, summary: str, caption: str, head: list[TableCell], rows: list[list[TableCell]]
+) -> list[str]:
+    """A figure and its numbers below; the table alone where nothing was drawn."""
+    if chart not in page.report.figures:
+        return [page.table(caption, head, rows)]
+    numbers = tag("details", tag("summary", f"The same as a table, {summary}") + table(caption, head, rows))
+    return [page.figure(chart, said), numbers]
+
+
+def _frequencies(page: Page, scores: ScoreTable, chart: str, found: Frequencies) -> list[str]:
     if found.missing:
         return [paragraph(f"No scores by frequency of words on {scores.split}: {found.missing}.", class_="note")]
     names = [result_name(scores.rows[place], scores.split) for place in found.rows]
@@ -96,12 +111,14 @@ def _frequencies(page: Page, scores: ScoreTable, found: Frequencies) -> list[str
         best = max(values) if len(values) > 1 else None
         cells = (number(value, ".2f", "n best" if value is not None and value == best else "n") for value in bucket.f1)
         rows.append([text(bucket.name), number(bucket.words), *cells])
-    caption = (
+    said = (
         f"F1 of words on {scores.split} by how often they stand in the {found.training_lines:,} lines of the training text. "
         f"Words are tokens of {found.tokenizer}; their number is that of the references. A word counts as right as often as the "
-        "reference has it. The highest value of a row is bold."
+        "reference has it."
     )
-    return [page.table(caption, head, rows), *(paragraph(note, class_="note") for note in found.notes)]
+    caption = f"{said} The highest value of a row is bold."
+    out = _chart(page, chart, said, "by frequency of words", caption, head, rows)
+    return [*out, *(paragraph(note, class_="note") for note in found.notes)]
 
 
 def show_ablations(page: Page) -> str:
