@@ -4,12 +4,15 @@ import signal
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 
 import uvicorn
 
 from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names
 from treenet.runs.mirror import read_run
+from treenet.serving.connections import TimedProtocol
 from treenet.serving.entrance import build_entrance
+from treenet.serving.guard import Guard
 from treenet.serving.replicas import start_replicas
 from treenet.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
@@ -30,19 +33,7 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
     with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
         checkpoint_folder(folder, settings.checkpoint)
     with _listen(settings.host, settings.port) as listener, start_replicas(settings, run) as serving:
-        config = uvicorn.Config(
-            build_entrance(settings, serving, token),
-            http="h11",  # it bounds the bytes of headers
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            backlog=_BACKLOG,
-            limit_concurrency=2 * settings.waiting_requests,
-            timeout_graceful_shutdown=_SECONDS_TO_END,
-        )
+        config = build_config(settings, build_entrance(settings, serving, token))
         listener.listen(_BACKLOG)  # who reads the address may connect at once
         host, port = listener.getsockname()[:2]
         print(
@@ -51,6 +42,23 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
         print("Ctrl-C ends it", file=sys.stderr, flush=True)
         with suppress(KeyboardInterrupt):  # it is how a server ends
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def build_config(settings: ServeSettings, entrance: Guard) -> uvicorn.Config:
+    """The settings of uvicorn, with limits for connections and for slow clients."""
+    return uvicorn.Config(
+        entrance,
+        http=partial(TimedProtocol, client_s=settings.timeout_s),  # type: ignore[arg-type]  # it also bounds the bytes of headers
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        limit_concurrency=2 * settings.waiting_requests,
+        timeout_graceful_shutdown=_SECONDS_TO_END,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

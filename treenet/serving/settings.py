@@ -35,7 +35,11 @@ class ServeSettings(Settings):
     )
     batch_wait_ms: NonNegativeInt = Field(5, description="milliseconds that a replica waits for more requests of a batch")
     waiting_requests: PositiveInt = Field(256, description="requests that are accepted and not answered yet; more get status 503")
-    timeout_s: PositiveFloat = Field(120, description="seconds for a request, from its first byte to its answer; then status 503")
+    timeout_s: PositiveFloat = Field(
+        120,
+        description="seconds for a request, from its first byte to its answer; then status 503. A client has as many to send a "
+        "request, and to take its answer",
+    )
     request_bytes: PositiveInt = Field(1 << 20, description="bytes of a request; larger ones get status 413")
     request_lines: PositiveInt = Field(100, description="lines of a request")
     line_characters: PositiveInt = Field(2000, description="characters of a line")

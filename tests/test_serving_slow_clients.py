@@ -1,0 +1,130 @@
+"""Clients that send or read too slowly lose their connection, and take no room from others."""
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra [serve]")
+from test_serving import Replicas
+from uvicorn.server import ServerState
+
+from treenet.serving.entrance import build_entrance
+from treenet.serving.messages import Question
+from treenet.serving.server import build_config
+from treenet.serving.settings import ServeSettings
+
+# Tests wait for an event at most so long; none measures a time.
+PATIENCE_S = 60
+HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"
+REQUEST = HEAD + b'{"lines": ["a"]}'
+
+
+class Answers(Replicas):
+    """One answer, after some seconds."""
+
+    def __init__(self, answer: bytes = b"[]", wait_s: float = 0):
+        super().__init__()
+        self.answer, self.wait_s = answer, wait_s
+
+    async def ask(self, question: Question) -> bytes:
+        await asyncio.sleep(self.wait_s)
+        return self.answer
+
+
+@asynccontextmanager
+async def serve(replicas: Replicas, timeout_s: float, client_s: float | None = None):
+    """The entrance behind a socket of this process: its address, its connections, and the guard."""
+    guard = build_entrance(ServeSettings(timeout_s=timeout_s), replicas, None)
+    config, state = build_config(ServeSettings(timeout_s=client_s or timeout_s), guard), ServerState()
+    config.load()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], state.connections, guard
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What the server sends until it closes the connection."""
+    with suppress(ConnectionResetError):
+        return await asyncio.wait_for(reader.read(), PATIENCE_S)
+    return b""
+
+
+def test_a_client_that_sends_nothing_loses_its_connection():
+    async def check() -> None:
+        async with serve(Answers(), 0.2) as (port, connections, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            assert await ended(reader) == b"" and not connections
+            writer.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: localhost\r\n", REQUEST + b"GET / HTTP/1.1\r\n"])
+def test_a_client_that_sends_headers_for_ever_loses_its_connection(start):
+    """At its first request, and at a later one."""
+
+    async def check() -> None:
+        async with serve(Answers(), 0.5) as (port, connections, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            for _ in range(PATIENCE_S * 20):
+                with suppress(ConnectionError):
+                    writer.write(b"X: a\r\n")
+                    await writer.drain()
+                await asyncio.sleep(0.05)
+                if reader.at_eof() or writer.is_closing() or not connections:
+                    break
+            assert not connections
+            writer.close()
+
+    asyncio.run(check())
+
+
+def test_a_body_that_does_not_come_is_refused():
+    async def check() -> None:
+        replicas = Answers()
+        async with serve(replicas, 0.3) as (port, connections, guard):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(HEAD + b'{"lines"')
+            answer = await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
+            assert answer.startswith(b"HTTP/1.1 503") and b"no answer in 0.3 s" in answer
+            assert guard.waiting == 0
+            await ended(reader)
+            assert not connections
+            writer.close()
+
+    asyncio.run(check())
+
+
+def test_a_client_that_does_not_take_its_answer_loses_it():
+    async def check() -> None:
+        async with serve(Answers(b"x" * (64 << 20)), 0.5) as (port, connections, guard):
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                client.setblocking(False)
+                client.sendall(REQUEST)
+                while not connections:
+                    await asyncio.sleep(0.01)
+                for _ in range(PATIENCE_S * 20):
+                    await asyncio.sleep(0.05)
+                    if not connections:
+                        break
+                assert not connections and guard.waiting == 0
+
+    asyncio.run(check())
+
+
+def test_an_answer_that_takes_long_comes():
+    """The time of the server does not count as the client's."""
+
+    async def check() -> None:
+        async with serve(Answers(b"[1]", wait_s=1.5), PATIENCE_S, client_s=0.3) as (port, _, __):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUEST)
+            answer = await ended(reader)
+            assert answer.startswith(b"HTTP/1.1 200") and answer.endswith(b"[1]")
+            writer.close()
+
+    asyncio.run(check())
