@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "api_run", "batch_stream", "compiling", "device_step", "loader_processes",
+    "api_run", "batch_stream", "causal_lm", "compiling", "device_step", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
     "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses", "new_pieces",

@@ -1,11 +1,12 @@
-"""Train a masked language model on the source side of a data set of workflows/preprocess.py. Targets are optional.
+"""Train a language model on the source side of a data set of workflows/preprocess.py. Targets are optional.
 
-    python workflows/train_lm.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA
-    python workflows/train_lm.py --sample --out RUN data=DATA
+    python workflows/train_lm.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA     masked
+    python workflows/train_lm.py --config workflows/configs/causal_lm_sample.yaml --out RUN data=DATA     left to right
+    python workflows/train_lm.py --sample --out RUN data=DATA     a small masked model
     python workflows/train_lm.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
-The same command continues an interrupted run. workers=0 trains in this process, without Ray. workflows/unsupervised_parse.py
-reads the constituents that model.name = constituent_transformer finds.
+The same command continues an interrupted run. workers=0 trains in this process, without Ray. workflows/score_lm.py computes
+perplexities. workflows/unsupervised_parse.py reads the constituents that model.name = constituent_transformer finds.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
     )
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
-        raise UserError("give --config FILE.yaml (workflows/configs has masked_lm.yaml), or --sample for a small run")
+        raise UserError("give --config FILE.yaml (workflows/configs has masked_lm.yaml and others), or --sample for a small run")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
@@ -39,5 +40,6 @@ def main(argv: Sequence[str]) -> None:
         return
     run_to_end(config, args.out)
     warn_of_stale_results(args.out)
+    print(as_called(f"  score: python workflows/score_lm.py --out {args.out}"))
     if config.model.name == "constituent_transformer":
         print(as_called(f"  parse: python workflows/unsupervised_parse.py --out {args.out}"))

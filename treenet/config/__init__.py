@@ -13,6 +13,7 @@ from treenet.config.models import (
     RecurrentConfig,
     RelationsConfig,
     TreeAttentionConfig,
+    TreeRegConfig,
 )
 from treenet.config.training import (
     MAY_CHANGE,
@@ -47,5 +48,6 @@ __all__ = [
     "RelationsConfig",
     "TrainConfig",
     "TreeAttentionConfig",
+    "TreeRegConfig",
     "flatten",
 ]

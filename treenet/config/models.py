@@ -238,6 +238,28 @@ class ConstituentConfig(ArchitectureSection):
     )
 
 
+class TreeRegConfig(ArchitectureSection):
+    """Tree regularisation of a causal language model (Nandi, Manning and Murty, 2024)."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("causal_transformer",)
+
+    weight: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the loss of wrong splits of constituents, beside the nll of a piece; 0: reads no trees",
+    )
+    layer: PositiveInt | None = Field(
+        None,
+        description="layer whose output the loss reads, counted from 1; null: three quarters of num_encoder_layers, rounded up, "
+        "as in the paper (12 of 16)",
+    )
+    heads: PositiveInt | None = Field(
+        None,
+        description="the loss reads so many times d_model / num_heads entries of a state, from the first; null: a quarter of "
+        "num_heads, rounded up, as in the paper (2 of 8)",
+    )
+
+
 # Of more, a model takes minutes to be made, however small they are.
 Layers = Annotated[int, Field(gt=0, le=200)]
 
@@ -267,6 +289,7 @@ class ModelConfig(Settings):
     relations: RelationsConfig = RelationsConfig()
     recurrent: RecurrentConfig = RecurrentConfig()
     constituents: ConstituentConfig = ConstituentConfig()
+    tree_reg: TreeRegConfig = TreeRegConfig()
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

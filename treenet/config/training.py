@@ -180,10 +180,11 @@ class TrainConfig(Settings):
     data: Annotated[DataPath, Effect.NONE] = Field(
         description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://..."
     )
-    task: Literal["translation", "classification", "relatedness", "masked_lm"] = Field(
+    task: Literal["translation", "classification", "relatedness", "masked_lm", "causal_lm"] = Field(
         "translation",
         description="the task. 'classification' reads examples with classes (see classifier). 'relatedness' reads pairs of "
-        "sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm)",
+        "sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm). 'causal_lm' predicts each "
+        "piece of the source side from those before it",
     )
     init: DataPath | None = Field(
         None,

@@ -75,11 +75,15 @@ class ExampleSource:
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
+        return collate_rows(self.row_lists(rows), self.reads)
+
+    def row_lists(self, rows: Sequence[int] | np.ndarray) -> RowLists:
+        """The columns of rows that the model reads."""
         picked = self.pick(rows)
         out = RowLists(example_ids=picked.values("example_id"))
         for name in (*ALWAYS, *self.reads.columns):
             setattr(out, name, self.lists(picked, *COLUMNS[name]))
-        return collate_rows(out, self.reads)
+        return out
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> PickedRows:
         """Rows whose columns are read."""

@@ -12,7 +12,18 @@ import numpy as np
 import torch
 
 from treenet.data.row_lists import RowLists
-from treenet.structure import ArcLevels, Dependencies, PhraseLevels, SpanTable, Structure, TreeLevels, TreeStructure, Words
+from treenet.structure import (
+    Actions,
+    ArcLevels,
+    Dependencies,
+    PhraseLevels,
+    SpanTable,
+    SplitPoints,
+    Structure,
+    TreeLevels,
+    TreeStructure,
+    Words,
+)
 from treenet.structure.compact import WIDTH_MULTIPLE
 from treenet.structure.ragged import Ragged
 
@@ -73,6 +84,16 @@ def _phrases(rows: RowLists) -> PhraseLevels:
     return PhraseLevels.build(_span_table(rows), rows.labels, rows.words)
 
 
+def _split_points(rows: RowLists) -> SplitPoints:
+    table = _span_table(rows)
+    table.check_nested()
+    return SplitPoints.build(table, rows.words)
+
+
+def _actions(rows: RowLists) -> Actions:
+    return Actions.build(rows.pieces, rows.labels, rows.words, rows.spans())
+
+
 def _span_table(rows: RowLists) -> SpanTable:
     return SpanTable.build(_count_leaves(rows), rows.spans())
 
@@ -97,6 +118,8 @@ LEAVES = InputKind("leaves", _none, build_compact=_none)
 TREES = InputKind("trees", _trees, positions="tree", constituents=True, build_compact=_compact_trees)
 BINARY_TREES = InputKind("binary_trees", _binary_trees, positions="tree", constituents=True, binary=True)
 PHRASES = InputKind("phrases", _phrases, ("words",), constituents=True)
+SPLIT_POINTS = InputKind("split points", _split_points, ("words",), constituents=True)
+ACTIONS = InputKind("actions", _actions, ("words",), constituents=True)
 ARCS = InputKind("arcs", _arcs, ("words", "governors"), positions="words")
 WORDS = InputKind("words", _words, ("words", "pos_tags"))
 DEPENDENCIES = InputKind("dependencies", _dependencies, ("words", "pos_tags", "governors", "relations"))

@@ -144,6 +144,8 @@ def _workflow(entry: Mapping) -> str:
     """Return the script that made an entry of scores.json, by its content."""
     if "bleu" in entry:
         return "evaluate.py"
+    if "nll" in entry:
+        return "score_lm.py"
     return "unsupervised_parse.py" if "recall_by_label" in entry else "train_classifier.py"
 
 

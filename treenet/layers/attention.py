@@ -135,6 +135,14 @@ class SelfAttention(_Attention):
         return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask, prior=prior)
 
 
+class PrefixAttention(SelfAttention):
+    """Self-attention of language models: every position attends to itself and to earlier ones. It keeps no past."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        """x [B, T, D] -> [B, T, D]. Padding that comes last needs no mask."""
+        return self.attend(*map(self.split_heads, self.project(x)), causal=True)
+
+
 class CausalSelfAttention(_Attention):
     """Decoder self-attention over the past, with a key/value cache for decoding."""
 

@@ -11,7 +11,7 @@ from treenet.config import ModelConfig
 from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding
 
-Use = Literal["translation", "classification", "masked_lm"]
+Use = Literal["translation", "classification", "masked_lm", "causal_lm"]
 
 
 @dataclass(frozen=True)

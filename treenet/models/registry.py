@@ -1,4 +1,4 @@
-"""Models by name: translation models, classifiers and masked language models, made of the registered encoders."""
+"""Models by name: translation models, classifiers and language models, made of the registered encoders."""
 
 import pkgutil
 from importlib import import_module
@@ -8,6 +8,7 @@ from treenet.layers.linear import build_linear
 from treenet.layers.pair_head import PairHead
 from treenet.models import encoders
 from treenet.models.architectures import ARCHITECTURES, Architecture, Use
+from treenet.models.causal_lm import CausalLM
 from treenet.models.classifier import Classifier, check_supervision
 from treenet.models.encoders.base import Encoder, VocabSizes
 from treenet.models.masked_lm import MaskedLM, MaskedPieceEmbedding
@@ -67,6 +68,12 @@ def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
     embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
     encoder = find_encoder(config, "masked_lm")(config, vocab, embedding)
     return MaskedLM(_complete(encoder, vocab), embedding.mask_id)
+
+
+def build_causal_lm(config: ModelConfig, vocab: VocabSizes) -> CausalLM:
+    """Build a freshly initialised causal language model. Raises UserError for an unknown name or settings that do not fit."""
+    encoder = find_encoder(config, "causal_lm")
+    return CausalLM(_complete(encoder(config, vocab, encoder.build_embedding(config, vocab)), vocab))
 
 
 def _build_classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Encoder:

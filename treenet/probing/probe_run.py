@@ -60,6 +60,8 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     device = "cuda" if settings.use_gpu else "cpu"
     trained = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
+    if trained.config.task == "causal_lm":
+        raise UserError(f"{folder} is a run of causal_lm, whose model reads other inputs than an encoder; probes read encoders")
     layers = choose_layers(settings.layer, num_layers(trained.model))
     names = choose_tasks(settings.tasks, trained.data)
     everything = read_probes(folder)

@@ -1,5 +1,6 @@
 """Trees of a batch as integer maps: built once per batch, shared by every layer, head and attention."""
 
+from treenet.structure.actions import Actions
 from treenet.structure.attention_maps import AttentionMaps, AttentionPath, choose_attention_path
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
@@ -7,10 +8,12 @@ from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels
 from treenet.structure.span_table import SpanTable
+from treenet.structure.split_points import SplitPoints
 from treenet.structure.words import Dependencies, Words
 
 __all__ = [
     "NO_TAG",
+    "Actions",
     "ArcLevels",
     "AttentionMaps",
     "AttentionPath",
@@ -19,6 +22,7 @@ __all__ = [
     "Partition",
     "PhraseLevels",
     "SpanTable",
+    "SplitPoints",
     "Structure",
     "TreeLevels",
     "TreeStructure",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
 from treenet.structure.base import Structure
+from treenet.structure.lookup import NodeLookup
 from treenet.structure.span_table import SpanTable
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
@@ -35,7 +36,7 @@ class PhraseLevels(Structure):
         """Build the levels from `labels[b]` [N_b] of the nodes and `words[b]` [L_b], the word of every leaf, ascending."""
         tree, index = np.nonzero(~table.node_pad_mask)
         start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth()))
-        find = _Lookup(tree, depth, start, table.num_leaves)
+        find = NodeLookup(tree, depth, start, table.num_leaves)
         parent = find(tree, depth - 1, start)
         top, level = _skip_chains(start, end, depth, parent)
         leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
@@ -89,24 +90,6 @@ class Partition:
         width, at = levels.widest[number - 1], number - 1
         pad_mask = torch.arange(width, device=levels.counts.device) >= levels.counts[at, :, None]
         return cls(levels.phrase[at].clamp(max=width), pad_mask, levels.tags[at, :, :width] if with_tags else None)
-
-
-class _Lookup:
-    """Finds the node of a leaf. Nodes of one depth of a tree follow each other and do not overlap."""
-
-    def __init__(self, tree: np.ndarray, depth: np.ndarray, start: np.ndarray, num_leaves: int):
-        self._width, self._depths = num_leaves, 1 + int(depth.max(initial=0))
-        keys = self._key(tree, depth, start)
-        self._order = np.append(np.argsort(keys), -1)
-        self._keys = keys[self._order[:-1]]
-
-    def __call__(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-        """Return the last node of that depth that starts at `leaf` or before it; -1 for depth -1."""
-        place = np.searchsorted(self._keys, self._key(tree, depth, leaf), side="right") - 1
-        return np.where(depth < 0, -1, self._order[place])
-
-    def _key(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-        return (tree * self._depths + depth) * self._width + leaf
 
 
 def _skip_chains(start: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

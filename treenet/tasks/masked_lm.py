@@ -20,6 +20,7 @@ from treenet.data.draws import hash_ids
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.plan import BatchPlan
+from treenet.data.source_side import SourceSide
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
@@ -36,16 +37,12 @@ class MaskedBatch(SourceBatch):
     """A padded batch whose targets [B, L] are pieces of its leaves. Other places have PAD_ID."""
 
 
-class MaskedSource(ExampleSource):
-    """One split of a data set of any kind. It uses only the leaves, and the other inputs that a model reads with them."""
+class MaskedSource(SourceSide):
+    """One split. It uses only the leaves, and the other inputs that a model reads with them."""
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, rate: float):
         super().__init__(folder, split, reads)
-        # Batches are planned and cut only by the leaves.
-        self.lengths = {**self.lengths, "tgt_pieces": np.broadcast_to(np.int32(0), len(self))}  # takes no memory
         self._rate = rate
-        if shards := self.shards:
-            self.shards = replace(shards, count=lambda first, last: shards.count(first, last).without_targets())
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> MaskedBatch:
         """Return the rows as one padded batch, without targets: `mask_pieces` chooses them."""

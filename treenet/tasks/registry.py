@@ -2,6 +2,7 @@
 
 from treenet.config import TrainConfig
 from treenet.tasks.base import Task
+from treenet.tasks.causal_lm import CausalLanguageModel
 from treenet.tasks.classification import Classification
 from treenet.tasks.masked_lm import MaskedLanguageModel
 from treenet.tasks.relatedness import Relatedness
@@ -14,6 +15,7 @@ TASKS: dict[str, type[Task]] = {
     "classification": Classification,
     "relatedness": Relatedness,
     "masked_lm": MaskedLanguageModel,
+    "causal_lm": CausalLanguageModel,
 }
 
 

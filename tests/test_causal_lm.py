@@ -1,0 +1,175 @@
+"""Training of causal language models: the same batches for all, resume, scores by sentence, minimal pairs, the commands."""
+
+import json
+import math
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toydata import write_toy_data
+from toyruns import TINY_RUN, final_weights, losses, same
+
+from treenet.config import TrainConfig
+from treenet.evaluation.language_models import Scored, score_examples, score_pairs
+from treenet.jobs.train_run import run_training
+from treenet.runs.loading import load_trained
+from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.registry import build_task
+from treenet.training.batch_stream import plan_batches
+from treenet.training.trainer import train
+from treeproc.common.files import read_json
+from treeproc.common.settings import UserError, load_settings
+from treeproc.shards.schema import PAD_ID
+
+MODELS = {
+    "causal": ["model.name=causal_transformer"],
+    "tree_reg": ["model.name=causal_transformer", "model.tree_reg.weight=0.5"],
+    "grammar": ["model.name=transformer_grammar"],
+}
+
+
+def make_config(data: Path, *overrides: str) -> TrainConfig:
+    values = json.loads(json.dumps(TINY_RUN)) | {"task": "causal_lm"}
+    values["model"] |= {"num_encoder_layers": 2, "dropout": 0.2}
+    values["optimizer"] |= {"label_smoothing": 0.0}
+    return load_settings(TrainConfig, None, overrides, **values, data=data)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("causal") / "data", train=40, valid=8, test=10)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def finished(request, data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp(request.param) / "run"
+    run_training(make_config(data, *MODELS[request.param], "max_steps=30", "validate_every=15"), out)
+    return out
+
+
+def test_all_models_have_the_same_batches(data):
+    tasks = [build_task(make_config(data, *overrides)) for overrides in MODELS.values()]
+    sources = [task.open("train", training=True) for task in tasks]
+    plans = [plan_batches(task.config, source) for task, source in zip(tasks, sources, strict=True)]
+    for step in range(plans[0].num_batches):
+        rows = [plan.batch(step) for plan in plans]
+        assert all(np.array_equal(rows[0], other) for other in rows)
+        pieces = int(sum(sources[0].lengths["leaves"][rows[0]])) + len(rows[0])
+        assert {source.target_tokens(rows[0]) for source in sources} == {pieces}
+        plain, grammar = sources[0].batch(rows[0]), sources[2].batch(rows[0])
+        assert int((plain.tgt_out != PAD_ID).sum()) == pieces
+        num_pieces = read_json(data / "encoded" / "index.json")["num_pieces"]
+        assert int(((grammar.tgt_out != PAD_ID) & (grammar.tgt_out < num_pieces)).sum()) == pieces
+        for batch in (plain, grammar):
+            assert torch.equal(batch.pad_masks()[0], batch.tgt_in == PAD_ID)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_stopped_and_resumed_equals_uninterrupted(case, data, tmp_path):
+    config = make_config(data, *MODELS[case], "max_steps=8", "validate_every=4")
+    for run in ("whole", "halves"):
+        (tmp_path / run).mkdir()
+    train(build_task(config), tmp_path / "whole")
+    asked = iter(range(1, 100))
+    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
+    assert (outcome.step, outcome.finished) == (5, False)
+    assert train(build_task(config), tmp_path / "halves").finished
+    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
+    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_micro_batches_have_the_losses_of_whole_batches(case, data, tmp_path):
+    found = []
+    for cut in ("null", "12"):
+        (tmp_path / cut).mkdir()
+        train(build_task(make_config(data, *MODELS[case], "max_steps=4", f"batch.tokens_per_device={cut}")), tmp_path / cut)
+        found.append([loss for _, loss in losses(tmp_path / cut)])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+@torch.no_grad()
+def test_it_learns_and_scores_are_those_of_single_sentences(finished):
+    """Scores of batches against each sentence alone, position by position, and the sum against the validation of the training."""
+    config, model = load_trained(finished)
+    valid = [line for line in read_metrics(finished) if line["event"] == "valid"]
+    assert valid[-1]["nll"] < valid[0]["nll"]
+    assert ("tree_reg" in valid[-1]) == (config.model.tree_reg.weight > 0)
+    source = build_task(config).open("test")
+    index = read_json(config.data / "encoded" / "index.json")
+    scored = {one.example: one for one in score_examples(model, source, index["num_pieces"])}
+    for row in range(len(source)):
+        batch = source.batch([row])
+        logits = model.compute_logits(model(batch)[0])[0].double()
+        nll = {"pieces": 0.0, "tree": 0.0}
+        for position, target in enumerate(batch.tgt_out[0].tolist()):
+            if target != PAD_ID:
+                part = "pieces" if target < index["num_pieces"] else "tree"
+                nll[part] += float(torch.logsumexp(logits[position], 0) - logits[position, target])
+        one = scored[int(batch.example_ids[0])]
+        assert (one.nll, one.tree_nll) == pytest.approx((nll["pieces"], nll["tree"]), rel=1e-5, abs=1e-6)
+        assert one.pieces == one.words + 1 == int(source.lengths["leaves"][row]) + 1
+    assert (sum(one.tree_nll for one in scored.values()) > 0) == (config.model.name == "transformer_grammar")
+
+
+def test_scores_of_pairs():
+    scored = [Scored(0, 3, 4, 5.0), Scored(1, 3, 4, 4.0, 2.0), Scored(2, 3, 4, 5.0), Scored(3, 3, 4, 5.0), Scored(6, 1, 1, 1.0)]
+    assert score_pairs(scored, "test") == {"pair_accuracy": 0.5, "num_pairs": 2, "lines_without_pair": 1}
+    with pytest.raises(UserError, match="minimal pair"):
+        score_pairs(scored[:1], "test")
+
+
+def run(repository: Path, monkeypatch, capsys, workflow: str, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", [workflow, *map(str, arguments)])
+    status = 0
+    try:
+        runpy.run_path(str(repository / "workflows" / workflow), run_name="__main__")
+    except SystemExit as left:
+        status = left.code or 0
+    return status, *capsys.readouterr()
+
+
+def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):
+    command = (repository, monkeypatch, capsys)
+    config, _ = load_trained(finished)
+    status, message, error = run(*command, "score_lm.py", "--out", finished, "pairs=true")
+    assert status == 0 and "right in minimal pairs" in message, error
+    entry = read_json(finished / "scores.json")["test"]
+    rows = [line.split("\t") for line in (finished / "language_model.test.tsv").read_text().splitlines()[1:]]
+    total = sum(float(row[3]) + float(row[4]) for row in rows)
+    assert entry["perplexity"] == pytest.approx(math.exp(total / sum(int(row[2]) for row in rows)), rel=1e-6)
+    assert entry["kind"] == ("joint" if config.model.name == "transformer_grammar" else "exact")
+    assert ("perplexity_given_tree" in entry) == (entry["kind"] == "joint")
+    assert (entry["num_examples"], entry["num_pairs"], entry["checkpoint"]) == (10, 5, "averaged")
+    status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
+    assert status == 0 and "scores.json, test: not of the run as it is" in error.replace(f"{finished}/", "")
+    assert f"python workflows/score_lm.py --out {finished} split=test pairs=true" in error
+    for other in ("evaluate.py", "probe.py"):
+        status, _, error = run(*command, other, "--out", finished)
+        assert status == 2 and error.count("\n") == 1 and "is a run of causal_lm" in error
+    status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", tmp_path, "model.name=bilstm")
+    assert status == 2 and "model.name must be one of causal_transformer, transformer_grammar" in error
+
+
+def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path, monkeypatch, capsys, repository):
+    out = tmp_path / "run"
+    config = make_config(data, "task=masked_lm", "model.name=transformer", "max_steps=6")
+    run_training(config, out)
+    status, message, error = run(repository, monkeypatch, capsys, "score_lm.py", "--out", out)
+    assert status == 0 and "pseudo-perplexity" in message, error
+    _, model = load_trained(out)
+    source = build_task(config).open("test")
+    rows = [line.split("\t") for line in (out / "language_model.test.tsv").read_text().splitlines()[1:]]
+    for row in range(3):
+        batch = source.batch([row])
+        pieces = batch.leaf_pieces.clone()
+        nll = 0.0
+        for place in range(pieces.shape[1]):
+            batch.leaf_pieces = pieces.clone()
+            batch.leaf_pieces[0, place] = model.mask_id
+            nll -= float(model.compute_logits(model(batch)[0, place].detach()).log_softmax(0)[pieces[0, place]])
+        assert float(rows[row][3]) == pytest.approx(nll, rel=1e-4)
+    assert {row[4] for row in rows} == {"0.000000"}

@@ -1,0 +1,56 @@
+"""Score a language model: its perplexity on a split, and its choices in minimal pairs.
+
+    python workflows/score_lm.py --out RUN
+    python workflows/score_lm.py --out RUN split=valid checkpoint=last
+    python workflows/score_lm.py --out RUN data=PAIRS pairs=true
+
+RUN is the folder of a training run of workflows/train_lm.py. A causal model gives the probability of a sentence. A grammar gives
+that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
+which compares with no other kind.
+
+With pairs=true, the lines of the input are pairs, the right sentence first. The command counts how often the right one has the
+higher probability. It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores to RUN/scores.json.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.mirror import read_run
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+
+TITLES = {
+    "perplexity": "perplexity per piece",
+    "word_perplexity": "perplexity per word",
+    "perplexity_given_tree": "perplexity per piece, given the tree so far",
+    "pseudo_perplexity": "pseudo-perplexity per piece",
+    "pair_accuracy": "right in minimal pairs",
+}
+_KINDS = {"exact": "", "joint": ", with the tree of the data set: an upper bound", "pseudo": ", from the pieces on both sides"}
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, ScoreLMSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    settings = load_settings(ScoreLMSettings, args.config, args.overrides)
+    if args.sample:
+        raise UserError("there is no sample of its own; run workflows/train_lm.py --sample and give its folder as --out")
+    if args.out is None:
+        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+        name, scores = score_lm_run(run, settings)
+    print(format_scores(name, scores))
+    print(args.out / f"language_model.{name}.tsv")
+
+
+def format_scores(name: str, scores: dict) -> str:
+    """Return a small table of an entry."""
+    rows = [f"{name}: {scores['num_examples']:,} examples, {scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
+    for key, title in TITLES.items():
+        if key in scores:
+            value = f"{100 * scores[key]:.2f} %" if key == "pair_accuracy" else f"{scores[key]:.2f}"
+            rows.append(f"  {title:44}{value:>10}")
+    if "num_pairs" in scores:
+        left_out = f"; {scores['lines_without_pair']:,} lines have no partner in the data set"
+        rows.append(f"  {scores['num_pairs']:,} pairs" + (left_out if scores["lines_without_pair"] else ""))
+    return "\n".join(rows)

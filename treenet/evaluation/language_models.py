@@ -1,0 +1,186 @@
+"""Scores of language models: log-probabilities of examples, perplexities, and choices in minimal pairs.
+
+A causal model gives log p(sentence). A grammar gives log p(sentence, tree) for the tree of the data set. It is a lower bound of
+log p(sentence), because p(sentence) is the sum over all trees. That sum, or a sum over sampled trees, is not computed.
+
+A masked model gives a pseudo-log-likelihood (Salazar et al., 2020): each piece is masked alone, and its log-probability added up.
+
+Shapes: B batch, T positions, L leaves.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import ACTIONS
+from treenet.data.plan import plan_in_order
+from treenet.data.source_side import SourceSide
+from treenet.evaluation.origin import origin
+from treenet.evaluation.run_results import SCORES, read_scores
+from treenet.models import CausalLM, MaskedLM
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.loading import load_model
+from treenet.runs.precision import scoring
+from treenet.tasks.registry import build_task
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.setting_effects import Effect
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import DataPath
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.schema import PAD_ID
+from treeproc.shards.store import read_index
+
+_BATCH_TOKENS = 4096
+_ROWS = 1024  # positions whose logits are computed at once
+
+
+class ScoreLMSettings(Settings):
+    """Settings of scoring a language model."""
+
+    split: str = Field("test", description="split of the data set")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
+    checkpoint: str = Field(
+        AVERAGED,
+        coerce_numbers_to_str=True,
+        description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
+    )
+    pairs: bool = Field(
+        False,
+        description="lines 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first of a pair is right",
+    )
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The score of one example: nll are -log-probabilities in nats."""
+
+    example: int
+    words: int
+    pieces: int  # targets: pieces, and the end of the sentence of causal models
+    nll: float  # of these targets
+    tree_nll: float = 0.0  # of the nonterminals of a grammar
+
+    @property
+    def total(self) -> float:
+        return self.nll + self.tree_nll
+
+
+def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
+    """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
+
+    Returns NAME and the entry. Raises UserError if the folder is no run of a language model, or if run and data do not fit. It
+    also does so if pairs are asked for, and the split has none.
+    """
+    if settings.use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    device = "cuda" if settings.use_gpu else "cpu"
+    run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
+    task = build_task(run.config.model_copy(update={"data": run.data}))
+    if not isinstance(run.model, CausalLM | MaskedLM):
+        raise UserError(f"{folder} is a run of {run.config.task}; score it with workflows/{task.scorer}")
+    read_scores(folder)  # before the work, not after
+    index = read_index(run.data / "encoded")
+    task.check(index)
+    check_hashes(run.data / "encoded", settings.split)
+    source = task.open(settings.split, device=device)
+    assert isinstance(source, SourceSide)
+    scored = sorted(score_examples(run.model, source, index["num_pieces"]), key=lambda one: one.example)
+    name = ".".join([settings.split, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
+    name += "" if run.own_data else f".{run.data.resolve().name}"
+    entry = {
+        **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=run.model.reads is ACTIONS),
+        **(score_pairs(scored, settings.split) if settings.pairs else {}),
+        "split": settings.split,
+        **origin(run, settings),
+    }
+    lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
+    atomic_write(folder / f"language_model.{name}.tsv", "".join(["example\twords\tpieces\tnll\ttree_nll\n", *lines]).encode())
+    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: entry}))
+    return name, entry
+
+
+@torch.no_grad()
+def score_examples(model: CausalLM | MaskedLM, source: SourceSide, num_pieces: int) -> Iterator[Scored]:
+    """Yield the score of every example of a split, in batches of similar length."""
+    device = next(model.parameters()).device
+    for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
+        batch = source.batch(rows).to(device)
+        with scoring(model):
+            counts, sums = (_score_causal if isinstance(model, CausalLM) else _score_masked)(model, batch, num_pieces)
+        words = [len(np.unique(row)) for row in source.lists(source.pick(rows), "leaves", "word_index")]
+        columns = (column.tolist() for column in (batch.example_ids, counts, *sums.T))
+        for num_words, example, pieces, *nlls in zip(words, *columns, strict=True):
+            yield Scored(example, num_words, pieces, *nlls)
+
+
+def _score_causal(model: CausalLM, batch: TreeBatch, num_pieces: int) -> tuple[Tensor, Tensor]:
+    """Return the number of pieces and ends of sentences of each example [B], and the nll of these and of nonterminals [B, 2]."""
+    states, _ = model(batch)
+    is_node = batch.tgt_out >= num_pieces
+    nll = _nll(model, states, batch.tgt_out)
+    counts = ((batch.tgt_out != PAD_ID) & ~is_node).sum(1)
+    return counts, torch.stack([nll.masked_fill(is_node, 0).sum(1), nll.masked_fill(~is_node, 0).sum(1)], dim=1)
+
+
+def _score_masked(model: MaskedLM, batch: TreeBatch, num_pieces: int) -> tuple[Tensor, Tensor]:
+    """Return the number of pieces of each example [B] and their nll, each from all others [B, 2]; the second column is 0."""
+    pieces, total = batch.leaf_pieces, torch.zeros(len(batch), 2, dtype=torch.float64, device=batch.leaf_pieces.device)
+    for place in range(pieces.shape[1]):
+        hidden = pieces.clone()
+        hidden[:, place] = torch.where(pieces[:, place] == PAD_ID, PAD_ID, model.mask_id)
+        states = model(replace(batch, leaf_pieces=hidden))[:, place : place + 1]
+        total[:, 0] += _nll(model, states, pieces[:, place : place + 1])[:, 0]
+    return (~batch.leaf_pad_mask).sum(1), total
+
+
+def _nll(model: CausalLM | MaskedLM, states: Tensor, targets: Tensor) -> Tensor:
+    """Return the nll of targets [B, T] from states [B, T, D], float64; 0 for padding."""
+    out = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
+    counted = targets != PAD_ID
+    parts = zip(states[counted].split(_ROWS), targets[counted].split(_ROWS), strict=True)
+    found = [-model.compute_logits(x).log_softmax(-1).gather(1, target[:, None])[:, 0].double() for x, target in parts]
+    out[counted] = torch.cat(found) if found else out.new_zeros(0)
+    return out
+
+
+def summarize(scored: Sequence[Scored], *, pseudo: bool, with_trees: bool) -> dict:
+    """Return nll and perplexities of all examples. Those of words count the end of a sentence as a word."""
+    nll, pieces, total = (math.fsum(getattr(one, name) for one in scored) for name in ("nll", "pieces", "total"))
+    words = sum(one.words for one in scored)
+    counts = {"num_examples": len(scored), "num_targets": int(pieces), "num_words": words}
+    out: dict[str, float | str] = {"nll": total / max(pieces, 1), **counts}
+    if pseudo:
+        return out | {"kind": "pseudo", "pseudo_perplexity": perplexity(total, pieces)}
+    out |= {
+        "kind": "joint" if with_trees else "exact",
+        "perplexity": perplexity(total, pieces),
+        "word_perplexity": perplexity(total, words + len(scored)),
+    }
+    return out | {"perplexity_given_tree": perplexity(nll, pieces)} if with_trees else out
+
+
+def perplexity(nll: float, count: float) -> float:
+    """Return exp(nll / count), at most exp(700)."""
+    return math.exp(min(nll / max(count, 1), 700.0))
+
+
+def score_pairs(scored: Sequence[Scored], split: str) -> dict:
+    """Return how often the first line of a pair has the higher probability. Equal ones count as wrong.
+
+    Raises UserError if no pair has both lines.
+    """
+    nll = {one.example: one.total for one in scored}
+    pairs = [(nll[number], nll[number + 1]) for number in nll if number % 2 == 0 and number + 1 in nll]
+    if not pairs:
+        raise UserError(f"{split} has no two lines 2n - 1 and 2n, which are a minimal pair; leave out pairs=true")
+    right = sum(good < bad for good, bad in pairs)
+    return {"pair_accuracy": right / len(pairs), "num_pairs": len(pairs), "lines_without_pair": len(nll) - 2 * len(pairs)}

@@ -1,0 +1,144 @@
+"""Trees as sequences of actions, for Transformer Grammars (Sartran et al., 2022).
+
+A sentence becomes BOS, and then its tree in pre-order. A node becomes an opening nonterminal, its children, and its closing
+nonterminal twice. The first copy composes the constituent: it attends to the parts of the constituent, and replaces them on the
+stack. It predicts nothing. The second copy attends to the stack, and predicts the next action.
+
+The stack at every position follows from one number for each position: where it leaves the stack. That is where its constituent is
+composed.
+
+Words of several pieces are no constituents here: their pieces are children of the node above the word, as in the paper.
+
+Shapes: B batch, A actions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treenet.structure.base import Structure
+from treenet.structure.lookup import find_parents
+from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import SpanTable
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
+
+PADDING, PIECE, OPEN, COMPOSE, STACK = range(5)
+
+
+@dataclass
+class Actions(Structure):
+    """The actions of a batch, padded on the right."""
+
+    kind: Tensor  # [B, A] int64: PADDING, PIECE (also BOS), OPEN, COMPOSE or STACK, the two copies of a closing nonterminal
+    symbol: Tensor  # [B, A] int64: the piece, or the label of the node
+    depth: Tensor  # [B, A] int64: nodes above, and BOS; 0 for BOS
+    leaves: Tensor  # [B, A] int64: position that composes it away; A for never, -1 for what is not put on the stack
+
+    @classmethod
+    def build(
+        cls,
+        pieces: Sequence[np.ndarray],
+        labels: Sequence[np.ndarray],
+        words: Sequence[np.ndarray],
+        spans: Ragged,
+    ) -> "Actions":
+        """Build from the pieces, node labels and words of leaves of every example, and from `spans` [N_b, 3].
+
+        Raises UserError if the spans are no trees.
+        """
+        leaves = Ragged.of(pieces)
+        SpanTable.build(leaves.lengths, spans).check_nested()
+        kept = _above_words(spans, Ragged.of(words))
+        table = SpanTable.build(leaves.lengths, _select(spans, kept))
+        label = Ragged.of(labels).flat[kept]
+        tree, node = np.nonzero(~table.node_pad_mask)
+        start, end, subtree_end, depth = (x[tree, node] for x in (table.start, table.end, table.subtree_end, table.depth()))
+        leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
+        # A node is opened after its earlier leaves and nodes, and after its earlier nodes but its ancestors were closed twice.
+        opened = 1 + start + node + 2 * (node - depth)
+        composed = 1 + end + subtree_end + 2 * (subtree_end - 1 - depth)
+        before = _count_until(table, table.start) + 2 * _count_until(table, table.end)
+        place = 1 + leaf + before[leaf_tree, leaf]
+        lengths = 1 + table.leaf_counts + 3 * table.node_counts
+        width = int(lengths.max())
+        kind, symbol, depths, closer = np.zeros((4, len(lengths), width), dtype=np.int64)
+        symbol[:], closer[:] = PAD_ID, -1
+        kind[:, 0], symbol[:, 0], closer[:, 0] = PIECE, BOS_ID, width
+        above, above_leaf = find_parents(table)
+        composed = np.append(composed, width)  # the last entry: no parent
+        kind[leaf_tree, place], symbol[leaf_tree, place] = PIECE, leaves.flat
+        depths[leaf_tree, place], closer[leaf_tree, place] = 1 + table.leaf_depth()[leaf_tree, leaf], composed[above_leaf]
+        for kind_here, at, leaves_at in (
+            (OPEN, opened, composed[:-1]),
+            (COMPOSE, composed[:-1], composed[above]),
+            (STACK, composed[:-1] + 1, -1),
+        ):
+            kind[tree, at], symbol[tree, at], depths[tree, at], closer[tree, at] = kind_here, label, 1 + depth, leaves_at
+        return cls(*map(torch.from_numpy, (kind, symbol, depths, closer)))
+
+    def ids(self, num_pieces: int, num_labels: int) -> Tensor:
+        """Return [B, A] ids of a table: pieces, then opening and then closing nonterminals of all labels; PAD_ID for padding."""
+        first = torch.tensor([0, 0, num_pieces, num_pieces + num_labels, num_pieces + num_labels])
+        return self.symbol + first[self.kind]
+
+    def next_ids(self, num_pieces: int, num_labels: int) -> Tensor:
+        """Return [B, A] ids that the positions predict: the next one, or EOS at the end. PAD_ID: nothing, where one composes."""
+        ids = self.ids(num_pieces, num_labels)
+        following = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], PAD_ID)], dim=1)
+        last = (self.kind != PADDING).sum(1, keepdim=True) - 1
+        following.scatter_(1, last, EOS_ID)
+        return following.masked_fill((self.kind == COMPOSE) | (self.kind == PADDING), PAD_ID)
+
+    def attend_mask(self) -> Tensor:
+        """Return [B, A, A], True where a position (dimension 1) attends to another. Every position attends to itself.
+
+        A composing position attends to what leaves the stack there: the opening nonterminal and the children. All other positions
+        attend to the stack: to earlier positions that have not left it.
+        """
+        place = torch.arange(self.kind.shape[1], device=self.kind.device)
+        leaves, query = self.leaves[:, None, :], place[:, None]
+        on_stack = (leaves > query) & (place < query)
+        return torch.where((self.kind == COMPOSE)[:, :, None], leaves == query, on_stack) | (place == query)
+
+
+def _above_words(spans: Ragged, words: Ragged) -> np.ndarray:
+    """Return [sum of N_b] whether a node is more than the pieces of a word: False for the lowest node over a word, and inside it.
+
+    A node over one word of one piece stays.
+    """
+    start, end, subtree_end = spans.flat.T.astype(np.int64)
+    example = np.repeat(np.arange(len(spans)), spans.lengths)
+    leaf_offset = np.cumsum(words.lengths) - words.lengths
+    node_offset = np.cumsum(spans.lengths) - spans.lengths
+    first, last = leaf_offset[example] + start, leaf_offset[example] + end - 1
+    one_word = words.flat[first] == words.flat[last]
+    of_example = np.repeat(np.arange(len(words)), words.lengths)
+    joined = (np.diff(words.flat) == 0) & (np.diff(of_example) == 0)  # whether a leaf is of the same word as the one before
+    same = np.concatenate([[False], joined, [False]])
+    whole = one_word & ~same[first] & ~same[last + 1]
+    following = np.arange(len(start)) + 1
+    has_below = following < node_offset[example] + subtree_end
+    below = np.minimum(following, max(len(start) - 1, 0))
+    lowest = ~(has_below & (start[below] == start) & (end[below] == end))
+    return ~one_word | (whole & (~lowest | (first == last)))
+
+
+def _select(spans: Ragged, kept: np.ndarray) -> Ragged:
+    """Return the spans of the nodes that are kept, with `subtree_end` counted in them."""
+    example = np.repeat(np.arange(len(spans)), spans.lengths)
+    before = np.concatenate([[0], kept.cumsum()])
+    offset = (np.cumsum(spans.lengths) - spans.lengths)[example]
+    flat = spans.flat.astype(np.int64)
+    flat[:, 2] = before[offset + flat[:, 2]] - before[offset]
+    return Ragged(flat[kept], np.bincount(example[kept], minlength=len(spans)))
+
+
+def _count_until(table: SpanTable, edge: np.ndarray) -> np.ndarray:
+    """Return [B, L + 1]: how many real nodes have an `edge` [B, N] at each leaf or before it."""
+    tree, node = np.nonzero(~table.node_pad_mask)
+    counts = np.zeros((len(edge), table.num_leaves + 1), dtype=np.int64)
+    np.add.at(counts, (tree, edge[tree, node]), 1)
+    return counts.cumsum(axis=1)

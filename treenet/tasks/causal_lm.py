@@ -1,0 +1,96 @@
+"""Causal language models: each piece of the source side from the pieces before it, or each action of its tree.
+
+The losses of all models are per piece and end of sentence, so they can be compared. A grammar predicts pieces and their tree
+together. Its loss is -log p(sentence, tree), which is an upper bound of -log p(sentence).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from treenet.config import TrainConfig
+from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.input_kinds import InputKind
+from treenet.data.plan import BatchPlan
+from treenet.data.source_side import SourceSide
+from treenet.models import VocabSizes, build_causal_lm
+from treenet.structure import Actions
+from treenet.tasks.base import Task, vocab_sizes
+from treenet.tasks.data_checks import check_structure
+from treenet.tasks.losses import LossSums, sum_tied_losses
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import PAD_ID
+from treeproc.shards.store import read_index
+
+
+@dataclass
+class CausalBatch(TreeBatch):
+    """A padded batch whose model reads `tgt_in`: the pieces of the leaves, or actions. `tgt_out` is what follows each of them."""
+
+    def pad_masks(self) -> list[Tensor]:
+        return [self.tgt_in == PAD_ID]
+
+
+class CausalSource(SourceSide):
+    """One split. The model reads its leaves, and its trees if the model is made for them."""
+
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind, sizes: VocabSizes):
+        super().__init__(folder, split, reads)
+        self._sizes = sizes
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> CausalBatch:
+        """Return the rows as one padded batch."""
+        lists = self.row_lists(rows)
+        lists.targets = lists.pieces
+        batch = collate_rows(lists, self.reads)
+        if isinstance(batch.structure, Actions):
+            sizes = self._sizes.pieces, self._sizes.labels
+            batch = replace(batch, tgt_in=batch.structure.ids(*sizes), tgt_out=batch.structure.next_ids(*sizes))
+        return CausalBatch(**vars(batch))
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Return the number of pieces and ends of sentences. The loss of a batch is divided by it, also that of actions."""
+        return int(self.lengths["leaves"][rows].sum()) + len(rows)
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """Return `target_tokens` of all rows in use."""
+        sizes = plan.used_sizes()
+        return int(((sizes.leaves + 1) * sizes.rows).sum())
+
+
+class CausalLanguageModel(Task):
+    """Plain, regularised and grammatical language models, of data sets with targets or without."""
+
+    use = "causal_lm"
+    targets = "pieces"
+    workflow = "train_lm.py"
+    scorer = "score_lm.py"
+
+    def __init__(self, config: TrainConfig):
+        super().__init__(config)
+        if config.model.name == "causal_transformer" and config.model.tree_reg.weight:
+            self.auxiliary_loss, self.num_sums = "tree_reg", 3
+
+    def check(self, index: Mapping) -> None:
+        check_structure(self.config, index, self.encoder)
+
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> CausalSource:
+        encoded = self.config.data / "encoded"
+        return CausalSource(encoded, split, self.reads.for_device(device), vocab_sizes(self.sizes(read_index(encoded))))
+
+    def build_model(self, sizes: Mapping) -> nn.Module:
+        return build_causal_lm(self.config.model, vocab_sizes(sizes))
+
+    def sum_losses(
+        self, model: nn.Module, batch: CausalBatch, first: Any, second: Any = None, counted: Tensor | None = None
+    ) -> LossSums:
+        """Compute the losses of the following pieces or actions, through the tied table."""
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
+
+    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
+        metrics = super().metrics(sums, targets)
+        return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
