@@ -17,7 +17,7 @@ from reference_language_models import (
 from strategies import Tree, batches, right_branching
 
 from treenet.config import ModelConfig
-from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import ACTIONS, SPLIT_POINTS
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.layers.depth_attention import FARTHEST, NEAREST, DepthAttention, depth_differences
@@ -26,6 +26,7 @@ from treenet.layers.tree_reg import tree_reg_losses
 from treenet.models import CausalLM, build_causal_lm
 from treenet.structure import Actions
 from treenet.structure.actions import COMPOSE, OPEN, PIECE, STACK
+from treenet.tasks.causal_lm import CausalBatch, to_causal
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
@@ -203,13 +204,9 @@ def build(case: str) -> CausalLM:
     return build_causal_lm(ModelConfig(**sizes, **MODELS[case]), VOCAB).double().eval()
 
 
-def batch_for(model: CausalLM, rows: RowLists) -> TreeBatch:
+def batch_for(model: CausalLM, rows: RowLists) -> CausalBatch:
     rows.targets = rows.pieces
-    batch = collate_rows(rows, model.reads)
-    if isinstance(batch.structure, Actions):
-        sizes = VOCAB.pieces, VOCAB.labels
-        batch = replace(batch, tgt_in=batch.structure.ids(*sizes), tgt_out=batch.structure.next_ids(*sizes))
-    return batch
+    return to_causal(collate_rows(rows, model.reads), VOCAB)
 
 
 SENTENCES = [UNARY, ONE_LEAF, BARE, SPLIT_WORD, right_branching(9)]

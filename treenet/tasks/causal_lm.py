@@ -35,6 +35,14 @@ class CausalBatch(TreeBatch):
         return [self.tgt_in == PAD_ID]
 
 
+def to_causal(batch: TreeBatch, sizes: VocabSizes) -> CausalBatch:
+    """Return a batch, still on the CPU, whose targets are its leaves: for models of actions, the actions of its trees."""
+    if isinstance(batch.structure, Actions):
+        ids, following = (make(sizes.pieces, sizes.labels) for make in (batch.structure.ids, batch.structure.next_ids))
+        batch = replace(batch, tgt_in=ids, tgt_out=following)
+    return CausalBatch(**vars(batch))
+
+
 class CausalSource(SourceSide):
     """One split. The model reads its leaves, and its trees if the model is made for them."""
 
@@ -46,11 +54,7 @@ class CausalSource(SourceSide):
         """Return the rows as one padded batch."""
         lists = self.row_lists(rows)
         lists.targets = lists.pieces
-        batch = collate_rows(lists, self.reads)
-        if isinstance(batch.structure, Actions):
-            sizes = self._sizes.pieces, self._sizes.labels
-            batch = replace(batch, tgt_in=batch.structure.ids(*sizes), tgt_out=batch.structure.next_ids(*sizes))
-        return CausalBatch(**vars(batch))
+        return to_causal(collate_rows(lists, self.reads), self._sizes)
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Return the number of pieces and ends of sentences. The loss of a batch is divided by it, also that of actions."""
