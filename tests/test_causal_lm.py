@@ -170,6 +170,7 @@ def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path, monkey
         for place in range(pieces.shape[1]):
             batch.leaf_pieces = pieces.clone()
             batch.leaf_pieces[0, place] = model.mask_id
-            nll -= float(model.compute_logits(model(batch)[0, place].detach()).log_softmax(0)[pieces[0, place]])
+            logits = model.compute_logits(model(batch)[0, place]).detach()
+            nll -= float(logits.log_softmax(0)[pieces[0, place]])
         assert float(rows[row][3]) == pytest.approx(nll, rel=1e-4)
     assert {row[4] for row in rows} == {"0.000000"}
