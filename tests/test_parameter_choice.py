@@ -115,6 +115,15 @@ def test_a_factor_of_zero_equals_freezing(data, tmp_path):
     assert same(factor, frozen) and not same(frozen, run_of(data, tmp_path / "all", "optimizer.weight_decay=0.1"))
 
 
+def test_a_compiled_model_with_frozen_parameters_trains_alike(data, tmp_path, monkeypatch):
+    """Traced as for Inductor, which would take minutes, but run by the usual kernels."""
+    true_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: true_compile(model, backend="eager", **options))
+    for name in ("true", "false"):
+        run_of(data, tmp_path / name, FREEZE, "max_steps=2", "model.name=transformer", f"compile={name}")
+    torch.testing.assert_close(torch.tensor(losses(tmp_path / "true")), torch.tensor(losses(tmp_path / "false")), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_two_ranks_have_the_losses_of_one(data, tmp_path, sharded):
     overrides = [*SHORT, FREEZE, "lr_scale={'*norm*': 0.5}", "ema_decay=0.9", f"shard_weights={str(sharded).lower()}"]

@@ -1,5 +1,6 @@
 """Runs in an object store: killed here, continued on another machine, read by every command; a real S3 server on loopback."""
 
+import json
 import runpy
 import shutil
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from object_store import SECRET, s3_server
+from safetensors.torch import load_file
 from toydata import write_toy_data
-from toyruns import losses
+from toyruns import losses, same
 from training_jobs import tiny_config
 
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
@@ -222,3 +224,17 @@ def test_ray_workers_write_to_the_store(bucket, data, tmp_path, repository):
     assert "Ray's workers" in session.cpu_covers and len(session.workers) == 1 and session.cpu_s > 1
     assert SECRET not in done.stdout + done.stderr and ".cc:" not in done.stderr
     assert cache_folder().is_dir()
+
+
+def test_a_run_in_the_store_starts_from_another_one_there(bucket, data, finished):
+    """The initial weights are in the store before the first update: another machine starts from them, and scores them."""
+    config = tiny_config(data, f"init={finished}", "max_steps=5", "checkpoint_every=5", "average_checkpoints=1")
+    run_training(config, bucket / "tuned")
+    place = RunMirror(bucket / "tuned")
+    with read_run(bucket / "tuned", "averaged") as run:
+        assert run != place.folder
+        first = load_file(run / "initial" / "model.safetensors")
+    with read_run(finished, "averaged") as run:
+        expected = load_file(run / "averaged" / "model.safetensors")
+    assert same(first, expected)
+    assert json.loads((bucket / "tuned" / "run.json").read_bytes())["init"]["new"] == 0
