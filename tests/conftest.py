@@ -32,7 +32,7 @@ SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
     "api_run", "batch_stream", "causal_lm", "compiling", "device_step", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
-    "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "masked_lm",
+    "export", "export_graphs", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses", "new_pieces",
     "notices", "package_parsers", "parameter_choice",
     "parser_training_constituency", "parser_training_dependency", "parser_training_loop",

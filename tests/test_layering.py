@@ -49,6 +49,7 @@ TREENET_ROOMS = (
     "tasks",
     "runs",
     "translation",
+    "export",
     "analysis",
     "evaluation",
     "probing",

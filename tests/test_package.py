@@ -140,9 +140,10 @@ def test_every_script_is_a_command(repository):
 
 def test_extras_name_what_pyproject_installs(project):
     extras = project["optional-dependencies"]
-    installed = {re.match(r"[\w-]+", line)[0]: name for name in ("serve", "ray", "parse", "report") for line in extras[name]}
+    names = ("serve", "ray", "parse", "report", "export")
+    installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert installed == EXTRAS
-    assert extras["all"] == ["tree-attention[ray,parse,report,serve]"]
+    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export]"]
     base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
     assert not base & EXTRAS.keys()
 

@@ -30,26 +30,18 @@ def accumulate_densely(
 
     `leaf_weights` [B, W, L]; `table` is from `build_table`, or None without embeddings; `paper` is the rule.
     """
+    if torch.compiler.is_exporting():  # a graph for other programs has no backward pass
+        return _accumulate(vectors, leaf_weights, table, maps, num_heads, paper)[0]
     return _Accumulate.apply(vectors, leaf_weights, table, maps, num_heads, paper)
 
 
 class _Accumulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, vectors, leaf_weights, table, maps: BranchMatrices, num_heads: int, paper: bool) -> Tensor:
-        num_weights, num_leaves = leaf_weights.shape[1:]
-        weights = maps.scale * leaf_weights[:, :, None]  # a_ij [B, W, N, L]
-        pairs = (weights @ maps.span.transpose(2, 3)) * maps.subtree  # of (i, t): the sum over the span of t [B, W, N, N]
-        matrix = torch.cat([weights, pairs], 3).to(vectors.dtype)
-        nodes = _merge(matrix @ _split(vectors, num_weights))
-        use = None
-        if table is not None:
-            heights = _sum_heights(weights, maps) if paper else pairs @ maps.node_level
-            use = torch.cat([heights, _sum_shifted(weights, maps.from_start, maps.in_length, maps.subtree)], 3)  # [B, W, N, X]
-            heads = nodes.unflatten(2, (num_heads, -1))
-            nodes = (heads + (use @ table).transpose(1, 2)).to(nodes.dtype).flatten(2)
+        out, matrix, use = _accumulate(vectors, leaf_weights, table, maps, num_heads, paper)
         ctx.save_for_backward(vectors, matrix, use, table)
         ctx.maps, ctx.num_heads, ctx.paper = maps, num_heads, paper
-        return torch.cat([vectors[:, :num_leaves], nodes], 1)
+        return out
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -77,6 +69,24 @@ class _Accumulate(torch.autograd.Function):
         weight_grad = weight_grad + (pair_grad * maps.subtree) @ maps.span
         # `scale` is 0 off the span, where the gathered gradients have no meaning.
         return vector_grad, (weight_grad * maps.scale).sum(2), table_grad, None, None, None
+
+
+def _accumulate(
+    vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute `accumulate_densely`. Also returns the weights of leaves and nodes [B, W, N, S], and how often rows are used."""
+    num_weights, num_leaves = leaf_weights.shape[1:]
+    weights = maps.scale * leaf_weights[:, :, None]  # a_ij [B, W, N, L]
+    pairs = (weights @ maps.span.transpose(2, 3)) * maps.subtree  # of (i, t): the sum over the span of t [B, W, N, N]
+    matrix = torch.cat([weights, pairs], 3).to(vectors.dtype)
+    nodes = _merge(matrix @ _split(vectors, num_weights))
+    use = None
+    if table is not None:
+        heights = _sum_heights(weights, maps) if paper else pairs @ maps.node_level
+        use = torch.cat([heights, _sum_shifted(weights, maps.from_start, maps.in_length, maps.subtree)], 3)  # [B, W, N, X]
+        heads = nodes.unflatten(2, (num_heads, -1))
+        nodes = (heads + (use @ table).transpose(1, 2)).to(nodes.dtype).flatten(2)
+    return torch.cat([vectors[:, :num_leaves], nodes], 1), matrix, use
 
 
 def _sum_heights(weights: Tensor, maps: BranchMatrices) -> Tensor:

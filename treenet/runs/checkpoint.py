@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,15 +108,28 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
 
 def publish(folder: Path, write: dict, meta: dict) -> None:
     """Write files with their writers {name: function of path}, then meta.json; sync; and rename to `folder`."""
+
+    def fill(temporary: Path) -> list[str]:
+        for name, function in write.items():
+            function(temporary / name)
+        return list(write)
+
+    publish_folder(folder, fill, meta)
+
+
+def publish_folder(folder: Path, fill: Callable[[Path], Sequence[str]], meta: dict, meta_name: str = META) -> None:
+    """Let `fill` write files into a temporary folder, and return their names. Then write their facts, sync and rename.
+
+    The facts are `meta` with the size and hash of every file, in `meta_name`. Raises UserError if the disk refuses.
+    """
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, function in write.items():
-            function(temporary / name)
-        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in write}
-        (temporary / META).write_bytes(json_bytes(_seal({**meta, "files": files})))
-        for name in (*write, META):
+        names = fill(temporary)
+        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in names}
+        (temporary / meta_name).write_bytes(json_bytes(_seal({**meta, "files": files})))
+        for name in (*names, meta_name):
             with open(temporary / name, "rb") as file:
                 os.fsync(file.fileno())
         sync_folder(temporary)
@@ -124,8 +137,9 @@ def publish(folder: Path, write: dict, meta: dict) -> None:
         os.replace(temporary, folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"cannot write {folder}: {error}; free space, then run the same command again") from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _seal(meta: dict) -> dict:

@@ -22,6 +22,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
 UNTRAINED = "untrained"
+HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def load_model(
     start = INITIAL if config.init else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None
-    data = data or config.data
+    data = data or _data_of(run, config)
     if not data.is_dir():
         raise UserError(
             f"{data}, the data set of {run}, is not there; where it moved, run the training command of the run with "
@@ -112,6 +113,12 @@ def load_model(
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,
     )
+
+
+def _data_of(run: Path, config: TrainConfig) -> AnyPath:
+    """Return the data set of a run: the part of it that an exported run holds, else the one of its settings."""
+    held = run / HELD_DATA
+    return held if (held / "encoded" / "index.json").is_file() else config.data
 
 
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:

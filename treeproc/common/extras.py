@@ -7,6 +7,10 @@ from treeproc.common.errors import UserError
 
 # Module -> the extra of pyproject.toml that installs it.
 EXTRAS = {
+    "ctranslate2": "export",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
     "ray": "ray",
     "py3langid": "parse",
     "requests": "parse",

@@ -25,7 +25,7 @@ from treeproc.parsers import describe_in_words, describe_parser
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
-from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, stage_folder, write_index
+from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, stage_folder, vocabulary_files, write_index
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.input_note import recall, stamps_of
@@ -34,7 +34,7 @@ from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.running import run_here
 from treeproc.stages.shuffle import find_donors
-from treeproc.stages.vocabulary import sampled_rows, vocabulary_files, write_vocabulary
+from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
 
 logger = logging.getLogger(__name__)

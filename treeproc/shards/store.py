@@ -28,6 +28,9 @@ from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
 # Up to so many, `index.json` holds the records itself.
 _MOST_INLINE = 8192
+# Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
+VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
+OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
 
 
 class _Index(BaseModel):
@@ -198,6 +201,11 @@ def describe_trees(index: dict) -> str:
     settings = index.get("tree_settings", {})
     form = [f"{name}={settings[name]}" for name in ("phrases", "phrase_labels") if name in settings]
     return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
+
+
+def vocabulary_files(folder: AnyPath) -> list[str]:
+    """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
+    return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
 
 
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:

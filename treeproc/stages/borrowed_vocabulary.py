@@ -8,18 +8,17 @@ from pathlib import Path
 from treeproc.common.files import atomic_write, read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import ShardRecord, fingerprint_of, read_index
+from treeproc.shards.store import (
+    OPTIONAL_VOCABULARY_FILES,
+    VOCABULARY_FILES,
+    ShardRecord,
+    fingerprint_of,
+    read_index,
+)
 from treeproc.stages.encode import TreeConfig
 from treeproc.stages.new_pieces import add_pieces
 from treeproc.stages.running import Run, run_here
-from treeproc.stages.vocabulary import (
-    OPTIONAL_VOCABULARY_FILES,
-    VOCABULARY_FILES,
-    count_vocabulary,
-    fingerprint_of_inputs,
-    node_labels,
-    vocabulary_note,
-)
+from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
 from treeproc.subwords import LabelVocab, SubwordConfig
 
 logger = logging.getLogger(__name__)

@@ -13,22 +13,13 @@ from treeproc.common.files import atomic_write, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import ShardRecord, fingerprint_of
+from treeproc.shards.store import OPTIONAL_VOCABULARY_FILES, VOCABULARY_FILES, ShardRecord, fingerprint_of
 from treeproc.stages.encode import TreeConfig
 from treeproc.stages.running import Run, grouped, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
 from treeproc.trees.spans import EMPTY_TAG
-
-# Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
-VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
-OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
-
-
-def vocabulary_files(folder: Path) -> list[str]:
-    """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
-    return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
 
 
 class VocabularyCounts:

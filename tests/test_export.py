@@ -1,0 +1,106 @@
+"""A run folder that travels alone, and what `export` refuses."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from search_runs import write_run, write_vocabulary
+
+from treenet import load_run
+from treenet.cli import export
+from treeproc.common.files import file_sha256, read_json
+from treeproc.common.settings import UserError
+
+LINES = ["ba de", "gu ki bo da", "", "ke"]
+
+
+@pytest.fixture
+def world(tmp_path):
+    """A folder with a data set and runs of three models."""
+    data = write_vocabulary(tmp_path / "data")
+    for name in ("transformer", "tree_transformer", "lightconv"):
+        write_run(tmp_path / name, data, name=name)
+    return tmp_path
+
+
+def run_export(world, name: str, *settings: str, out: str = "exported") -> Path:
+    export.main([str(world / name), "--out", str(world / out), *settings])
+    return world / out
+
+
+@pytest.mark.parametrize("name", ["tree_transformer", "lightconv"])
+def test_an_exported_run_translates_alone(world, name):
+    expected = load_run(world / name).candidates(LINES, num_best=3)
+    weights = file_sha256(world / name / "averaged" / "model.safetensors")
+    out = run_export(world, name)
+    for gone in (world / "data", world / name):
+        shutil.rmtree(gone)
+    out = out.rename(world / "moved")
+    assert load_run(out).candidates(LINES, num_best=3) == expected
+    facts = read_json(out / "export.json")
+    assert facts["weights_sha256"] == weights == file_sha256(out / "averaged" / "model.safetensors")
+    assert {file: file_sha256(out / file) for file in facts["files"]} == {
+        file: found["sha256"] for file, found in facts["files"].items()
+    }
+
+
+def test_a_checkpoint_of_a_step_becomes_the_trained_model(world):
+    write_run(world / "transformer", world / "data", name="transformer", seed=2, checkpoint="checkpoints/step_00000007")
+    expected = load_run(world / "transformer", checkpoint="7").translate(LINES)
+    assert expected != load_run(world / "transformer").translate(LINES)
+    assert load_run(run_export(world, "transformer", "checkpoint=7")).translate(LINES) == expected
+
+
+def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
+    out = run_export(world, "transformer")
+    before = read_json(out / "export.json")
+    assert read_json(run_export(world, "tree_transformer") / "export.json")["model"]["name"] == "tree_transformer"
+    assert read_json(run_export(world, "transformer") / "export.json") == before
+    (world / "mine").mkdir()
+    (world / "mine" / "notes.txt").write_text("mine")
+    for other in ("mine", "transformer", "mine/notes.txt"):
+        with pytest.raises(UserError, match="must be a new folder or an earlier export"):
+            run_export(world, "transformer", out=other)
+    assert (world / "mine" / "notes.txt").read_text() == "mine"
+    assert not [path for path in world.rglob(".tmp-*")]
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("lightconv", ["--to", "onnx"], "ONNX takes transformer and tree_transformer, but the run is lightconv"),
+        ("tree_transformer", ["--to", "ctranslate2"], "takes transformer alone, but the run is tree_transformer"),
+        ("transformer", ["--to", "onnx", "quantization=int8"], "needs to = 'ctranslate2', but to is 'onnx'"),
+        ("transformer", ["checkpoint=9"], "model.safetensors is missing"),
+        ("data", [], "is not a run"),
+    ],
+)
+def test_what_cannot_be_exported_is_one_line(world, monkeypatch, name, settings, message):
+    monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: True)
+    with pytest.raises(UserError, match=message) as error:
+        run_export(world, name, *settings)
+    assert "\n" not in str(error.value) and not (world / "exported").exists()
+
+
+def test_a_run_and_a_folder_are_needed(world):
+    for arguments in (["--out", str(world / "x")], [str(world / "transformer")], [str(world), str(world), "--out", "x"]):
+        with pytest.raises(UserError, match="needs one RUN"):
+            export.main(arguments)
+
+
+def test_a_package_that_is_missing_is_named(world, monkeypatch):
+    monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: False)
+    for form, package in (("onnx", "onnx"), ("ctranslate2", "ctranslate2")):
+        with pytest.raises(UserError, match=rf"{package}, which is not installed: pip install 'tree-attention\[export\]'"):
+            run_export(world, "transformer", "--to", form)
+
+
+def test_an_exported_run_loads_without_ray(world):
+    out = run_export(world, "transformer")
+    code = "import sys, treenet; print(treenet.load_run(sys.argv[1]).translate(['ba de'])); assert 'ray' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

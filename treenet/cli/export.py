@@ -1,0 +1,75 @@
+"""Export a trained translation model in the format of another program, or as a run folder without its data set.
+
+    python workflows/export.py RUN --out FOLDER --to safetensors
+    python workflows/export.py RUN --out FOLDER --to onnx
+    python workflows/export.py RUN --out FOLDER --to ctranslate2 quantization=int8
+
+RUN is the folder of a training run. `safetensors` takes every translation model: FOLDER is a run folder with the weights, the
+settings and the vocabulary, and all commands that translate read it. `onnx` takes the plain Transformer and the Tree Transformer:
+a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone. docs/export.md has more.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from treenet.cli.shipped import find_config
+from treenet.export.ctranslate2_folder import export_ctranslate2
+from treenet.export.onnx_files import export_onnx
+from treenet.export.run_folder import export_run
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.loading import load_run
+from treenet.runs.mirror import read_run
+from treenet.translation.line_translator import Checkpoint
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.storage import as_path
+
+FORMATS = ("safetensors", "onnx", "ctranslate2")
+
+
+class ExportSettings(Settings):
+    """Settings of export.py."""
+
+    to: Literal["safetensors", "onnx", "ctranslate2"] = Field("safetensors", description="the format; --to sets it too")
+    checkpoint: Checkpoint = Field(AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder")
+    max_positions: PositiveInt = Field(
+        1024, le=65_536, description="onnx, ctranslate2: the most pieces of a sentence or of a translation"
+    )
+    quantization: Literal["none", "int8"] = Field(
+        "none", description="ctranslate2: 'int8' stores the weights of linear maps and embeddings in 8 bits"
+    )
+
+    @model_validator(mode="after")
+    def _check_quantization(self):
+        if self.quantization != "none" and self.to != "ctranslate2":
+            raise ValueError(f"quantization = '{self.quantization}' needs to = 'ctranslate2', but to is '{self.to}'")
+        return self
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config)
+    parser.add_argument("--to", choices=FORMATS, help="the same as to=FORMAT")
+    args = parser.parse_intermixed_args(argv)
+    runs = [value for value in args.overrides if "=" not in value]
+    if len(runs) != 1 or args.out is None or args.sample:
+        raise UserError("export.py needs one RUN, the folder of a training run, and --out FOLDER; it has no sample of its own")
+    overrides = [value for value in args.overrides if "=" in value]
+    settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
+    source, out = as_path(runs[0]), Path(args.out)
+    paths = {"RUN": source, "--out": out}
+    if not checkpoint_names(settings.checkpoint):
+        paths["checkpoint"] = as_path(settings.checkpoint)
+    refuse_relative_in_job(paths)
+    with read_run(source, *checkpoint_names(settings.checkpoint)) as folder:
+        run = load_run(folder, checkpoint=settings.checkpoint)
+        if settings.to == "safetensors":
+            export_run(folder, run, out, settings.checkpoint)
+        elif settings.to == "onnx":
+            export_onnx(run, out, settings.max_positions)
+        else:
+            export_ctranslate2(run, out, settings.max_positions, settings.quantization)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    print(f"{out}: {settings.to} of {run.config.model.name}, {run.checkpoint}; {size:,} bytes")
