@@ -26,17 +26,17 @@ check: install
 test: install
 	$(RUN) -m pytest -n 2 --dist loadfile
 
-# Accessibility of the pages of reports and of the server, by axe-core in a browser. npm brings axe-core, and runs no script of it.
+# Tests the accessibility of the report and of the server's page with axe-core in a browser. npm installs axe-core without scripts.
 axe: install
 	npm install --prefix .axe --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
 	$(RUN) -m pytest -rs -k axe tests/test_report.py tests/test_report_live.py tests/test_serving_ray.py
 
-# The documentation site, in docs/_build/html. Warnings are errors; what the tutorial shows is computed.
+# Makes the documentation site in docs/_build/html. Warnings are errors. The tutorial runs, and shows its real output.
 docs: install
 	$(RUN) -m pip install --constraint constraints.txt --editable '.[docs]'
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
-# dist/ with the sdist and the wheel, checked; the tools are in an environment of their own.
+# Makes dist/ with the sdist and the wheel, and checks them. The tools have a separate environment.
 package:
 	rm -rf dist
 	$(PYTHON) -m venv .venv-package
@@ -45,7 +45,8 @@ package:
 	.venv-package/bin/python -m twine check --strict dist/*
 	.venv-package/bin/check-wheel-contents dist/*.whl
 
-# The newest PyTorch, Ray and Stanza, beyond the bounds of pyproject.toml, in an environment of their own (docs/development.md).
+# Tests with the newest PyTorch, Ray and Stanza, beyond the bounds of pyproject.toml, in a separate environment
+# (docs/development.md).
 upgrade-check:
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)

@@ -9,7 +9,7 @@ One JSON line per figure.
 and projects the encoder's output anew, as `generate(use_cache=False)` of transformers does.
 `tree_to_plain`: time of a Tree Transformer / of a Transformer, encoder and beam search, on the same sentences.
 `ours_to_transformers`: time of transformers' `MarianMTModel.generate` / ours, for a Transformer of the same sizes. It needs the
-library, which is no dependency of this project: pip install --no-deps --target DIR transformers; PYTHONPATH=DIR.
+library, which is not a dependency of this project: pip install --no-deps --target DIR transformers; PYTHONPATH=DIR.
 `rss_of_ten_times_the_lines`: highest memory of workflows/translate.py on 100,000 lines / on 10,000; not with --quick.
 
 Random weights and random trees; all searches have beam 5 and produce exactly 50 pieces and EOS for every hypothesis. Times are
@@ -132,7 +132,7 @@ def marian_searcher(case: SearchCase, batch: TreeBatch, dtype: torch.dtype = tor
     try:
         from transformers import MarianConfig, MarianMTModel
     except ImportError as error:
-        print(f"ours_to_transformers is left out: {error}; --help says how to install the library", file=sys.stderr)
+        print(f"ours_to_transformers is left out: {error}; --help shows how to install the library", file=sys.stderr)
         return None
     sizes = case.model
     config = MarianConfig(

@@ -1,4 +1,6 @@
-"""Finds sentences that are long or twisted, in Markdown, docstrings and help texts: `python docs/check_english.py [FILE ...]`.
+"""Finds sentences that are long or twisted: `python docs/check_english.py [FILE ...]`.
+
+It reads Markdown, the docstrings and all other texts of Python files, and the comments of configurations and of the Makefile.
 
 The rules are those of CONTRIBUTING.md. A finding is a line `FILE:LINE: what`, and the exit status is then 1.
 """
@@ -6,12 +8,14 @@ The rules are those of CONTRIBUTING.md. A finding is a line `FILE:LINE: what`, a
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 MOST_WORDS = 30  # the rule is 25; a few sentences of numbers and names need more
 REPOSITORY = Path(__file__).resolve().parent.parent
-SOURCES = ("README.md", "docs/**/*.md", "treeproc/**/*.py", "treenet/**/*.py", "workflows/*.py", "benchmarks/*.py")
+PROSE = ("README.md", "docs/**/*.md")
+CODE = ("treeproc/**/*.py", "treenet/**/*.py", "workflows/*.py", "benchmarks/*.py")
+COMMENTED = ("treenet/cli/configs/*.yaml", "cluster.yaml", "Makefile")
 
 # Turns that make a reader go back: (pattern, what to write instead).
 BANNED = [
@@ -28,6 +32,9 @@ BANNED = [
     (r"\bof its own\b|\bof their own\b|\bof your own\b|\bof our own\b", "its own X"),
     (r"\ball but\b", "all except"),
     (r"\bby hand\b.*\bby hand\b", "manually, once"),
+    (r"\braises? \w+ where\b|\bnone where\b", "if"),
+    (r"(?<!there )\b(?:is|are) no (?!longer|better|more|other|less|such|worse)", "is not a"),
+    (r"\b(?:has|have) not(?=[.,;:)]|$)", "lacks; does not have"),
 ]
 _BANNED = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in BANNED]
 
@@ -80,28 +87,60 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
             paragraph.append(re.sub(r"^([-*+]|\d+\.|#+|>|:)\s+", "", stripped))
 
 
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of paragraphs of comments in YAML and in the Makefile. A comment beside a value is a paragraph."""
+    whole = [re.fullmatch(r"\s*# ?(.*)", line) for line in text.split("\n")]
+    yield from markdown_paragraphs("\n".join(found[1].replace("  ", "    ", 1) if found else "" for found in whole))
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not whole[number - 1] and (beside := re.search(r"\s# (.*)", line)):
+            yield number, beside[1]
+
+
 def python_texts(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of paragraphs of docstrings and of the descriptions of settings."""
+    """(line, text) of paragraphs of docstrings and of all other texts: messages, descriptions of settings, help, reports."""
     documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    docstrings = set()
+    for node in ast.walk(tree):
         if isinstance(node, documented) and (doc := ast.get_docstring(node)):
+            docstrings.add(node.body[0].value)
             yield from ((node.body[0].lineno + line - 1, text) for line, text in markdown_paragraphs(doc))
-        elif isinstance(node, ast.keyword) and node.arg in ("description", "help") and isinstance(node.value, ast.Constant):
-            yield node.value.lineno, str(node.value.value)
+    yield from messages(tree, docstrings)
+
+
+def messages(node: ast.AST, left_out: Collection[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, part) of the string literals below a node. In a message, a semicolon and a colon end a part, as a full stop does."""
+    if node in left_out:
+        return
+    if isinstance(node, ast.Constant | ast.JoinedStr):
+        for part in re.split(r"[;:]\s", literal(node)):
+            if " " in part:
+                yield node.lineno, part
+    values = [one for one in node.values if isinstance(one, ast.FormattedValue)] if isinstance(node, ast.JoinedStr) else None
+    for child in ast.iter_child_nodes(node) if values is None else values:
+        yield from messages(child, left_out)
+
+
+def literal(node: ast.Constant | ast.JoinedStr) -> str:
+    """The text of a string literal; a value in it is the word `VALUE`, a constant of another type the empty text."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    return "".join(literal(one) if isinstance(one, ast.Constant) else "VALUE" for one in node.values)
 
 
 def check(path: Path) -> Iterator[str]:
     """The findings of a file, as lines."""
     text = path.read_text(encoding="utf-8")
-    paragraphs = markdown_paragraphs(text) if path.suffix == ".md" else python_texts(text)
-    for line, paragraph in paragraphs:
+    read = {".md": markdown_paragraphs, ".py": python_texts}.get(path.suffix, comments)
+    for line, paragraph in read(text):
         for what in findings(paragraph):
             yield f"{path.relative_to(REPOSITORY)}:{line}: {what}"
 
 
 def main(arguments: list[str]) -> int:
     """Check the files, or all of the repository."""
-    paths = [Path(name).resolve() for name in arguments] or sorted(path for glob in SOURCES for path in REPOSITORY.glob(glob))
+    globs = (*PROSE, *CODE, *COMMENTED)
+    paths = [Path(name).resolve() for name in arguments] or sorted(path for glob in globs for path in REPOSITORY.glob(glob))
     lines = [line for path in paths if "_build" not in path.parts for line in check(path)]
     print("\n".join([*lines, f"{len(lines)} findings in {len(paths)} files"]))
     return 1 if lines else 0

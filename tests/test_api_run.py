@@ -108,7 +108,7 @@ def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, gi
         "num_best must be from 1 to beam_size = 5, but is 6": lambda: run.candidates(lines, trees, 6),
         "decoding: beam: unknown": lambda: run.translate(lines, trees, beam=3),
         "was made of trees of its input files": lambda: run.translate(lines),
-        r"the line cannot be read: tree: 1 bracket\(s\) of this tree are not closed": lambda: run.attention("a", tree="(S (N a)"),
+        r"cannot read the line: tree: 1 bracket\(s\) of this tree are not closed": lambda: run.attention("a", tree="(S (N a)"),
     }
     for message, call in mistakes.items():
         with pytest.raises(UserError, match=message):

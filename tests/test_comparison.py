@@ -135,14 +135,16 @@ def test_tokens_of_tokenised_data_are_taken_as_they_are(runs, main, capsys):
     data = runs / "data"
     main([f"hypotheses={runs / 'references.txt'}", f"data={data}", "target_language=de"])
     printed = capsys.readouterr().out
-    assert "tokenised BLEU      nrefs:1|case:mixed|eff:no|tok:none|" in printed and "the data set came tokenised" in printed
+    assert (
+        "tokenised BLEU      nrefs:1|case:mixed|eff:no|tok:none|" in printed and "the lines of the data set are tokens" in printed
+    )
     main([f"hypotheses={runs / 'references.txt'}", f"references={runs / 'references.txt'}"])
-    assert "came tokenised" not in capsys.readouterr().out
+    assert "are tokens" not in capsys.readouterr().out
 
 
 BAD = {
-    "empty": (b"", "empty: must have one line per reference, that is 9 of test of .*data, but have 0$"),
-    "short": (b"a\n" * 8, "short: must have one line per reference, that is 9 of test of .*data, but have 8$"),
+    "empty": (b"", "empty: must have one line per reference, 9 of test of .*data, but have 0$"),
+    "short": (b"a\n" * 8, "short: must have one line per reference, 9 of test of .*data, but have 8$"),
     "blank": (b"a\n" * 9 + b"\n", "but have 10; the last line of .*blank is blank$"),
     "latin1": ("a\nfür\n".encode("latin-1"), r"latin1, line 2: not valid UTF-8 \(byte 0xfc at column 2\)"),
     "missing": (None, "cannot read .*missing: No such file or directory$"),
@@ -171,10 +173,10 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
     references = runs / "references.txt"
     hypotheses = Path(shutil.copy(references, runs / "hypotheses.txt"))
     references.write_text(references.read_text() + "\n")
-    with pytest.raises(UserError, match=r"that is 10 of .*references.txt, but have 9; the last line of .* is blank$"):
+    with pytest.raises(UserError, match=r"10 of .*references.txt, but have 9; the last line of .* is blank$"):
         main([f"hypotheses={hypotheses}", f"references={references}"])
     references.write_text("\n".join(hypotheses.read_text().split("\n")[:-2]) + "\n")
-    with pytest.raises(UserError, match=r"hypotheses.txt: .* that is 8 of .*references.txt, but have 9$"):
+    with pytest.raises(UserError, match=r"hypotheses.txt: .* 8 of .*references.txt, but have 9$"):
         main([f"hypotheses={hypotheses}", f"references={references}"])
     references.write_text("")
     hypotheses.write_text("")
@@ -185,15 +187,17 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
 def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path, run_workflow):
     a, b = runs / "a", runs / "b"
     main(["--out", str(a), "split=valid"])
-    with pytest.raises(UserError, match=r"b/translations.test.txt holds translations of test, but valid was asked for"):
+    with pytest.raises(UserError, match=r"b/translations.test.txt holds translations of test, but the command is about valid"):
         main(["--compare", str(a / "translations.valid.txt"), str(b)])
-    with pytest.raises(UserError, match=r"b has no translations of valid \(scored are: test\); run .* --out .*b split=valid"):
+    with pytest.raises(
+        UserError, match=r"b has no translations of valid \(it has scores of: " r"test\); run .* --out .*b split=valid"
+    ):
         main(["--compare", str(a), str(b), "split=valid"])
     other = write_toy_data(tmp_path / "other", train=20, valid=6, test=9, seed=1)
-    with pytest.raises(UserError, match=r"was scored against other references than those of test of .*other"):
+    with pytest.raises(UserError, match=r"has scores against other references than those of test of .*other"):
         main(["--compare", str(a), str(b), f"data={other}"])
     (b / "translations.test.txt").write_text("")
-    with pytest.raises(UserError, match="is not the file that scores.json has the scores of"):
+    with pytest.raises(UserError, match="has changed since scores.json got its scores"):
         read_system(b, "test")
     before = listing(runs)
     done = run_workflow("evaluate.py", "--compare", a, b, "--out", runs / "new")
@@ -212,11 +216,11 @@ def test_a_data_set_of_one_side_has_no_references(runs, main):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hypotheses=h"], "needs references: give data=DATA, references=FILE, or the folder of a run"),
+        (["hypotheses=h"], "needs references; give data=DATA, references=FILE, or the folder of a run"),
         (["--compare", "h", "h"], "two files need references"),
         (["--compare", "h", "h", "hypotheses=h"], "leave hypotheses out"),
         (["hypotheses=h", "references=h", "data=d"], "leave data out, or references"),
-        (["--out", "a", "references=h"], "is for hypotheses=FILE or --compare"),
+        (["--out", "a", "references=h"], "needs hypotheses=FILE or --compare"),
         (["--out", "a", "target_language=German"], "target_language: String should match pattern"),
         (["--out", "a", "buckets.depth=[4,2]"], "must be ascending numbers"),
     ],

@@ -51,4 +51,4 @@ def test_what_cannot_be_compiled_is_said_once_and_runs_as_it_is(on_gpu, monkeypa
     function = CompiledOnGpu(double)
     for _ in range(2):
         assert function(torch.ones(2), 1.0).tolist() == [2, 2]
-    assert capsys.readouterr().err.count("warning: double runs slower, not compiled: ") == 1
+    assert capsys.readouterr().err.count("warning: double runs slower, because it is not compiled: ") == 1

@@ -222,7 +222,7 @@ def test_command_line(run, capsys):
     scores = json.loads((run / "scores.json").read_text())["valid"]
     assert scores["decoding"]["beam_size"] == 2 and scores["decoding"]["max_tokens"] == 4096
     for arguments, message in [
-        ([], "--out is missing"),
+        ([], "give --out RUN"),
         (["--out", str(run), "decoding.beams=2"], "decoding.beams: unknown key"),
     ]:
         with pytest.raises(UserError, match=message):

@@ -323,7 +323,7 @@ def test_cells_of_other_settings_are_refused_with_their_names(tmp_path):
     run(tmp_path, make_cells(tmp_path, "a"), make_work(log))
     before = (tmp_path / "ledger.json").read_bytes()
     for settings, message in [
-        ({"max_steps": 7}, r"cells of other settings \(a: max_steps: 100000 -> 7\)"),
+        ({"max_steps": 7}, r"cells with other settings \(a: max_steps: 100000 -> 7\)"),
         ({"batch": {"max_tokens": 99}}, r"batch\.max_tokens: 4096 -> 99"),
         ({"decoding": {"beam_size": 2}}, r"decoding\.beam_size: 5 -> 2"),
         ({"data_fingerprint": "e"}, "data fingerprint: d -> e"),

@@ -242,7 +242,7 @@ def test_other_weights_are_refused_and_moved_ones_are_not(data, run, tmp_path):
     recorded = (tmp_path / "out" / "config.yaml").read_text()
     assert f"init: {run}" in recorded
     for init in (["init=null"], [f"init={run / 'checkpoints' / 'step_00000001'}"], [f"init={tmp_path / 'none'}"]):
-        with pytest.raises(UserError, match=r"holds a run of other settings \(init: "):
+        with pytest.raises(UserError, match=r"holds a run with other settings \(init: "):
             run_training(make_config(data, *SHORT, *init), tmp_path / "out")
     run_training(make_config(data, *SHORT), tmp_path / "scratch")
     with pytest.raises(UserError, match=r"other settings \(init: None -> "):

@@ -100,7 +100,7 @@ def test_a_killed_process_is_said_and_replaced_until_that_is_of_no_use(capfd, mo
                 os.kill(pid, signal.SIGKILL)
     assert seen == list(range(20, 20 + len(seen))) and len(seen) > 31
     [line] = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: process ") and "signal 9 (SIGKILL)" in line and "goes on with step 3" in line
+    assert line.startswith("warning: process ") and "signal 9 (SIGKILL)" in line and "starts it again, from step 3" in line
 
 
 PARENT = """

@@ -66,7 +66,7 @@ def test_layers_are_computed_again_on_accelerators_too(data, monkeypatch):
 
 
 def test_a_compiled_model_cannot_compute_layers_again(data):
-    with pytest.raises(UserError, match="compile must be false where checkpoint_activations is true"):
+    with pytest.raises(UserError, match="compile must be false if checkpoint_activations is true"):
         make_config(data, "compile=true", "checkpoint_activations=true")
 
 

@@ -147,7 +147,7 @@ def test_chrf_of_a_line_is_that_of_a_corpus_of_it():
 
 @pytest.mark.parametrize("lines", [REFERENCES[:-1], []])
 def test_another_number_of_lines_is_refused(lines):
-    with pytest.raises(UserError, match=f"must have one line per reference, that is 9, but have {len(lines)}"):
+    with pytest.raises(UserError, match=f"must have one line per reference, 9, but have {len(lines)}"):
         compute_scores(lines, REFERENCES)
 
 

@@ -99,8 +99,8 @@ def test_the_installed_command_works_without_the_extras(run):
     assert done.returncode == 0, done.stderr
     done = command("train", "--config", "train.yaml", "--out", "run", "data=data")
     assert done.returncode == 0, done.stderr
-    assert "TensorBoard, since tensorboard is not installed: pip install 'tree-attention[report]'" in done.stdout
-    assert "curves: not drawn, since matplotlib is not installed" in done.stdout and not (folder / "run/tensorboard").exists()
+    assert "TensorBoard, because tensorboard is not installed: pip install 'tree-attention[report]'" in done.stdout
+    assert "curves: not drawn, because matplotlib is not installed" in done.stdout and not (folder / "run/tensorboard").exists()
     assert "score: tree-attention evaluate --out run" in done.stdout
     done = command("translate", "--out", "run", "trees=test.mrg", "output=out.txt")
     assert done.returncode == 0 and len((folder / "out.txt").read_text().split("\n")) == 6, done.stderr

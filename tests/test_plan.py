@@ -136,7 +136,7 @@ def test_long_and_empty_examples_are_left_out_and_counted():
     ("batch", "message"),
     [
         ({"max_tokens": 20}, "max_tokens must be at least 31"),
-        ({"max_leaves": 1, "max_target_pieces": 1}, "no training example is left"),
+        ({"max_leaves": 1, "max_target_pieces": 1}, "leave no training example"),
     ],
 )
 def test_impossible_budgets_are_refused(batch, message):

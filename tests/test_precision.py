@@ -58,7 +58,7 @@ def test_a_run_keeps_the_precision_that_it_began_with(data, tmp_path, monkeypatc
     run_training(make_config(data, "max_steps=5"), tmp_path)
     assert load_settings(TrainConfig, tmp_path / "config.yaml").precision == "float32"
     assert choose_for_gpu(wanted, tmp_path).precision == "float32"
-    assert "began with precision=float32 and keeps it; a new run would take bf16" in capsys.readouterr().err
+    assert "began with precision=float32, and keeps it; a new run would use bf16" in capsys.readouterr().err
     with pytest.raises(UserError, match="precision: 'float32' -> 'bf16'"):
         run_training(make_config(data, "max_steps=5", "precision=bf16"), tmp_path)
 

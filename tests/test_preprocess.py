@@ -265,8 +265,8 @@ def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "needs either --config FILE.yaml or --sample"),
-        (["--sample"], "needs --out DIR"),
+        ([], "give either --config FILE.yaml or --sample"),
+        (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x", "parser.language=xx"], "no constituency parser for 'xx'"),
         (["--sample", "--out", "x", "parser.nam=stanza"], "parser.nam: unknown key"),
         (["--config", "nowhere.yaml", "--out", "x"], "cannot read the configuration nowhere.yaml"),

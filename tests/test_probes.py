@@ -137,10 +137,10 @@ def test_arcs_are_counted_up_to_the_root():
     ]
     assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
     parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
-    with pytest.raises(ValueError, match="line 8 has arcs that go in a circle"):
+    with pytest.raises(ValueError, match="line 8 has arcs that form a circle"):
         read_syntax(parsed)
     parsed[3]["words"]["text"].append("more")
-    with pytest.raises(ValueError, match="line 4 has a tree over another number of words"):
+    with pytest.raises(ValueError, match="line 4 has another number of words than its tree"):
         read_syntax(parsed)
 
 
@@ -394,7 +394,7 @@ def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
             row["trees"] = [f"(S {' '.join(f'(A {word})' for word in row['words']['text'])})"]
     write_parsed(data, splits, arcs=True)
     name, entry = probe_run(copied("plain"), SMALL.model_copy(update={"tasks": ("depth",), "data": data}))
-    assert entry["tasks"]["depth"]["results"] == [] and "nothing to tell apart" in format_probes(name, entry)
+    assert entry["tasks"]["depth"]["results"] == [] and "one class only, so nothing to predict" in format_probes(name, entry)
 
 
 def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_path, capsys):
@@ -412,15 +412,15 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
         (["tasks=[colour]"], "tasks.0"),
         (["l2=[-1]"], "must be numbers of at least 0"),
         ([f"data={tmp_path / 'bare'}"], "bare/parsed/index.json is missing; run workflows/preprocess.py to the end"),
-        ([f"data={no_arcs}", "tasks=[deprel]"], "tasks: deprel need the arcs between words, and .* has none"),
-        ([f"data={tmp_path / 'gone'}"], "gone, the data set of .*, is not there"),
+        ([f"data={no_arcs}", "tasks=[deprel]"], "tasks: deprel need the arcs between words, but .* has none"),
+        ([f"data={tmp_path / 'gone'}"], "gone, the data set of .*, is missing"),
         (["checkpoint=7"], "is missing; train to the end, or choose a step as checkpoint"),
     ):
         with pytest.raises(UserError, match=message):
             main(["--out", str(run), *overrides])
     with pytest.raises(UserError, match="is not a run"):
         main(["--out", str(tmp_path)])
-    with pytest.raises(UserError, match="--out is missing"):
+    with pytest.raises(UserError, match="give --out RUN"):
         main([])
     (run / "probes.json").write_text("[]")
     with pytest.raises(UserError, match="probes.json must hold a JSON object"):
@@ -451,7 +451,8 @@ def test_a_report_marks_probes_of_earlier_weights(probed, tmp_path, capsys):
     run_training(load_settings(TrainConfig, run / "config.yaml", ["max_steps=2"]), run)
     warn_of_stale_results(run)
     command = f"python workflows/probe.py --out {run} "
-    assert "probes.json, averaged: not of the run as it is (weights " in (facts := capsys.readouterr().err) and command in facts
+    facts = capsys.readouterr().err
+    assert "probes.json, averaged is stale: the run has changed since then (weights " in facts and command in facts
     write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report", lambda line: None)
     page = (tmp_path / "report" / "index.html").read_text()
     assert "run, stale: trained" in page and f"<code>{command}" in page

@@ -24,7 +24,7 @@ def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path
         pytest.skip("mount namespaces need rights that this process does not have")
     assert result["seen"]["numbers"] == list(range(8)) and result["seen"]["left"] == []
     assert result["seen"]["inputs"] == [True, False]
-    assert "is not seen by node" in result["blind"]["error"] and "storage that all nodes share" in result["blind"]["error"]
+    assert "does not see" in result["blind"]["error"] and "storage that all nodes share" in result["blind"]["error"]
     assert result["blind"]["started"] == 0
 
 
@@ -46,6 +46,6 @@ def test_an_actor_on_a_late_node_looks_for_the_folder(tmp_path, monkeypatch):
 
     monkeypatch.setattr("treeproc.job.ray_job._PAUSE_S", 0.0)
     actor = _ShardActor(Forbidden, {}, tmp_path / "token")
-    assert f"{tmp_path} is not seen by node" in actor({"job": "{}"})["error"]
+    assert f"does not see {tmp_path}" in actor({"job": "{}"})["error"]
     (tmp_path / "token").touch()
     assert _ShardActor(Forbidden, {}, tmp_path / "token")({"job": "{}"})["error"] == "built"

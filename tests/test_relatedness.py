@@ -261,10 +261,10 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
     rows = pair_rows(4)
     for name, kept in (("inner", rows[:3] + rows[4:]), ("last", rows[:-1])):
         folder = write_labelled(tmp_path / name, {"train": kept}, columns=COLUMNS, num_classes=None)
-        with pytest.raises(UserError, match="has lost one of its sentences to a filter"):
+        with pytest.raises(UserError, match="a filter dropped one sentence of a pair"):
             PairSource(folder / "encoded", "train", LEAVES)
     folder = write_labelled(tmp_path / "classes", {"train": make_rows(4)})
-    with pytest.raises(UserError, match="has no scores .* choose one of format sick"):
+    with pytest.raises(UserError, match="has no scores .* choose a data set of format sick"):
         PairSource(folder / "encoded", "train", LEAVES)
 
 

@@ -170,7 +170,9 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
     warn_of_stale_results(finished)
     command = f"python workflows/evaluate.py --out {finished} split=test"
     message = capsys.readouterr().err
-    assert f"{finished}/scores.json, test: not of the run as it is (weights " in message and message.endswith(f": {command}\n")
+    assert f"{finished}/scores.json, test is stale: the run has changed since then (weights " in message and message.endswith(
+        f": {command}\n"
+    )
     with read_run(finished) as run:  # without the weights
         standing = read_system(run, "test", finished).standing
     assert standing.changed.startswith("weights ") and standing.command == command

@@ -199,7 +199,10 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     assert any(row[0] == "tree" and "33.12" in row for row in page.rows) and "tok:moses" in page.texts
     assert not any("parse" in cell for row in page.rows for cell in row)
     assert any(row[0] == "tree (untrained)" and "0.50" in row for row in page.rows)
-    assert "tree, test.untrained: no test, its translations are missing, or not those that were scored." in page.texts
+    assert (
+        "tree, test.untrained: no test, because its translations are missing, or have changed since they were "
+        "scored." in page.texts
+    )
     for bucket in (["0–10", "3", "7.25", "7.25"], ["11 and more", "5", "8.00", "8.00"]):
         assert next(row for row in page.rows if row[0] == bucket[0])[:4] == bucket
 
@@ -313,7 +316,7 @@ def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attent
     write_report(ReportSettings(runs=runs, bootstrap_samples=100, sentences=1), tmp_path / "out", lambda line: None)
     numbers = json.loads((tmp_path / "out" / "report.json").read_text())
     assert list(numbers["attention"]) == ["plain"] and len(numbers["scores"][0]["rows"]) == 2
-    assert "no Transformer's" in numbers["runs"][1]["missing"][0]["said"]
+    assert "no Transformer decoder" in numbers["runs"][1]["missing"][0]["said"]
 
 
 def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, tmp_path):
@@ -333,7 +336,7 @@ def test_sentences_for_which_there_is_no_room_are_left_out(folder, tmp_path, mon
     write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
     shown = json.loads((tmp_path / "report.json").read_text())["sentences"]
     assert 0 < len(shown) < 8
-    assert f"{8 - len(shown)} more sentences were asked for" in (tmp_path / "index.html").read_text()
+    assert f"{8 - len(shown)} more sentences are left out" in (tmp_path / "index.html").read_text()
 
 
 def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder, tmp_path, monkeypatch):
@@ -382,7 +385,7 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     (tmp_path / "seeds" / "config.yaml").write_text("task: classification\ndata: d\nmodel: {name: bilstm}\n")
     tree = str(folder / "tree")
     for arguments, expected in (
-        ([tree], "--out is missing"),
+        ([tree], "give --out DIR"),
         (["--out", str(tmp_path / "out")], "give the folders of runs or studies"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "empty")], "neither a run nor a study: .*config.yaml is missing"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),

@@ -164,7 +164,7 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
         ({"seeds": []}, r"grid\.seeds"),
         ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),
         ({"models": {"a/b": {}}, "baseline": "a/b"}, "must be letters, digits"),
-        ({"models": {"transformer": {"seed": 3}}}, "seed and batch.fraction are given by the grid"),
+        ({"models": {"transformer": {"seed": 3}}}, "leave seed, batch.fraction and batch.subset out"),
         ({"models": {"transformer": {"batch": {"subset": "by_seed"}}}}, "batch.subset is for all models"),
         ({"models": {"transformer": {"model": {"nme": 3}}}}, r"grid\.models\.transformer: model\.nme: unknown key"),
         ({"split": "dev"}, "has no split 'dev'; there are: train, valid, test"),
@@ -306,13 +306,15 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert facts["weights_sha256"] == file_sha256(cell.folder / "averaged" / "model.safetensors") and facts["software"]
     average_checkpoints(cell.folder, "last", 1)
     command = f"python workflows/evaluate.py --out {cell.folder} split=test"
-    with pytest.raises(UserError, match=rf"scores of test are not of the run as it is \(weights .* to renew them: {command}$"):
+    with pytest.raises(
+        UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew them: {command}$"
+    ):
         show_study(whole)
     (report_study,) = read_report_inputs([str(tmp_path)], "test")[1]
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
     assert study() == first  # the settings of the study say which average it is of
-    assert f"{cell.name}: its scores are not of its model as it is (test: weights " in capsys.readouterr().err
+    assert f"{cell.name}: its scores are stale: its model has changed since then (test: weights " in capsys.readouterr().err
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
 
 
@@ -449,7 +451,7 @@ def damage(record: dict, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("settings", r"is a record of other settings \(max_steps: 31 -> 30\); use another --records"),
+        ("settings", r"is a record with other settings \(max_steps: 31 -> 30\); choose another --records"),
         ("data", "data fingerprint: other -> "),
         ("label", "label seed is 'one'"),
         ("version", "of a later version"),
@@ -457,7 +459,7 @@ def damage(record: dict, what: str) -> None:
         ("form", "is damaged: scores"),
         ("numbers", r"sentences\.bleu\.length must be a line of counts"),
         ("scores", "has no bleu of test"),
-        ("references", "have scores of different references"),
+        ("references", "have scores against different references"),
     ],
 )
 def test_records_that_do_not_fit_are_refused(recorded, data, tmp_path, what, message):

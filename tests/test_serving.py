@@ -271,7 +271,7 @@ def test_bad_settings_are_one_line_before_anything_starts(run, tmp_path):
         taken.listen()
         port = taken.getsockname()[1]
         for arguments, message in (
-            ([], "serve.py needs --out RUN"),
+            ([], "give --out RUN"),
             (["--out", str(run), "host=0.0.0.0"], "can be reached by other machines"),
             (["--out", str(run), "port=65536"], "port"),
             (["--out", str(run), f"port={port}"], f"cannot listen at 127.0.0.1, port {port}: Address already in use"),

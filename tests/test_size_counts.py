@@ -100,7 +100,7 @@ def rewrite(encoded, change) -> None:
         ("shard", -1, "names other shards"),
         ("shard", 2**31 - 1, "names other shards"),
         ("shard", 0, "names other shards"),
-        ("leaves", 2**31 - 1, "no training example is left|do not belong together|at least"),
+        ("leaves", 2**31 - 1, "leave no training example|does not fit|at least"),
     ],
 )
 def test_counts_that_are_wrong_are_refused(encoded, column, value, message):

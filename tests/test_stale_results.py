@@ -107,13 +107,15 @@ def test_scores_of_before_a_run_was_continued_are_refused_until_they_are_renewed
     message = capsys.readouterr().err
     command = f"python workflows/evaluate.py --out {runs / 'b'} split=test"
     changed = rf"weights {old[:8]}, now {new[:8]}"
-    assert f"b/scores.json, test: not of the run as it is ({changed}); to renew it: {command}\n" in message
-    with pytest.raises(UserError, match=rf"b/translations.test.txt is not of the run as it is \({changed}\); .*: {command}$"):
+    assert f"b/scores.json, test is stale: the run has changed since then ({changed}); to renew it: {command}\n" in message
+    with pytest.raises(
+        UserError, match=r"b/translations.test.txt is stale: its run has changed since " rf"then \({changed}\); .*: {command}$"
+    ):
         compare(runs)
     renew(command)
     assert compare(runs)["system_origin"]["weights_sha256"] == new
     continue_run(runs / "b")
-    assert "not of the run as it is" not in capsys.readouterr().err
+    assert "stale" not in capsys.readouterr().err
 
 
 def test_another_average_makes_scores_stale_and_the_first_one_makes_them_right_again(runs, capsys):
@@ -122,7 +124,7 @@ def test_another_average_makes_scores_stale_and_the_first_one_makes_them_right_a
     average(["--out", str(runs / "a"), "last=1"])
     command = f"python workflows/evaluate.py --out {runs / 'a'} split=test"
     assert capsys.readouterr().err.endswith(f"; to renew it: {command}\n")
-    with pytest.raises(UserError, match=r"a/translations.test.txt is not of the run as it is \(weights .*, now "):
+    with pytest.raises(UserError, match=r"a/translations.test.txt is stale: its run has changed since then \(weights .*, now "):
         compare(runs)
     average(["--out", str(runs / "a")])
     assert not capsys.readouterr().err
@@ -232,7 +234,7 @@ def test_a_line_has_one_number_in_reports_and_comparisons(runs, capsys):
     assert f"\nline {line}: chrF " in capsys.readouterr().out and f">Line {line} of test</h3>" in page
     numbers, _ = report(runs, lines=(line,))
     assert {one["line"] for one in numbers["sentences"]} == {line}
-    with pytest.raises(UserError, match=r"test of .*data has no line 2; there are 1 to 25, without those that were dropped$"):
+    with pytest.raises(UserError, match=r"test of .*data has no line 2; its lines are 1 to 25, except dropped ones$"):
         report(runs, lines=(2,))
 
 

@@ -135,7 +135,9 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     assert [line.partition("scores.json, ")[2].partition(":")[0] for line in message] == list(before)
     command = f"python workflows/train_classifier.py --config {run}/config.yaml --out {run}"
     assert all(line.endswith(f"; to renew it: {command}") for line in message)
-    with pytest.raises(UserError, match=rf"scores of valid are not of the run as it is \(weights .*; to renew them: {command}$"):
+    with pytest.raises(
+        UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew them: {command}$"
+    ):
         read_fresh_scores(SCORED, run, "")
     after = score_run(run)
     for name, folder in (("test", "averaged"), ("test.last", "checkpoints/step_00000028")):
@@ -147,7 +149,7 @@ def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path)
     other = write_labelled(tmp_path / "more", {"test": make_rows(9, seed=9)})
     name, scores = classify_run(finished, ClassifySettings(data=other, checkpoint="last"))
     assert (name, scores["num_examples"]) == ("test.last.more", 9)
-    with pytest.raises(UserError, match="is a run of classification, and translates nothing"):
+    with pytest.raises(UserError, match="is a run of classification, which cannot translate"):
         load_run(finished)
     strange = write_labelled(tmp_path / "strange", {"test": make_rows(9)}, vocab_fingerprint="other")
     with pytest.raises(UserError, match="the vocabulary must be vocab, which .* but is other"):

@@ -186,7 +186,7 @@ def test_fewer_workers_go_on_where_that_is_wanted(data, undisturbed, tmp_path):
 @pytest.mark.cluster
 def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path):
     result = run_job("called_back", tmp_path, data)
-    assert result["step"] == 400 and "a node was called back" in result["said"], result
+    assert result["step"] == 400 and "the cluster took a node back" in result["said"], result
     assert losses(tmp_path / "run") == undisturbed[:40]
 
 

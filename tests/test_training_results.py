@@ -76,7 +76,7 @@ def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
     assert "mean of the best checkpoints, steps " in average(run_dir, monkeypatch, capsys)  # as RUN/config.yaml says
     with pytest.raises(SystemExit):
         average(run_dir, monkeypatch, capsys, "last=2", "best=1")
-    assert "choose one of last, best and ema, not last and best" in capsys.readouterr().err
+    assert "choose one of last, best and ema, but not last and best together" in capsys.readouterr().err
 
 
 def test_an_average_of_fewer_than_asked_for_is_refused_or_said(summary, monkeypatch, capsys):
@@ -84,7 +84,7 @@ def test_an_average_of_fewer_than_asked_for_is_refused_or_said(summary, monkeypa
     with pytest.raises(SystemExit) as left:
         average(summary.run_dir, monkeypatch, capsys, "best=20")
     message = capsys.readouterr().err
-    assert left.value.code == 2 and f"has {kept} validated checkpoints" in message and "fewer than the 20 asked for" in message
+    assert left.value.code == 2 and f"has {kept} validated checkpoints" in message and "fewer than best=20" in message
     message = average(summary.run_dir, monkeypatch, capsys, "best=20", "allow_fewer=true")
     assert message.endswith(f" ({kept} of the 20 asked for)\n")
     average(summary.run_dir, monkeypatch, capsys)
@@ -102,7 +102,7 @@ def test_training_that_ends_with_a_damaged_checkpoint_names_it_and_keeps_the_oth
     shutil.rmtree(done.averaged)
     first, last = checkpoint_folders(done.run_dir)
     (first / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(UserError, match="step_00000004 cannot be averaged: .* allow_fewer=true takes the others"):
+    with pytest.raises(UserError, match="cannot average .*step_00000004: .* allow_fewer=true averages the complete ones"):
         run_training(config, done.run_dir)
     assert checkpoint_folders(done.run_dir) == [first, last] and latest_checkpoint(done.run_dir) == last
     message = average(done.run_dir, monkeypatch, capsys, "allow_fewer=true")
@@ -129,4 +129,4 @@ def test_a_run_that_stopped_to_improve_says_so(data, tmp_path):
     changes = ["patience=1", "optimizer.learning_rate=0.9", "max_steps=400"]
     config = make_config(data, *SETTINGS, *changes)
     text = describe_run(run_training(config, tmp_path / "run"))
-    assert " of 400 updates, " in text and "  finished early: no better validation 1 times in a row\n" in text
+    assert " of 400 updates, " in text and "  finished early: 1 validations in a row without a better result\n" in text

@@ -231,7 +231,11 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
         (run, [f"input={tmp_path / 'none.txt'}"], "cannot read .*none.txt: No such file"),
         (run, [source_argument, f"score={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
         (run, [source_argument, f"trees={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
-        (run, [source_argument, f"ensemble=[{other}]"], "are no ensemble: vocab_fingerprint of their data sets must be the same"),
+        (
+            run,
+            [source_argument, f"ensemble=[{other}]"],
+            "cannot form an ensemble: vocab_fingerprint of their data sets must be the same",
+        ),
         (run, [source_argument, f"checkpoint={other / 'averaged'}"], "is a checkpoint of another vocabulary: its vocab_"),
         (run, [source_argument, "checkpoint=9"], "step_00000009/model.safetensors is missing"),
         (run, [source_argument, "checkpoint=[]"], "checkpoint: must name a checkpoint"),
@@ -240,7 +244,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
         (run, [source_argument, "--nbest", "0"], "nbest: Input should be greater than 0"),
         (given, [source_argument], "was made of trees of its input files; give trees for these lines as well"),
         (tmp_path, [source_argument], "is not a run"),
-        (None, [source_argument], "translate.py needs --out RUN"),
+        (None, [source_argument], "give --out RUN"),
         (run, [source_argument], "cannot write .*out.txt.parts: File exists"),
     ]:
         with pytest.raises(UserError, match=message):
@@ -310,7 +314,7 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     (parts / f".tmp-1-{done}.json").write_text("")
     _, message = translate(*arguments)
     assert translated == list(range(done - 1, 47))
-    assert f"{done - 1:,} lines were translated before; going on after them" in message
+    assert f"{done - 1:,} lines are translated already; the command continues after them" in message
     assert "1 of 47 lines have no translation: 24" in message[-1]
     assert output.read_bytes() == expected
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["in.txt", "out.txt"]

@@ -125,5 +125,5 @@ def test_a_model_that_reads_no_trees_shows_none(answer, tmp_path):
 @pytest.mark.parametrize("argument", ["input=FILE", "output=FILE", "workers=2", "trees=FILE", "score=FILE", "--json"])
 def test_interactive_is_for_what_is_typed(answer, argument):
     name = {"--json": "json_lines"}.get(argument, argument.partition("=")[0])
-    with pytest.raises(UserError, match=f"--interactive translates what is typed, and shows text; leave out {name}"):
+    with pytest.raises(UserError, match=f"--interactive reads lines that you type, and shows text; leave out {name}"):
         answer([], "--interactive", argument)

@@ -222,5 +222,5 @@ def test_lengths_that_name_other_rows_are_refused(data):
     for column in ("shard", "row"):
         values = pa.array([2**31 - 1] * len(table), pa.int32())
         path.write_bytes(ipc(with_column(table, column, LENGTHS_SCHEMA.field(column), values)))
-        with pytest.raises(UserError, match="names rows that train-00000-of-00002.arrow has not"):
+        with pytest.raises(UserError, match="names rows that are not in train-00000-of-00002.arrow"):
             ExampleSource(data / "encoded", "train")

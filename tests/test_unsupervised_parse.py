@@ -62,7 +62,7 @@ def test_the_weakest_link_is_cut_and_strong_spans_are_left_to_lower_layers():
 
 @pytest.mark.parametrize("config", [{}, {"start_layer": 2, "min_layer": 0}, {"start_layer": 0, "min_layer": 1}])
 def test_layers_that_are_not_there_are_refused(config):
-    with pytest.raises(UserError, match="of 2 layers counted from 0, but start_layer is"):
+    with pytest.raises(UserError, match="with layers from 0 to 1, but start_layer is"):
         parse_links(np.zeros((2, 3)), ParsingConfig(**config))
 
 

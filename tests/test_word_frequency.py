@@ -88,7 +88,7 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
         name.unlink()
     assert "train-" in score_frequencies(table, [run], lambda line: None).missing
     shutil.rmtree(data)
-    assert "no run's data set" in score_frequencies(table, [run], lambda line: None).missing
+    assert "no data set of a run" in score_frequencies(table, [run], lambda line: None).missing
 
 
 def test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here(tmp_path):

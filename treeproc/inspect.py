@@ -104,7 +104,7 @@ def _bar_line(name: str, count: int, most: int, total: int) -> str:
 
 
 def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
-    """The report as text, and the figures behind it. Raises UserError where the encoded stage is not finished."""
+    """The report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
     folders = stage_folders(data)
     index = read_index(folders["encoded"])
     side = leaf_side(index)
@@ -149,7 +149,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def draw_line(data: AnyPath, split: str, line: int) -> str:
-    """One example: its tree over pieces with their tags, and its target. Raises UserError where the split has no such line."""
+    """One example: its tree over pieces with their tags, and its target. Raises UserError if the split has no such line."""
     folder = data / "encoded"
     lengths = read_lengths(folder, split)
     places = np.flatnonzero(lengths["example_id"] == line - 1)

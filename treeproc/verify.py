@@ -45,7 +45,7 @@ def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
 
 
 def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
-    """Check all stages of a data set, on all cores or on a Ray cluster. Raises UserError where `data` holds none."""
+    """Check all stages of a data set, on all cores or on a Ray cluster. Raises UserError if `data` holds none."""
     folders = stage_folders(data)
     if not any(folder.exists() for folder in folders.values()):
         raise UserError(f"{data} is not a data set; give the --out folder of workflows/preprocess.py")

@@ -29,7 +29,7 @@ Keep = Callable[[np.ndarray, np.ndarray, int], Kept]
 def has_self_attention(model: Seq2Seq) -> bool:
     """Whether every layer of the encoder has self-attention whose weights can be computed here.
 
-    Those of relation-aware attention and of what is no attention cannot.
+    Those of relation-aware attention and of what is not attention cannot.
     """
     layers = list(getattr(model.encoder, "layers", ()))
     return bool(layers) and all(type(getattr(layer, "self_attention", None)) is SelfAttention for layer in layers)
@@ -56,7 +56,7 @@ def compute_self_weights(
 
 
 def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
-    """The mask that the module attends by, of a form that expands to [B, H, S, S]; None where all may attend to all."""
+    """The mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
     if attend_mask is None and module.accumulation is not None and structure is not None:
         return structure.attend_mask()[:, None]
     return attend_mask

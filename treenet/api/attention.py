@@ -22,7 +22,7 @@ class TreeAttention(nn.Module):
     paper unless others are given. Called as `nn.MultiheadAttention`, but for three things: the trees come as `structure`,
     weights are returned on request alone, and `batch_first` is the default.
 
-    Raises UserError where `embed_dim` is not a multiple of 2 * `num_heads`.
+    Raises UserError if `embed_dim` is not a multiple of 2 * `num_heads`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TreeAttention(nn.Module):
         Self-attention: query [B, S, D] -> [B, S, D]; key and value are left out or are the query. With `cross`: query
         [B, T, D] -> [B, T, D]; key and value are one memory [B, S, D]. Without `batch_first`, B and the positions change
         places. Weights are [B, T, S], the mean of the heads, or [B, H, T, S] without `average_attn_weights`: before dropout,
-        each row adds up to 1. Raises UserError where the trees are missing, or the states do not fit them.
+        each row adds up to 1. Raises UserError if the trees are missing, or the states do not fit them.
         """
         cross = isinstance(self.attention, CrossAttention)
         memory = query if key is None and not cross else key
@@ -64,7 +64,7 @@ class TreeAttention(nn.Module):
             raise UserError(
                 "with cross=True, key and value must be one tensor, the states of leaves and nodes"
                 if cross
-                else "self-attention takes key and value from the query: leave both out, or build TreeAttention with cross=True"
+                else "self-attention takes key and value from the query; leave both out, or build TreeAttention with cross=True"
             )
         if not self.batch_first:
             query, memory = query.transpose(0, 1), memory.transpose(0, 1)

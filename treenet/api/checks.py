@@ -7,13 +7,13 @@ from treeproc.common.errors import UserError
 
 
 def check_width(width: int, num_heads: int) -> None:
-    """Raises UserError where heads cannot share a width: half of each head's is embeddings of heights, half of ranks."""
+    """Raises UserError if heads cannot share a width: half of each head's is embeddings of heights, half of ranks."""
     if num_heads < 1 or width < 1 or width % (2 * num_heads):
         raise UserError(f"the width must be a multiple of 2 * num_heads = {2 * num_heads}, but is {width}")
 
 
 def check_structure(structure: TreeStructure | None) -> TreeStructure:
-    """The structure. Raises UserError where there is none."""
+    """The structure. Raises UserError if there is none."""
     if structure is None:
         raise UserError("the trees are missing: give structure=..., for example TreeStructure.from_brackets([...])")
     if not isinstance(structure, TreeStructure):

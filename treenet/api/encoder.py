@@ -37,7 +37,7 @@ class TreeEncoder(nn.Module):
     def forward(self, leaves: Tensor, structure: TreeStructure | None = None, nodes: Tensor | None = None) -> TreeStates:
         """States of leaves [B, L, D], and of nodes [B, N, D], for example embeddings of `structure.labels`.
 
-        Without `nodes`, a node begins as the mean of its leaves. States of padding are undefined. Raises UserError where the
+        Without `nodes`, a node begins as the mean of its leaves. States of padding are undefined. Raises UserError if the
         trees are missing, or the states do not fit them.
         """
         structure, width = check_structure(structure), self.config.d_model

@@ -100,17 +100,17 @@ class Run:
     def attention(self, line: str, target: str | None = None, tree: str | None = None) -> SentenceWeights:
         """Where each piece of the translation looked: of `target`, or without one of the model's own translation.
 
-        Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is no Transformer's.
+        Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is not that of a Transformer.
         """
         if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
-            raise UserError(f"{self.config.model.name} has no Transformer's decoder, so there are no attention weights of it")
+            raise UserError(f"{self.config.model.name} has no Transformer decoder, so it has no attention weights")
         [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
         if encoded.row is None:
-            raise UserError(f"the line cannot be read: {encoded.problem}")
+            raise UserError(f"cannot read the line: {encoded.problem}")
         row = encoded.row if target is not None else translated(self.loaded, [encoded.row])[0]
         found = next(attend_examples(self.model, [row]), None)
         if found is None:
-            raise UserError("the line is empty, and an empty line has no attention")
+            raise UserError("the line is empty, so it has no attention")
         processor, labels = self.loaded.processor, read_labels(self.loaded.data)
         pieces = [processor.id_to_piece(int(piece)) for piece in found.example["tgt_pieces"]]
         return SentenceWeights(found.weights, [*pieces, "</s>"], name_positions(found, processor, labels))

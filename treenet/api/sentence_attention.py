@@ -41,7 +41,7 @@ class SentenceWeights:
     def to_pandas(self) -> "pandas.DataFrame":
         """One row a weight: layer, head, target_index, target, position, name, is_node, start, end, weight.
 
-        Raises UserError where pandas is not installed.
+        Raises UserError if pandas is not installed.
         """
         require("pandas", "to_pandas()")
         import pandas

@@ -87,7 +87,7 @@ class Shards:
     def to_ray(self) -> "ray.data.Dataset":
         """A Ray Dataset with nested columns; tasks read the shards, so the folder must be one that all nodes see.
 
-        Raises UserError where Ray is not installed.
+        Raises UserError if Ray is not installed.
         """
         require("ray", "to_ray()")
         import ray.data
@@ -102,7 +102,7 @@ class Shards:
         return names.map_batches(read, batch_size=1)
 
     def to_datasets(self) -> "datasets.Dataset":
-        """A Hugging Face `datasets.Dataset`. Raises UserError where that package is not installed."""
+        """A Hugging Face `datasets.Dataset`. Raises UserError if that package is not installed."""
         require("datasets", "to_datasets()")
         import datasets
         from datasets.table import InMemoryTable
@@ -112,13 +112,13 @@ class Shards:
     def to_duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
         """A DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
 
-        Raises UserError where DuckDB is not installed, and for another stage.
+        Raises UserError if DuckDB is not installed, and for another stage.
         """
         require("duckdb", "to_duckdb()")
         import duckdb
 
         if self.folder.name != "encoded":
-            raise UserError(f"to_duckdb() reads leaves, nodes and spans, which {self.folder} has not; read its stage encoded")
+            raise UserError(f"to_duckdb() reads leaves, nodes and spans, but {self.folder} has none; read its stage encoded")
         connection = connection or duckdb.connect()
         for name, table in tables(self.folder, self.split).items():
             connection.register(name, table)

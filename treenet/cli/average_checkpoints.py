@@ -36,7 +36,7 @@ class AverageConfig(Settings):
     @model_validator(mode="after")
     def _check_one(self):
         if len(self.chosen()) > 1:
-            raise ValueError(f"choose one of last, best and ema, not {' and '.join(self.chosen())}")
+            raise ValueError(f"choose one of last, best and ema, but not {' and '.join(self.chosen())} together")
         return self
 
     def chosen(self) -> dict[Choice, int]:
@@ -46,7 +46,7 @@ class AverageConfig(Settings):
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, AverageConfig, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
     if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run; --sample of workflows/train_wmt.py makes one")
+        raise UserError("give --out RUN, the folder of a training run; workflows/train_wmt.py --sample makes one")
     settings = load_settings(AverageConfig, args.config, args.overrides)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
     with read_run(args.out, "checkpoints/*") as run:

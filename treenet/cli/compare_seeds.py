@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     if args.sample or args.config is None:
-        raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml; --help lists all settings")
+        raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml (this command has no --sample)")
     if args.out is None:
         raise UserError("give --out DIR, the folder of the comparison")
     config = load_settings(SeedsConfig, args.config, args.overrides)

@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, DemoSettings, find_config=find_config).parse_intermixed_args(argv)
     settings = load_settings(DemoSettings, args.config, args.overrides)
     if settings.splits and set(settings.splits) != set(SPLITS):
-        raise UserError(f"splits: the demo needs {', '.join(SPLITS)}, but there are {', '.join(settings.splits)}")
+        raise UserError(f"splits: must be {', '.join(SPLITS)}, but are {', '.join(settings.splits)}")
     out = (args.out or Path("demo-output")).absolute()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
@@ -160,6 +160,6 @@ def main(argv: Sequence[str]) -> None:
     curves = {TITLES[name]: read_metrics(out / name) for name in MODELS}
     print(f"learning curves    {plot_curves(curves, out / 'learning_curves.png', 'Shipped sample, one seed')}")
     print(f"this report        {out / 'report.txt'}")
-    print("\nTranslate a sentence of your own:")
+    print("\nTranslate your own sentence:")
     print(as_called(f"  echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {out / MODELS[0]}"))
     print(f"\ndone in {(time.monotonic() - started) / 60:.1f} minutes")

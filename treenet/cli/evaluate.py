@@ -83,13 +83,13 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     settings = load_settings(EvaluateSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("evaluate.py has no sample of its own; run workflows/train_wmt.py --sample and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train_wmt.py --sample, and give its folder as --out")
     if args.compare and settings.hypotheses:
-        raise UserError("--compare takes two systems as they are; leave hypotheses out, or give its file as one of the two")
+        raise UserError("--compare takes two systems; leave hypotheses out, or give its file as one of the two")
     if settings.references and not (args.compare or settings.hypotheses):
-        raise UserError("references: is for hypotheses=FILE or --compare; a run is scored against those of its data set")
+        raise UserError("references: needs hypotheses=FILE or --compare; a run has the references of its data set")
     if settings.references and settings.data:
-        raise UserError("references: takes the place of those of a data set; leave data out, or references")
+        raise UserError("references: replaces the references of a data set; leave data out, or references")
     references = list(read_lines([settings.references])) if settings.references else None
     if args.compare:
         return run_compare(args.compare, settings, references, args.out)
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
             name, scores = score_file(lines, references, settings, folder)
         return print_scores(name, scores, args.out)
     if args.out is None:
-        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+        raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
         name, scores = evaluate_run(run, settings)
     print_scores(name, scores, args.out)

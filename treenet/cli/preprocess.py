@@ -18,9 +18,9 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     borrows = any(override.startswith("vocab_from=") for override in args.overrides)
     if args.sample == (args.config is not None) and (args.sample or not borrows):
-        raise UserError("preprocess.py needs either --config FILE.yaml or --sample; --help lists the settings")
+        raise UserError("give either --config FILE.yaml or --sample")
     if args.out is None and not args.dry_run:
-        raise UserError("preprocess.py needs --out DIR, the folder for the shards")
+        raise UserError("give --out DIR, the folder for the data set")
     if args.sample:
         config = load_settings(PreprocessConfig, SAMPLE_CONFIG, args.overrides, splits=sample_splits())
     else:

@@ -29,9 +29,9 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, ProbeSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
     settings = load_settings(ProbeSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("probe.py has no sample of its own; run workflows/train_wmt.py --sample and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train_wmt.py --sample, and give its folder as --out")
     if args.out is None:
-        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+        raise UserError("give --out RUN, the folder of a training run")
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:

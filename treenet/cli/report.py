@@ -24,12 +24,12 @@ from treeproc.common.storage import as_path
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config)
-    parser.add_argument("--watch", action="store_true", help="while runs train, make the page again when they have something new")
+    parser.add_argument("--watch", action="store_true", help="while runs train, make the page again after each change")
     args = parser.parse_intermixed_args(argv)
     if args.sample:
-        raise UserError("report.py has no sample of its own; run workflows/demo.py and give the folders of its runs")
+        raise UserError("--sample: this command has none; run workflows/demo.py, and give the folders of its runs")
     if args.out is None:
-        raise UserError("--out is missing: give a folder for the report; --help shows the settings")
+        raise UserError("give --out DIR, the folder for the report")
     runs = [one for one in args.overrides if "=" not in one]
     overrides = [one for one in args.overrides if "=" in one]
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))

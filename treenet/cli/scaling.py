@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
-        raise UserError("give --config FILE.yaml (workflows/configs has some), or --sample for a small study; --help lists all")
+        raise UserError("give either --config FILE.yaml (workflows/configs has some) or --sample for a small study")
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")
     config = load_settings(ScalingConfig, SAMPLE if args.sample else args.config, args.overrides)

@@ -34,9 +34,9 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, ScoreLMSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
     settings = load_settings(ScoreLMSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("there is no sample of its own; run workflows/train_lm.py --sample and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
     if args.out is None:
-        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+        raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings)
     print(format_scores(name, scores))

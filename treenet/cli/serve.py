@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True)
     args = parser.parse_intermixed_args(argv)
     if args.out is None or args.sample:
-        raise UserError("serve.py needs --out RUN, the folder of a training run; it has no sample of its own")
+        raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")
     settings = load_settings(ServeSettings, args.config, args.overrides)
     paths = {"--out": args.out, "token_file": settings.token_file}
     if not checkpoint_names(settings.checkpoint):

@@ -27,7 +27,7 @@ def find_config(text: str) -> Path:
         return path
     if text == path.stem:
         return CONFIGS / f"{text}.yaml"
-    raise UserError(f"cannot read the configuration {text}: there is no such file; --config {path.stem} takes the shipped one")
+    raise UserError(f"cannot read the configuration {text}: the file is missing; --config {path.stem} takes the shipped one")
 
 
 def shipped_names() -> list[str]:

@@ -34,9 +34,11 @@ def main(argv: Sequence[str]) -> None:
     )
     args = parser.parse_intermixed_args(argv)
     if args.sample:
-        raise UserError("the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml")
+        raise UserError(
+            "--sample: the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml"
+        )
     if args.config is None:
-        raise UserError("give --config FILE.yaml (workflows/configs has sst5.yaml and others); --help lists all settings")
+        raise UserError("give --config FILE.yaml (workflows/configs has sst5.yaml and others)")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, args.config, args.overrides)

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
     args = parser.parse_intermixed_args(argv)
     if args.config is None or args.sample:
-        raise UserError("give --config FILE.yaml; workflows/configs/parser_en.yaml is one, no treebank is shipped as a sample")
+        raise UserError("give --config FILE.yaml, for example workflows/configs/parser_en.yaml (this command has no --sample)")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainParserConfig, args.config, args.overrides)

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     )
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
-        raise UserError("give --config FILE.yaml (workflows/configs has examples), or --sample for a small run; --help lists all")
+        raise UserError("give either --config FILE.yaml (workflows/configs has examples) or --sample for a small run")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     )
     args = parser.parse_intermixed_args(argv)
     if args.out is None or args.sample:
-        raise UserError("translate.py needs --out RUN, the folder of a training run; it has no sample of its own")
+        raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")
     flags = {"nbest": args.nbest, "scores": args.scores or None, "json_lines": args.json or None}
     settings = load_settings(
         TranslateSettings, args.config, args.overrides, **{name: value for name, value in flags.items() if value is not None}
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
     if args.interactive and (asked_for := _not_interactive(settings)):
-        raise UserError(f"--interactive translates what is typed, and shows text; leave out {', '.join(asked_for)}")
+        raise UserError(f"--interactive reads lines that you type, and shows text; leave out {', '.join(asked_for)}")
     typed = source is STDIN and sys.stdin is not None and sys.stdin.isatty()
     if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
         lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))

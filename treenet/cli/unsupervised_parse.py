@@ -47,9 +47,9 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, ParseSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
     settings = load_settings(ParseSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("there is no sample of its own; run workflows/train_lm.py --sample and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
     if args.out is None:
-        raise UserError("--out is missing: give the folder of a training run; --help shows the settings")
+        raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
     print(format_parse(name, scores))

@@ -63,7 +63,7 @@ class PhraseConfig(ArchitectureSection):
 
     ngrams: tuple[NGram, ...] = Field((2, 3, 4), description="a head for the n-grams of each of these sizes")
     levels: tuple[PhraseLevel, ...] = Field(
-        (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 is what the root consists of"
+        (1, 2), description="a head for the phrases at each of these levels of the tree; level 1 has the children of the root"
     )
     num_layers: PositiveInt | None = Field(
         None,
@@ -82,7 +82,9 @@ class PhraseConfig(ArchitectureSection):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise ValueError(f"{name} must be different, but are {list(getattr(self, name))}")
         if self.tag_loss and not self.levels:
-            raise ValueError(f"tag_loss must be 0 without levels, whose labels it is about, but is {self.tag_loss:g}")
+            raise ValueError(
+                f"tag_loss must be 0 without levels, because it learns the labels of their phrases, but is {self.tag_loss:g}"
+            )
         return self
 
 
@@ -98,7 +100,7 @@ class ConvolutionConfig(ArchitectureSection):
         (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; further layers take the last size"
     )
     decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
-    gated: bool = Field(True, description="a GLU after the input projection; the paper's IWSLT models have none")
+    gated: bool = Field(True, description="use a GLU after the input projection; the paper's IWSLT models have none")
     weight_dropout: float = Field(0.1, ge=0, lt=1, description="dropout of kernel weights after their softmax (DropConnect)")
 
 
@@ -177,7 +179,7 @@ class RelationsConfig(ArchitectureSection):
         True, description="relative positions (sequence.clip) in the decoder's self-attention too, instead of sinusoids"
     )
     label_head: Literal["none", "pos_tag", "deprel"] = Field(
-        "none", description="what the first head of the first layer computes its queries and keys from, instead of the states"
+        "none", description="input of the queries and keys of the first head in the first layer, instead of the states"
     )
 
     @property
@@ -196,7 +198,9 @@ class RelationsConfig(ArchitectureSection):
         if self.decoder and not self.sequence.clip:
             raise ValueError("decoder needs sequence.clip, for example 16, but it is 0; set decoder=false")
         if self.positions == "none" and not self.kinds:
-            raise ValueError("positions must be sequence, depth or both where no relation is on, but is none: words had no order")
+            raise ValueError(
+                "positions must be sequence, depth or both if there is no relation, but is none: words would have no order"
+            )
         return self
 
 
@@ -219,7 +223,7 @@ class RecurrentConfig(ArchitectureSection):
         "bilstm. The others pool the states of all positions",
     )
     attend: bool = Field(
-        True, description="true: the decoder attends to all positions; false: it knows the source by its start state alone"
+        True, description="true: the decoder attends to all positions; false: it reads the source only through its start state"
     )
 
 

@@ -69,29 +69,29 @@ class BatchConfig(Settings):
     """The global batch. It depends on the data and these values, never on workers or model."""
 
     max_tokens: PositiveInt = Field(
-        4096, description="size of an update over all workers: padded leaves or padded target pieces, the larger of both"
+        4096, description="size of an update over all workers: padded leaves or padded target pieces, the larger of the two"
     )
     budget_counts: Literal["leaves", "leaves_and_nodes"] = Field(
         "leaves",
-        description="what max_tokens counts on the source side; 'leaves_and_nodes' is the released code's rule, by which "
-        "batches differ between trees",
+        description="what max_tokens counts on the source side. 'leaves_and_nodes' is the rule of the released code; with it, "
+        "other trees give other batches",
     )
-    max_leaves: PositiveInt = Field(256, description="largest number of leaves of a training example; longer ones are left out")
+    max_leaves: PositiveInt = Field(256, description="most leaves of a training example; training leaves longer ones out")
     max_target_pieces: PositiveInt = Field(
-        256, description="largest number of target pieces of a training example; longer ones are left out"
+        256, description="most target pieces of a training example; training leaves longer ones out"
     )
     fraction: float = Field(
-        1.0, gt=0, le=1, description="share of the training examples to use; smaller shares nest in larger ones"
+        1.0, gt=0, le=1, description="share of the training examples to use; larger shares contain smaller ones"
     )
     subset: Literal["fixed", "by_seed"] = Field(
         "fixed",
         description="'fixed': all seeds train on the same share; 'by_seed': each seed draws its own share. All models get the "
-        "same one, and smaller shares lie within larger ones",
+        "same share, and larger shares contain smaller ones",
     )
     window_rows: PositiveInt = Field(
         WINDOW_ROWS,
-        description="rows of the runs of consecutive shards that are shuffled and batched one after the other; all rows at once "
-        "where they are no more. Another value makes other batches",
+        description="training shuffles and batches consecutive shards in windows of so many rows, one window after the other. A "
+        "smaller data set is one window. Another value makes other batches",
     )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
@@ -132,14 +132,14 @@ class ClassifierConfig(Settings):
     )
     pooling: Literal["own", "mean", "first"] = Field(
         "own",
-        description="states that an example's class is predicted from. 'own': the root of tree models, the mean of the leaves "
-        "of a transformer, the last states of both directions of a bilstm. 'mean': the mean of all. 'first': the "
+        description="states from which the model predicts the class of an example. 'own': the root of tree models, the mean of "
+        "the leaves of a transformer, the last states of both directions of a bilstm. 'mean': the mean of all. 'first': the "
         "first leaf",
     )
     split_words: SplitWords = Field(
         "pieces",
-        description="where tree models learn the class of a word of several pieces: at its pieces, at the node above them, or "
-        "at both",
+        description="where tree models learn the class of a word of several pieces: at its pieces, at the node above them, or at "
+        "both places",
     )
     word_dropout: float = Field(
         0.0, ge=0, lt=1, description="probability that training replaces a piece by the unknown piece (Iyyer et al., 2015)"
@@ -147,8 +147,8 @@ class ClassifierConfig(Settings):
     neutral_class: int | None = Field(
         None,
         ge=0,
-        description="also score two classes: all below and all above this one, by their summed probabilities. Examples of "
-        "this class are left out. 2 reads SST-5 as SST-2",
+        description="also score two classes: all below and all above this one, by their summed probabilities. This score leaves "
+        "out examples of this class. 2 reads SST-5 as SST-2",
     )
     pair_hidden: PositiveInt = Field(50, description="relatedness: width of the layer that compares two sentences")
 
@@ -224,17 +224,15 @@ class TrainConfig(Settings):
     patience: Annotated[int, Effect.PROGRESS] = Field(
         0,
         ge=0,
-        description="number of validations in a row without a better result that end the training; 0: train to max_steps",
+        description="training ends after so many validations in a row without a better result; 0: train to max_steps",
     )
     max_skipped_updates: Annotated[PositiveInt, Effect.NONE] = Field(
-        20,
-        description="number of updates in a row with a loss or gradient that is not finite, after which training stops with "
-        "an error",
+        20, description="training stops with an error after so many updates in a row whose loss or gradient is not finite"
     )
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
     workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
     min_workers: Annotated[int, Effect.NONE] = Field(
-        0, ge=0, description="smallest number of workers to train with while nodes are missing; 0: wait for all workers"
+        0, ge=0, description="fewest workers to train with while nodes are missing; 0: wait for all workers"
     )
     loader_workers: Annotated[int | None, Effect.NONE] = Field(
         None,
@@ -255,8 +253,8 @@ class TrainConfig(Settings):
     )
     shard_weights: Annotated[bool, Effect.NONE] = Field(
         False,
-        description="each worker holds a part of weights, gradients and optimiser (FSDP2): for models that do not fit into "
-        "one GPU. Such a model is not compiled",
+        description="each worker holds a part of weights, gradients and optimiser (FSDP2): for models that do not fit into one "
+        "GPU. PyTorch does not compile such a model",
     )
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,
@@ -298,15 +296,15 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _check_recomputing(self) -> Self:
         if self.compile and self.checkpoint_activations:
-            raise ValueError("compile must be false where checkpoint_activations is true: a compiled layer cannot be run again")
+            raise ValueError("compile must be false if checkpoint_activations is true: PyTorch cannot run a compiled layer twice")
         if self.compile and self.shard_weights:
-            raise ValueError("compile must be false where shard_weights is true: the weights of a layer come and go")
+            raise ValueError("compile must be false if shard_weights is true: the weights of a layer are not always there")
         return self
 
     @model_validator(mode="after")
     def _check_precision(self) -> Self:
         if self.precision == "fp16" and not self.use_gpu:
-            raise ValueError("precision = 'fp16' needs use_gpu = true; on CPUs 'bf16' and 'float32' are computed")
+            raise ValueError("precision = 'fp16' needs use_gpu = true; on CPUs choose 'bf16' or 'float32'")
         return self
 
     @model_validator(mode="after")

@@ -40,7 +40,7 @@ class ExampleSource:
     is checked when it is opened. Here, the first shard is opened, and the sizes of the other files on disk are checked.
     """
 
-    shards: ShardSizes | None  # of the rows; None where rows are not those of shards, and so in one window
+    shards: ShardSizes | None  # of the rows; None if rows are not those of shards, and so in one window
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
         self.reads, self.folder = reads, folder
@@ -105,12 +105,14 @@ class ExampleSource:
         return int(((sizes.tgt_pieces + 1) * sizes.rows).sum())
 
     def _open(self, number: int) -> list[dict]:
-        """The record batches of a shard. Raises UserError where it is damaged, or its rows are not those of the lengths."""
+        """The record batches of a shard. Raises UserError if it is damaged, or its rows are not those of the lengths."""
         record = self._records[number]
         shard, rows = Shard(self.folder, record), slice(*self._edges[number : number + 2].tolist())
         check_names(self.folder, shard, self._columns)
         if (self.lengths["shard"][rows] != record.index).any() or (self.lengths["row"][rows] != np.arange(record.rows)).any():
-            raise UserError(f"{self.folder / LENGTHS} names rows that {record.name} has not; run workflows/preprocess.py again")
+            raise UserError(
+                f"{self.folder / LENGTHS} names rows that are not in {record.name}; run workflows/preprocess.py again"
+            )
         return shard.columns
 
 

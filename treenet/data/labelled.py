@@ -181,7 +181,7 @@ def check_roots(picked: PickedRows) -> None:
     if len(wrong):
         line = picked.values("example_id")[wrong[0]] + 1
         raise UserError(
-            f"line {line} has several trees side by side and so no root; encode the data with tree.documents: dummy_root"
+            f"line {line} has several trees side by side, and so no single root; encode the data with tree.documents: dummy_root"
         )
 
 

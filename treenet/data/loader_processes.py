@@ -126,10 +126,10 @@ class LoaderProcesses(Generic[Item]):
         self.close()
         if self._starts >= MAX_STARTS:
             raise UserError(
-                f"{what}, and so have others before; where memory is short, lower loader_workers = {self._count}, or set 0 to "
-                "prepare batches without processes"
+                f"{what}, and earlier ones have ended too; if memory is short, lower loader_workers = {self._count}, or set it "
+                "to 0 to prepare batches without processes"
             )
-        sys.stderr.write(f"warning: {what}; it is started again and goes on with step {self._steps[index]}\n")
+        sys.stderr.write(f"warning: {what}; the loader starts it again, from step {self._steps[index]}\n")
         self._start(index)
 
     def _describe_end(self) -> str:
@@ -148,7 +148,7 @@ class LoaderProcesses(Generic[Item]):
                 return
 
     def _receive(self, index: int) -> Answer | BaseException | None:
-        """The answer for an item; None where its process has ended."""
+        """The answer for an item; None if its process has ended."""
         try:
             return self._connection(index).recv()
         except (EOFError, OSError):

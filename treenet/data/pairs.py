@@ -35,16 +35,15 @@ class PairSource:
     def __init__(self, folder: AnyPath, split: str, reads: InputKind):
         columns = read_index(folder).get("columns", [])
         if "score" not in columns:
-            raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose one of format sick")
+            raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose a data set of format sick")
         self._sentences = ExampleSource(folder, split, reads)
         lengths = {name: np.asarray(column) for name, column in self._sentences.lengths.items()}
         ids = lengths["example_id"]
         first, second = ids[: len(ids) // 2 * 2 : 2], ids[1::2]
         if len(ids) % 2 or (first % 2).any() or (second != first + 1).any():
             raise UserError(
-                f"{folder}: a pair of split {split} has lost one of its sentences to a filter; preprocess again with "
-                "filters.max_words and filters.max_word_chars that are large enough, filters.drop_damaged=false and no "
-                "filters.source_script"
+                f"{folder}: a filter dropped one sentence of a pair of split {split}; preprocess again with larger "
+                "filters.max_words and filters.max_word_chars, filters.drop_damaged=false and no filters.source_script"
             )
         self.lengths = {name: column[::2] for name, column in lengths.items()}
         # Both sentences of a pair are padded to the longest of the batch.

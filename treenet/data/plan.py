@@ -55,8 +55,8 @@ class BatchPlan:
         facts = [WindowFacts.of_rows(only)] if only else [windows.facts(number) for number in range(len(windows))]
         if not any(window.num_batches for window in facts):
             raise UserError(
-                f"no training example is left of {len(lengths['leaves'])}: raise batch.fraction = {batch.fraction}, "
-                f"batch.max_leaves = {batch.max_leaves} or batch.max_target_pieces = {batch.max_target_pieces}"
+                f"batch.fraction and the limits leave no training example of {len(lengths['leaves'])}; raise batch.fraction = "
+                f"{batch.fraction}, batch.max_leaves = {batch.max_leaves} or batch.max_target_pieces = {batch.max_target_pieces}"
             )
         if (longest := max(window.longest for window in facts)) > batch.max_tokens:
             raise UserError(
@@ -127,8 +127,8 @@ class BatchPlan:
         read = self._windows.read(window)
         if read.num_batches != self._batches_of[window]:
             raise UserError(
-                f"the rows of window {window} make {read.num_batches} batches, but their counts {self._batches_of[window]}: "
-                "size_counts.arrow and lengths.arrow do not belong together; run workflows/preprocess.py again"
+                f"the rows of window {window} make {read.num_batches} batches, but their counts say {self._batches_of[window]}: "
+                "size_counts.arrow does not fit lengths.arrow; run workflows/preprocess.py again"
             )
         return read
 

@@ -36,8 +36,8 @@ def read_references(data: AnyPath, split: str) -> list[str]:
     for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
         if text["example_id"] != encoded["example_id"]:
             raise UserError(
-                f"{data}: text has line {text['example_id'] + 1} where encoded has {encoded['example_id'] + 1}; "
-                "run workflows/preprocess.py again"
+                f"{data}: text has line {text['example_id'] + 1}, but encoded has line {encoded['example_id'] + 1}; run "
+                "workflows/preprocess.py again"
             )
         lines.append(text[side].lower() if lowercase else text[side])
     return lines

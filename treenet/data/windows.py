@@ -56,7 +56,7 @@ class WindowRows:
 
     @classmethod
     def read(cls, lengths: Lengths, first: int, last: int, window: int | None, batch: BatchConfig, seed: int) -> "WindowRows":
-        """The rows in use of `first` to `last`. `window` is the window's number, None where there is but one.
+        """The rows in use of `first` to `last`. `window` is the window's number, None if there is but one.
 
         A share of one window takes each example by its id; a share of several takes a number of each size from each.
         """
@@ -184,7 +184,7 @@ def _choose(lengths: Lengths, first: int, last: int, window: int | None, batch: 
 
 
 def seed_of_share(batch: BatchConfig, seed: int) -> int | None:
-    """The seed that a share is drawn by; None where all runs draw the same."""
+    """The seed that a share is drawn by; None if all runs draw the same."""
     return seed if batch.subset == "by_seed" else None
 
 

@@ -49,7 +49,7 @@ class ClassifySettings(Settings):
 def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     """Write `predictions.NAME.tsv` and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and its scores. Raises UserError if the folder is no run of a classifier, or if run and data do not fit.
+    Returns NAME and its scores. Raises UserError if the folder is not a run of a classifier, or if run and data do not fit.
     """
     name, lines, scores = _classify(folder, settings)
     atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())

@@ -10,6 +10,7 @@ from treenet.evaluation.metrics import METRICS, compare_systems, sentence_chrf
 from treenet.evaluation.origin import describe_origin, recorded_origin
 from treenet.evaluation.run_results import System
 from treenet.evaluation.significance import ABOUT_WEIGHTS
+from treeproc.common.command_names import as_called
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings
 from treeproc.shards.store import fingerprint_of
@@ -93,7 +94,8 @@ def format_comparison(found: dict) -> str:
         lines.append(
             f"{METRICS[name].column:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
         )
-    lines.append(f"p is about {ABOUT_WEIGHTS}, and says nothing of models trained with other seeds: see workflows/scaling.py")
+    about = f"p is about {ABOUT_WEIGHTS}, not about models trained with other seeds; workflows/scaling.py compares over seeds"
+    lines.append(as_called(about))
     lines += [one["signature"] for one in found["metrics"].values()]
     equal = found["num_examples"] - found["num_better"] - found["num_worse"]
     lines.append(

@@ -95,7 +95,7 @@ def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int
 def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     """Write `translations.NAME.txt` and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and its scores. Raises UserError if the folder is no run, or if run and data do not fit.
+    Returns NAME and its scores. Raises UserError if the folder is not a run, or if run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -145,7 +145,7 @@ def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath |
 
 
 def data_of(run: Path) -> AnyPath | None:
-    """Return the data set of a run folder; None if the folder is no run."""
+    """Return the data set of a run folder; None if the folder is not a run."""
     config = run / "config.yaml"
     return load_settings(TrainConfig, config).data if config.is_file() else None
 
@@ -168,7 +168,7 @@ def score_file(
     data = settings.data or (data_of(out) if out else None)
     if references is None:
         if data is None:
-            raise UserError("hypotheses: needs references: give data=DATA, references=FILE, or the folder of a run as --out")
+            raise UserError("hypotheses: needs references; give data=DATA, references=FILE, or the folder of a run as --out")
         references, of = references_of(data, settings.split)
     else:
         data, of = None, str(settings.references)
@@ -196,7 +196,7 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
     if references is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
-            raise UserError("--compare: two files need references: give data=DATA or references=FILE")
+            raise UserError("--compare: two files need references; give data=DATA or references=FILE")
         references, of = references_of(data, split)
         side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
         rows = [(row[side], row["example_id"] + 1) for row in read_split(data, "text", split)]
@@ -221,5 +221,5 @@ def format_signatures(scores: dict) -> str:
     """Return the definition of each number, one line per metric."""
     lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in METRIC_TITLES.items()]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
-        lines.append("the data set came tokenised: tokenised BLEU is the one to compare, BLEU is not over detokenised lines")
+        lines.append("the lines of the data set are tokens; compare the tokenised BLEU, because BLEU is for detokenised lines")
     return "\n".join(lines)

@@ -77,7 +77,7 @@ class Scored:
 def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and the entry. Raises UserError if the folder is no run of a language model, or if run and data do not fit. It
+    Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit. It
     also does so if pairs are asked for, and the split has none.
     """
     if settings.use_gpu and not torch.cuda.is_available():

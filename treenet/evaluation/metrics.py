@@ -56,9 +56,7 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
         longer, name = (hypotheses, what) if len(hypotheses) > len(references) else (references, of or "the references")
         blank = "" if longer[-1].strip() else f"; the last line of {name} is blank"
         of = f" of {of}" if of else ""
-        raise UserError(
-            f"{what}: must have one line per reference, that is {len(references)}{of}, but have {len(hypotheses)}{blank}"
-        )
+        raise UserError(f"{what}: must have one line per reference, {len(references)}{of}, but have {len(hypotheses)}{blank}")
     if not references:
         raise UserError(f"{what}: there are no lines to score")
 

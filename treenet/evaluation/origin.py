@@ -15,6 +15,7 @@ from treenet.config import flatten
 from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
+from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
 from treeproc.common.setting_effects import Effect, excluded
@@ -133,11 +134,11 @@ class RunState:
     def _command(self, workflow: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
         if workflow == "train_classifier.py":  # it scores the tasks that it trains
-            return f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}"
+            return as_called(f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}")
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
         options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
-        return " ".join([f"python workflows/{workflow}", out, *options])
+        return " ".join([as_called(f"python workflows/{workflow}"), out, *options])
 
 
 def _workflow(entry: Mapping) -> str:

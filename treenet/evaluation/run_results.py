@@ -76,7 +76,7 @@ def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standin
 def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
     """Print on standard error which results in a run folder are stale, and the command that renews each."""
     for result, standing in stale_results(folder, name or folder):
-        message = f"{name or folder}/{result}: not of the run as it is ({standing.changed})"
+        message = f"{name or folder}/{result} is stale: the run has changed since then ({standing.changed})"
         print(f"warning: {message}; to renew it: {standing.command}", file=sys.stderr)
 
 
@@ -104,18 +104,18 @@ class System:
     standing: Standing = field(default_factory=Standing)
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
-        """Raise UserError if these are no translations of that split, are of other references, or are stale.
+        """Raise UserError if these are not translations of that split, are of other references, or are stale.
 
         `of` is the name of the references.
         """
         if self.standing.changed:
             changed, command = self.standing.changed, self.standing.command
-            raise UserError(f"{self.name} is not of the run as it is ({changed}); to renew it: {command}")
+            raise UserError(f"{self.name} is stale: its run has changed since then ({changed}); to renew it: {command}")
         if self.scores is not None and self.scores["split"] != split:
-            raise UserError(f"{self.name} holds translations of {self.scores['split']}, but {split} was asked for")
+            raise UserError(f"{self.name} holds translations of {self.scores['split']}, but the command is about {split}")
         if self.scores is not None and self.scores["references_fingerprint"] != fingerprint_of(list(references)):
             raise UserError(
-                f"{self.name} was scored against other references than those of {of}; compare translations of the same lines"
+                f"{self.name} has scores against other references than those of {of}; compare translations of the same lines"
             )
         check_lines(self.lines, references, self.name, of)
 
@@ -136,9 +136,9 @@ def read_system(run: Path, name: str, given: AnyPath | None = None) -> System:
     path, everything = translations_path(run, name), read_scores(run)
     scores = everything.get(name)
     if not path.is_file() or not isinstance(scores, dict):
-        raise UserError(f"{given} has no translations of {name} (scored are: {', '.join(everything) or 'none'}); {redo}")
+        raise UserError(f"{given} has no translations of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != scores.get("translations_sha256"):
-        raise UserError(f"{path} is not the file that {SCORES} has the scores of; {redo}")
+        raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")
     standing = RunState(given).judge(scores)
     return System(str(given / path.name), content.decode().split("\n")[:-1], scores, run, standing)

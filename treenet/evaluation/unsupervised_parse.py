@@ -51,7 +51,7 @@ class ParsingConfig(Settings):
     start_layer: int | None = Field(
         None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null: the last one"
     )
-    min_layer: int = Field(2, ge=0, description="the lowest layer that is used")
+    min_layer: int = Field(2, ge=0, description="the lowest layer that the parser reads")
     split_threshold: float = Field(
         0.8, ge=0, le=1, description="if the weakest link of a span is stronger, the layer below decides"
     )
@@ -74,7 +74,7 @@ class ParseSettings(Settings):
     parsing: ParsingConfig = ParsingConfig()
     punctuation: tuple[str, ...] = Field(
         (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
-        description="words with these tags are removed from both trees before the comparison",
+        description="remove words with these tags from both trees before the comparison",
     )
     max_words: PositiveInt | None = Field(
         None, description="score only sentences of at most this many words without punctuation; 10 gives WSJ10"
@@ -104,7 +104,7 @@ def check_layers(layers: int, config: ParsingConfig) -> int:
     first = layers - 1 if config.start_layer is None else config.start_layer
     if not config.min_layer <= first < layers:
         raise UserError(
-            f"parsing must go down from start_layer to min_layer, of {layers} layers counted from 0, but start_layer is {first} "
+            f"parsing must go down from start_layer to min_layer, with layers from 0 to {layers - 1}, but start_layer is {first} "
             f"and min_layer {config.min_layer}; set parsing.start_layer and parsing.min_layer"
         )
     return first
@@ -142,8 +142,8 @@ def parse_run(
     """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
 
     `read_treebank` gives the trees of `settings.treebank`, and each as an example in the vocabulary of the data set. The caller
-    passes it because treenet has no reader for them. Returns NAME and the entry. Raises UserError if the folder is no run, if its
-    model has no constituents, or if run and data do not fit.
+    passes it because treenet has no reader for them. Returns NAME and the entry. Raises UserError if the folder is not a run, if
+    its model has no constituents, or if run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")

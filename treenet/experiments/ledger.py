@@ -248,8 +248,8 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
 def _refuse_changes(folder: Path, cell: Cell, old: Entry) -> None:
     if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
         raise UserError(
-            f"{folder} holds cells of other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or the settings "
-            "of those cells"
+            f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "
+            "old settings"
         )
 
 

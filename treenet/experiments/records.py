@@ -94,7 +94,7 @@ class Recording:
         )
 
     def kept(self) -> dict[str, Record]:
-        """Return the records in the folder by the names of their cells. Raises UserError for a file that is no record."""
+        """Return the records in the folder by the names of their cells. Raises UserError for a file that is not a record."""
         if self.folder is None or not self.folder.is_dir():
             return {}
         paths = [path for path in self.folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
@@ -104,7 +104,7 @@ class Recording:
         hint = "restore it, or remove it and run the same command again"
         record = read_json(path, hint, Record)
         if record["version"] > VERSION or record["cell"] != path.stem:
-            raise UserError(f"{path} is a record of a later version, or of another cell ({record['cell']!r}); {hint}")
+            raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
         check_labels(record["labels"], str(path), self.labels)
         return record
 
@@ -117,7 +117,8 @@ class Recording:
                 path = self.folder / f"{cell.name}.json"
                 if changed := changed_settings(before, record["data_fingerprint"], cell, str(path)):
                     raise UserError(
-                        f"{path} is a record of other settings ({'; '.join(changed)}); use another --records, or its settings"
+                        f"{path} is a record with other settings ({'; '.join(changed)}); choose another --records, or give the "
+                        "old settings"
                     )
         return kept.keys() & {cell.name for cell in cells}
 

@@ -43,8 +43,8 @@ class GridConfig(Settings):
     )
     baseline: str = Field(
         "transformer",
-        description="the name in `models` that the first other one, which the study is about, is tested against; all further "
-        "ones are tested against that one",
+        description="the name in `models` of the baseline. The study tests its first other model against the baseline, and all "
+        "further models against that first one",
     )
     split: str = Field("test", description="split of the data set that is translated and scored")
     metric: Literal["bleu", "bleu_tokenized"] = Field(
@@ -64,7 +64,10 @@ class GridConfig(Settings):
         for name, settings in self.models.items():
             check_name("models", name)
             if "seed" in settings or {"fraction", "subset"} & settings.get("batch", {}).keys():
-                raise ValueError(f"models.{name}: seed and batch.fraction are given by the grid, batch.subset is for all models")
+                raise ValueError(
+                    f"models.{name}: leave seed, batch.fraction and batch.subset out; the grid gives the first two, and "
+                    "batch.subset is for all models"
+                )
         if self.baseline not in self.models:
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
@@ -99,7 +102,10 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
                 values = overlay(overlay(shared, settings), {"seed": seed, "batch": {"fraction": fraction}})
                 run = build_settings(TrainConfig, values, f"grid.models.{model}")
                 if run.task != "translation":
-                    raise UserError(f"grid.models.{model}: task must be translation, but is {run.task}; see compare_seeds.py")
+                    raise UserError(
+                        f"grid.models.{model}: task must be translation, but is {run.task}; for classifiers run "
+                        "workflows/compare_seeds.py"
+                    )
                 run = run.with_absolute_paths()
                 if run.data not in indices:
                     indices[run.data] = read_index(run.data / "encoded")
@@ -116,8 +122,8 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
         for key in ("text_fingerprint", "vocab_fingerprint"):
             if indices[data][key] != indices[first][key]:
                 raise UserError(
-                    f"{data} and {first} differ in {key}: cells are compared on the same text with one vocabulary; preprocess "
-                    "them with the same splits and the same vocabulary"
+                    f"{data} and {first} differ in {key}, but a study needs the same text and one vocabulary; preprocess them "
+                    "with the same splits and the same vocabulary"
                 )
     if config.grid.split not in indices[first]["totals"]:
         there = ", ".join(indices[first]["totals"])

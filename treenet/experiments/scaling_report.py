@@ -50,7 +50,7 @@ LABELS = {"model": str, "fraction": float, "seed": int}
 # For people, below a table.
 EXPLAIN_FAMILIES = (
     "p, Holm: corrected over the two primary comparisons, {primary} - {baseline} at the largest share and its slope, and over "
-    "the other models, each - {primary}, at that share. All else is exploratory, not corrected and without a star."
+    "the other models, each - {primary}, at that share. Everything else is exploratory, not corrected and without a star."
 )
 
 
@@ -172,9 +172,11 @@ def _read_sentences(records: Sequence[Record], metric: str) -> dict[str, np.ndar
         columns = [numbers(record, name) for name in _statistics(metric)]
         first = (record["cell"], columns[-1]) if first is None else first
         if not all(len(column) == len(columns[-1]) for column in columns):
-            raise UserError(f"the record of {record['cell']} is damaged: its sentences differ in number; restore it")
+            raise UserError(f"the record of {record['cell']} is damaged: its lists of sentences differ in length; restore it")
         if not np.array_equal(columns[-1], first[1]):
-            raise UserError(f"{record['cell']} and {first[0]} have scores of different references; keep records of one split")
+            raise UserError(
+                f"{record['cell']} and {first[0]} have scores against different references; keep the records of one split"
+            )
         found[record["cell"]] = np.stack(columns, axis=1)
     return found
 

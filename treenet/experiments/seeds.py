@@ -38,7 +38,9 @@ class SeedGridConfig(Settings):
         tuple(range(1, 11)), min_length=1, description="seeds of initialisation, dropout and batch order"
     )
     fewer_seeds: dict[str, PositiveInt] = Field({}, description="systems that run only with the first N seeds: {name: N}")
-    baseline: str = Field("tree_transformer", description="the name in `systems` that the others are tested against")
+    baseline: str = Field(
+        "tree_transformer", description="the name in `systems` of the baseline, against which the study tests the others"
+    )
     parallel: PositiveInt | None = Field(
         None,
         description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
@@ -58,7 +60,7 @@ class SeedGridConfig(Settings):
         for name, settings in self.systems.items():
             check_name("systems", name)
             if "seed" in settings:
-                raise ValueError(f"systems.{name}: seed is given by the grid")
+                raise ValueError(f"systems.{name}: leave seed out; the grid gives it")
         for what, names in (("baseline", [self.baseline]), ("fewer_seeds", self.fewer_seeds)):
             for name in names:
                 if name not in self.systems:
@@ -107,8 +109,8 @@ def _check_data(indices: dict) -> None:
         for key in ("text_fingerprint", "num_classes"):
             if indices[data].get(key) != indices[first].get(key):
                 raise UserError(
-                    f"{data} and {first} differ in {key}: systems are compared on the same examples; preprocess one with "
-                    "parsed set to the other"
+                    f"{data} and {first} differ in {key}, but a study needs the same examples; preprocess one with parsed set to "
+                    "the other"
                 )
 
 

@@ -46,7 +46,7 @@ def _read_columns(path: Path, names: tuple[str, str]) -> list[tuple[str, str]]:
         with open(path, encoding="utf-8", newline="") as file:
             return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}); remove its folder and run the same command again") from None
+        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
 
 
 def _read_right(folder: Path, result: str) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _read_scores(folder: Path, result: str) -> dict[str, str]:
     try:
         predicted, scores = (show_numbers(round(_SCALE * float(value)) for value in column) for column in columns)
     except ValueError as error:
-        raise UserError(f"{path} cannot be read ({error}); remove its folder and run the same command again") from None
+        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
     return {result: predicted, f"{result}.scores": scores}
 
 

@@ -34,7 +34,7 @@ from treeproc.common.settings import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXPLAIN_FAMILY = "p, Holm: corrected over all systems that are compared with the baseline."
+EXPLAIN_FAMILY = "p, Holm: corrected over all comparisons with the baseline."
 LABELS = {"system": str, "seed": int}
 
 
@@ -135,7 +135,7 @@ def _compare(
     names = [*baselines, *systems]
     for name in names:
         if result not in examples[name] or len(examples[name][result]) != len(examples[names[0]][result]):
-            raise UserError(f"{name} and {names[0]} have predictions of different examples of {result}; run one of them again")
+            raise UserError(f"{name} and {names[0]} have predictions for different examples of {result}; run one of them again")
     return measures.compare([examples[name] for name in baselines], [examples[name] for name in systems], result)
 
 
@@ -169,7 +169,8 @@ def format_table(report: dict) -> str:
     )
     if any(f"test.peak.{measures.headline}" in row for row in rows):
         lines.append(
-            "peak on test!: the best kept checkpoint, chosen on test itself; it is no result, it shows what such a choice adds"
+            "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
+            "a choice"
         )
     lines.append(report["tests"])
     lines += filter(None, [count_not_recorded(report["cells"])])

@@ -53,7 +53,8 @@ def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type 
     scores = read_json(folder / SCORES, hint, form)
     for name, standing in stale_scores(names, folder).items():
         raise UserError(
-            f"{folder}: the scores of {name} are not of the run as it is ({standing.changed}); to renew them: {standing.command}"
+            f"{folder}: the scores of {name} are stale: the run has changed since then ({standing.changed}); to renew them: "
+            f"{standing.command}"
         )
     return scores
 
@@ -129,7 +130,10 @@ def run_study(study: Study) -> None:
         for cell in cells:
             entry = ledger.entries[cell.name]
             if entry.status == DONE and (changed := study.work.stale(cell.folder)):
-                message = f"{cell.name}: its scores are not of its model as it is ({changed}); it is averaged and scored again"
+                message = (
+                    f"{cell.name}: its scores are stale: its model has changed since then ({changed}); the study averages and "
+                    "scores it again"
+                )
                 print(f"warning: {message}", file=sys.stderr)
                 ledger.reopen(cell)
             elif entry.status == DONE and cell.name not in recorded:
@@ -146,4 +150,4 @@ def run_study(study: Study) -> None:
         raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped with {ledger.counts()}; the same command continues")
     if left:
         failed = f"{len(left)} of {len(cells)} cells failed, see {out / LEDGER}"
-        raise CommandEnded(1, f"{failed}; the same command tries them again")
+        raise CommandEnded(1, f"{failed}; the same command runs them again")

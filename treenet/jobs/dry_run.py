@@ -37,7 +37,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     left = max(0, job.config.max_steps - done)
     lines = ["dry run: the command writes nothing to --out", *_sizes(job)]
     if done:
-        lines.append(f"  --out holds update {done:,}: {left:,} are left")
+        lines.append(f"  --out holds update {done:,}; {left:,} updates remain")
     return "\n".join([*lines, *_costs(job, probe, left)])
 
 

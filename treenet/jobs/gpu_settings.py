@@ -24,7 +24,10 @@ def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
         recorded = load_settings(TrainConfig, run_dir / "config.yaml").precision
         chosen = best if recorded == "auto" else recorded
     if chosen != best:
-        print(f"note: this run began with precision={chosen} and keeps it; a new run would take {best} here", file=sys.stderr)
+        print(
+            f"note: this run began with precision={chosen}, and keeps it; a new run would use {best} on this machine",
+            file=sys.stderr,
+        )
     return config.model_copy(update={"precision": chosen})
 
 

@@ -88,7 +88,7 @@ def _fit_with_restarts(
                 count_usage(usage)
             if not outcome.pop("node_ends", False) or stop_file.exists():
                 return outcome
-            sys.stderr.write(f"a node was called back; other workers continue from step {outcome['step']}\n")
+            sys.stderr.write(f"the cluster took a node back; other workers continue from step {outcome['step']}\n")
         except (TrainingFailedError, RayActorError) as error:  # the second: Ray Train's controller died
             lost = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
             for _, failure in lost:
@@ -189,7 +189,8 @@ def _check_resources(config: TrainConfig) -> None:
     there = int(ray.cluster_resources().get(kind, 0))
     if there < (config.min_workers or config.workers):
         raise UserError(
-            f"workers = {config.workers} need as many {kind}s, but Ray has {there}; lower workers, or use 0 to train without Ray"
+            f"workers = {config.workers} need as many {kind}s, but Ray has {there}; lower workers, or set workers=0 to train "
+            "without Ray"
         )
 
 
@@ -199,8 +200,8 @@ def _work(settings: dict) -> dict:
     mirror, rank = RunMirror(out), ray.train.get_context().get_world_rank()
     if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
-            f"{out} is not seen by node {ray.util.get_node_ip_address()}: put --out and data on storage that all nodes share, "
-            "or in an object store (s3://..., gs://...)"
+            f"node {ray.util.get_node_ip_address()} does not see {out}: put --out and data on storage that all nodes share, or "
+            "in an object store (s3://..., gs://...)"
         )
     with _only_writer(mirror.folder) if rank == 0 else nullcontext():
         if isinstance(out, RemotePath):

@@ -83,7 +83,7 @@ def train_job(
 
             outcome = train_with_ray(config, mirror, stop_file, record.session.add_worker)
         elif config.use_gpu and not torch.cuda.is_available():
-            raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false or install a CUDA build of PyTorch")
+            raise UserError("use_gpu is true, but PyTorch sees no GPU; set use_gpu=false, or install PyTorch with CUDA")
         else:
             with mirror.watch(stop_file):
                 device = "cuda" if config.use_gpu else "cpu"

@@ -66,7 +66,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         atomic_write(run_dir / "run.json", json_bytes(facts))
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
-            print(f"note: {sections}: set, but model.name = {config.model.name} does not read that", file=sys.stderr)
+            print(f"note: {sections}: set, but model.name = {config.model.name} does not read this", file=sys.stderr)
         with recorded(run_dir, COMMAND) as record:
             record.session.started_from = facts["init"]["weights_sha256"] if "init" in facts else None
             outcome = train_job(config, run_dir, mirror, record)
@@ -87,7 +87,7 @@ def run_to_end(config: TrainConfig, out: AnyPath) -> None:
     print(describe_run(summary))
     if not summary.finished:
         checkpoints = summary.run_dir / "checkpoints"
-        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped early, checkpoint in {checkpoints}; the same command continues")
+        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped with a checkpoint in {checkpoints}; the same command continues")
 
 
 def describe_run(summary: RunSummary) -> str:
@@ -117,15 +117,15 @@ def describe_run(summary: RunSummary) -> str:
             + ("the best so far" if best["step"] == last["step"] else f"best {task.describe_best(best)} at {best['step']:,}")
         )
         if summary.finished and summary.step < config.max_steps:
-            out.append(f"  finished early: no better validation {config.patience} times in a row")
+            out.append(f"  finished early: {config.patience} validations in a row without a better result")
     if summary.averaged:
         meta = read_json(summary.averaged / META)
         steps = ", ".join(f"{step:,}" for step in meta["averaged_steps"])
         out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}{describe_gaps(meta)}")
-        curves = summary.curves or f"not drawn, since {how_to_install('matplotlib')}"
+        curves = summary.curves or f"not drawn, because {how_to_install('matplotlib')}"
         board = f"tensorboard --logdir {run_dir / 'tensorboard'}"
         if not is_installed("tensorboard"):
-            board = f"no files for TensorBoard, since {how_to_install('tensorboard')}"
+            board = f"no files for TensorBoard, because {how_to_install('tensorboard')}"
         out.append(f"  curves: {curves}; {board}")
         out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
     return "\n".join(out)
@@ -152,5 +152,5 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
         changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
     if changed:
         raise UserError(
-            f"{name} holds a run of other settings ({'; '.join(changed)}); choose another --out, or the settings of that run"
+            f"{name} holds a run with other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
         )

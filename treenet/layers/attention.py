@@ -164,7 +164,7 @@ class CausalSelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Decoder cross-attention; with `tree`, equations 21 to 24. No subtree mask: queries are no part of the tree."""
+    """Decoder cross-attention; with `tree`, equations 21 to 24. No subtree mask: queries are not part of the tree."""
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
         super().__init__(d_model, num_heads, dropout)

@@ -35,7 +35,7 @@ class CompiledOnGpu:
         except TorchDynamoException as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: {self._function.__name__} runs slower, not compiled: {reason}", file=sys.stderr)
+            print(f"warning: {self._function.__name__} runs slower, because it is not compiled: {reason}", file=sys.stderr)
             return self._function(x, *arguments)
 
 

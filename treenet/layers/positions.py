@@ -20,7 +20,7 @@ def compute_sinusoids(length: int, d_model: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Adds positions. The table is no parameter, and grows with the longest sequence so far."""
+    """Adds positions. The table is not a parameter, and grows with the longest sequence so far."""
 
     def __init__(self, d_model: int, length: int = 512):
         super().__init__()

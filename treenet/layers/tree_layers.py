@@ -32,7 +32,7 @@ def position_pad_mask(structure: TreeStructure) -> Tensor:
 
 
 def attend_mask_of(tree: TreeAttentionConfig, pad_mask: Tensor) -> Tensor | None:
-    """The mask of attention layers; None where they attend by the trees (equation 11)."""
+    """The mask of attention layers; None if they attend by the trees (equation 11)."""
     return None if tree.subtree_mask else padding_to_attend_mask(pad_mask)
 
 

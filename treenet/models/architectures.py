@@ -33,5 +33,5 @@ ARCHITECTURES: dict[str, Architecture] = {}
 def register(name: str, architecture: Architecture) -> None:
     """Register an architecture under a value of `model.name`. Raises ValueError if the name is taken."""
     if name in ARCHITECTURES:
-        raise ValueError(f"two architectures are called {name}")
+        raise ValueError(f"two architectures have the name {name}")
     ARCHITECTURES[name] = architecture

@@ -73,11 +73,11 @@ def check_supervision(config: ModelConfig, options: ClassifierConfig, reads: Inp
         return
     if reads.columns and reads.positions == "leaves":
         raise UserError(
-            f"classifier.supervision must be root where model.name = {config.name} reads {reads}, which are those of whole "
-            f"examples, but is {options.supervision}"
+            f"classifier.supervision must be root, because model.name = {config.name} reads {reads} of whole examples, but is "
+            f"{options.supervision}"
         )
     if reads.positions != "leaves" and options.pooling != "own":
         raise UserError(
-            f"classifier.pooling must be own where model.name = {config.name} learns the classes of all phrases, but is "
+            f"classifier.pooling must be own if model.name = {config.name} learns the classes of all phrases, but is "
             f"{options.pooling}; set classifier.supervision=root"
         )

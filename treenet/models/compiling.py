@@ -34,8 +34,8 @@ def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: boo
     if not wanted or (missing := what_is_missing(device)) is None:
         return wanted
     if setting:
-        raise UserError(f"compile must be false here, for want of {missing}; install it, or leave compile out")
-    print(f"note: the model runs slower, not compiled, for want of {missing}", file=sys.stderr)
+        raise UserError(f"compile=true needs {missing}, which is missing here; install it, or leave compile out")
+    print(f"note: {missing} is missing, so the model runs slower, not compiled", file=sys.stderr)
     return False
 
 
@@ -54,7 +54,7 @@ def what_is_missing(device: torch.device) -> str | None:
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "a C++ compiler (g++ or clang++, or what $CXX names)"
+        return "a C++ compiler (g++, clang++, or the one that $CXX names)"
     return None
 
 
@@ -81,13 +81,14 @@ class Compiled:
         except TorchDynamoException as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: the model cannot be compiled and runs slower as it is: {reason}", file=sys.stderr)
+            print(f"warning: PyTorch cannot compile the model, which runs slower: {reason}", file=sys.stderr)
         return self._method(*arguments)
 
     def _tell(self) -> None:
         if not self._told:
             print(
-                f"warning: torch.compile tells more than {MOST_GRAPHS} forms of batches apart; others run slower, not compiled",
+                f"warning: torch.compile has compiled the model for {MOST_GRAPHS} forms of batches; other forms run slower, not "
+                "compiled",
                 file=sys.stderr,
             )
         self._told = True

@@ -16,7 +16,7 @@ from treeproc.shards.schema import PAD_ID
 class MaskedPieceEmbedding(PieceEmbedding):
     """The table of pieces, and the vector of the mask. A leaf with the id V gets that vector.
 
-    The mask is no piece. So the vocabulary of a data set stays the same, and a model never predicts the mask.
+    The mask is not a piece. So the vocabulary of a data set stays the same, and a model never predicts the mask.
     """
 
     def __init__(self, pieces: int, d_model: int):

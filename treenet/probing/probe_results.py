@@ -84,7 +84,7 @@ def format_probes(name: str, entry: dict) -> str:
         facts = entry["tasks"][task]
         start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
         cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in titles)
-        lines.append(start + cells + ("" if layer else "  nothing to tell apart").rstrip())
+        lines.append(start + cells + ("" if layer else "  one class only, so nothing to predict").rstrip())
     return "\n".join(lines)
 
 

@@ -53,8 +53,8 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     Returns NAME, that of the checkpoint, and the entry. Every probe is written as soon as it is trained. An existing probe of the
     same model, data and settings is not trained again.
 
-    Raises UserError if the folder is no run, if run and data do not fit, or if the data set has no parsed trees. It also does so
-    if the settings ask for something that the model or the data set lacks.
+    Raises UserError if the folder is not a run, if run and data do not fit, or if the data set has no parsed trees. It also does
+    so if the settings ask for something that the model or the data set lacks.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -118,7 +118,7 @@ def choose_layers(layer: int | str, count: int) -> list[int]:
     if layer == "last":
         return [count]
     if int(layer) > count:
-        has = f"{count} layers" if count > 1 else "one layer that can be probed, its last"
+        has = f"{count} layers" if count > 1 else "one layer with states to probe, its last"
         raise UserError(f"layer must be last, all or at most {count}, but is {layer}: the encoder has {has}")
     return [int(layer)]
 
@@ -130,7 +130,7 @@ def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskN
     missing = [name for name in wanted if name in ARC_TASKS and not arcs]
     if missing and chosen is not None:
         raise UserError(
-            f"tasks: {', '.join(missing)} need the arcs between words, and {data} has none; leave them out, or preprocess again "
+            f"tasks: {', '.join(missing)} need the arcs between words, but {data} has none; leave them out, or preprocess again "
             "with parser.dependencies=true"
         )
     return [name for name in wanted if name not in missing]

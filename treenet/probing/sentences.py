@@ -93,7 +93,9 @@ def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows
     for shard, row, example_id in places:
         example = shards[shard].row(row) if shard in shards and row < len(shards[shard]) else {"example_id": None}
         if example["example_id"] != example_id:
-            raise UserError(f"{data}: parsed and encoded differ at line {example_id + 1}; run workflows/preprocess.py again")
+            raise UserError(
+                f"{data}: its stages parsed and encoded differ at line {example_id + 1}; run workflows/preprocess.py again"
+            )
         yield example
 
 
@@ -103,7 +105,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
     trees, edges = normal_form(brackets, collapse_unary=True), brackets.leaf_edges
     words = [len(example[f"{prefix}words"]["text"]) for example in examples]
     if wrong := np.flatnonzero(np.diff(edges) != words).tolist():
-        raise ValueError(f"line {examples[wrong[0]]['example_id'] + 1} has a tree over another number of words than it has")
+        raise ValueError(f"line {examples[wrong[0]]['example_id'] + 1} has another number of words than its tree")
     tags = [brackets.tag_names[tag] for tag in brackets.tags.tolist()]
     labels = [trees.names[label] for label in trees.labels.tolist()]
     # Node i lies below every earlier node whose subtree is still open; a root has level 1.
@@ -148,7 +150,7 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
             return depth
         depth += above >= 0
         above = np.where(above >= 0, governor[above], -1)
-    raise ValueError(f"line {example_id + 1} has arcs that go in a circle")
+    raise ValueError(f"line {example_id + 1} has arcs that form a circle")
 
 
 def _prefix(data: AnyPath) -> str:

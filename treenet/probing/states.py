@@ -112,7 +112,7 @@ def collect_states(
         advance(len(rows))
     for layer, out in found.items():
         if not all(x.isfinite().all() for x in (*out.sentences.values(), out.words)):
-            raise UserError(f"the states of layer {layer} are not finite: the model has diverged; choose another checkpoint")
+            raise UserError(f"the states of layer {layer} are not finite, so the model has diverged; choose another checkpoint")
     return found
 
 

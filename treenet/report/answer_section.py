@@ -11,7 +11,6 @@ from treenet.report.figures import FAINT, INK, SERIES
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, tag, text
 from treenet.report.naming import show_p_value
 from treenet.report.report_runs import Missing
-from treeproc.common.command_names import as_called
 
 ANSWER = "answer"
 # The axis of the plot reaches so far to both sides at least: small differences look small.
@@ -29,20 +28,22 @@ def show_answer(page: Page) -> list[str]:
     stale = [(run.name, one) for run in report.runs for one in run.stale]
     if stale:
         lines = [escape(f"{name}: {one.said}") + _command("; to renew: ", one) for name, one in stale]
-        message = paragraph("Stale, made with weights, data or settings that the run no longer has:")
+        message = paragraph("Stale results: the weights, data or settings of the run have changed since then.")
         out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
     if ANSWER in report.figures:
-        said = "Difference of each system to the baseline. Strokes are single seeds, bars 95 % intervals where there are three."
+        said = (
+            "Difference of each system to the baseline. Strokes are single seeds. Bars are 95 % intervals; they need three seeds."
+        )
         out.append(page.figure(ANSWER, said))
     if missing := [(run.name, one) for run in report.runs for one in run.missing]:
-        message = paragraph("Not everything is there:")
+        message = paragraph("Parts of this report are missing:")
         lines = [escape(f"{name}: {one.said}") + _command("; to add it: ", one) for name, one in missing]
         out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
     return out
 
 
 def _command(before: str, missing: Missing) -> str:
-    return before + code(as_called(missing.command)) if missing.command else ""
+    return before + code(missing.command) if missing.command else ""
 
 
 def _table(page: Page, answer: Answer) -> str:

@@ -17,8 +17,8 @@ def show_attention(page: Page) -> list[str]:
     what = "references" if any_stats.targets == "reference" else "model's own translations"
     out = [
         paragraph(
-            f"Cross-attention of the decoder on {report.split}, with the {what} given to it; every predicted piece is a target "
-            "position, the end of the sentence included. Models without trees attend to leaves alone and are not listed."
+            f"Cross-attention of the decoder on {report.split}. The decoder reads the {what}. Every predicted piece is a target "
+            "position, and so is the end of the sentence. The table leaves out models without trees, which attend only to leaves."
         )
     ]
     head = [text("share"), *(TableCell(escape(name), "n") for name in of_trees)]
@@ -30,7 +30,7 @@ def show_attention(page: Page) -> list[str]:
         [text("weights, sha256"), *(show_hash(sha256[name]) for name in of_trees)],
         [text("Leaves / nodes of the source trees"), *share],
         [text("Target → nodes"), *mean],
-        [text("the same, were attention even"), *even],
+        [text("the same with even attention"), *even],
         [text("target positions"), *(number(s.target_positions) for s in of_trees.values())],
     ]
     caption = "Attention to phrases in % (as Table 4 of the paper); mean and standard deviation over layers and heads."

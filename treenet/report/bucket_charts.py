@@ -19,7 +19,7 @@ FREQUENCY = "frequency"
 
 @dataclass(frozen=True)
 class ScoreSeries:
-    """The scores of one result, one a bucket; None where it has none. A control of a run is `hollow`."""
+    """The scores of one result, one a bucket; None if it has none. A control of a run is `hollow`."""
 
     name: str
     color: str

@@ -54,7 +54,9 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     and for settings that fit no run.
     """
     if not settings.runs:
-        raise UserError("runs: give the folders of runs or studies, for example: report.py --out report RUN_A RUN_B")
+        raise UserError(
+            "runs: give the folders of runs or studies, for example: python workflows/report.py --out report RUN_A RUN_B"
+        )
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
     runs, studies = read_report_inputs(settings.runs, settings.split)
@@ -114,7 +116,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     there = [run for run in report.runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
     for run in report.runs:
         if (index := own_index(run)) is None:
-            run.missing.append(Missing("its data set is missing, so there are no attention weights and no tests"))
+            run.missing.append(Missing("its data set is missing, so the page has no attention weights and no tests of it"))
         elif settings.split not in index["totals"]:
             run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
     anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
@@ -133,7 +135,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
         if has_self_attention(loaded.model):
             report.encoder[run.name] = run_encoder_attention(loaded, settings.split)
         if not isinstance(loaded.model.decoder, TransformerDecoder):
-            run.missing.append(Missing("it has no Transformer's decoder, so there are no attention weights of it"))
+            run.missing.append(Missing("it has no Transformer decoder, so it has no attention weights"))
             continue
         report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
         if run in same_text:
@@ -187,7 +189,7 @@ def _draw(report: Report, folder: Path) -> None:
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:
-    """Figures that an earlier report in the same folder had and this one has not."""
+    """Figures of an earlier report in the same folder that this one lacks."""
     if (out / NUMBERS).is_file():
         for name in read_json(out / NUMBERS, "remove it and run the same command again").get("figures", []):
             if name not in kept and Path(name).name == name:

@@ -48,7 +48,7 @@ def reads_trees(run: ReportRun) -> bool:
 
 
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
-    """Differences that make runs hard to compare with the baseline, one sentence each; none where only the model differs."""
+    """Differences that make runs hard to compare with the baseline, one sentence each; none if only the model differs."""
     out = []
     for run in runs:
         if run is baseline:
@@ -151,25 +151,29 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
         return
     found = references_of(table, runs.values())
     if found is None:
-        table.notes.append(f"No tests: no run's data set has the references of {table.split} any more.")
+        table.notes.append(f"No tests: no data set of a run has the references of {table.split} any more.")
         return
     references = found[1]
     if table.baseline.standing.changed:
-        table.notes.append(f"No tests: the scores of {table.baseline.run} are not of the run as it is.")
+        table.notes.append(f"No tests: the scores of {table.baseline.run} are stale.")
         return
     base = runs[table.baseline.run].translations.get(table.baseline.result)
     if base is None or len(base) != len(references):
-        table.notes.append(f"No tests: the translations of {table.baseline.run} are missing, or not those that were scored.")
+        table.notes.append(
+            f"No tests: the translations of {table.baseline.run} are missing, or have changed since they were scored."
+        )
         return
     for row in table.rows:
         lines = runs[row.run].translations.get(row.result)
         if row is table.baseline:
             continue
         if row.standing.changed:
-            table.notes.append(f"{row.run}, {row.result}: no test, it is not of the run as it is.")
+            table.notes.append(f"{row.run}, {row.result}: no test, because it is stale.")
             continue
         if lines is None or len(lines) != len(references):
-            table.notes.append(f"{row.run}, {row.result}: no test, its translations are missing, or not those that were scored.")
+            table.notes.append(
+                f"{row.run}, {row.result}: no test, because its translations are missing, or have changed since they were scored."
+            )
             continue
         progress(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
         row.tests = compare_systems(base, lines, references, num_samples)
@@ -194,7 +198,7 @@ def _note_decoding(table: ScoreTable) -> None:
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
-    """Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing where there are not two of them."""
+    """Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing if there are not two of them."""
     groups: dict[str, dict[str, ReportRun]] = {}
     for run in filter(reads_trees, runs):
         flat = flatten(run.config)

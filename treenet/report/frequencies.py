@@ -37,7 +37,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
     """Counts are of all lines of the train split, on the side that models write."""
     there = references_of(table, runs)
     if there is None:
-        return Frequencies(f"no run's data set has the references of {table.split}")
+        return Frequencies(f"no data set of a run has the references of {table.split}")
     anchor, references = there
     data = anchor.data
     try:
@@ -54,7 +54,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
         if len(lines) == len(references) and not row.standing.changed:
             found.append((place, lines))
     if not found:
-        return Frequencies("no translations are there, or they are not those that were scored")
+        return Frequencies("the translations are missing, or have changed since they were scored")
     encoded = read_index(data / "encoded")
     lowercase = encoded.get("subword_settings", {}).get("lowercase", False)
     side = "source" if encoded.get("tree_settings", {}).get("side") == "target" else "target"

@@ -54,7 +54,7 @@ def show_groups(page: Page, prefix: str, stats: Mapping[str, Stats]) -> list[str
                 cells += [number(group and group.positions), number(group and 100 * group.mass.mean(), ".2f")]
                 cells.append(number(group and 100 * group.even, ".2f"))
             rows.append(cells)
-        numbers = table("Even is what attention spread evenly over the positions of each tree would give.", head, rows)
+        numbers = table("Even: the share if attention were equal at all positions of a tree.", head, rows)
         out.append(tag("details", tag("summary", f"The same as a table, by {kind}") + numbers))
     return out
 

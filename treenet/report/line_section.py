@@ -34,14 +34,12 @@ def show_lines(page: Page) -> list[str]:
         said = f"{len(lines.line):,} of the {lines.total:,} sentences of {page.report.split}"
         said += ", those whose translations differ most in chrF," if paired else ", the first ones,"
         said += " so that this page stays small"
-    out = [paragraph(f"{said}. chrF is that of the sentence alone. Depth is that of the tree in the data of {lines.measured}.")]
+    out = [paragraph(f"{said}. chrF is of the single sentence. Depth is of the tree in the data of {lines.measured}.")]
     if paired:
         right, wrong = tag("mark", "so", class_="right"), tag("mark", "so", class_="wrong")
-        legend = (
-            f"Words in which the two translations differ are marked: {right} where the reference has the word, {wrong} where not."
-        )
+        legend = f"Marks show words in which the two translations differ: {right} if the reference has the word, {wrong} if not."
     else:
-        legend = f"Words that the reference does not have are marked: {tag('mark', 'so', class_='wrong')}."
+        legend = f"Marks show words that the reference does not have: {tag('mark', 'so', class_='wrong')}."
     out.append(tag("p", legend))
     out.append(tag("form", _controls(lines), class_="filters", aria_label="Sort and filter sentences"))
     out.append(tag("p", "", class_="note count", role="status"))

@@ -61,7 +61,7 @@ def collect_lines(
 ) -> Lines | None:
     """The sentences of `split` with the translations of all runs that were scored on the baseline's text.
 
-    None where no data set has the text, or no run has translations. Where they would take more than `most` bytes, those stay
+    None if no data set has the text, or no run has translations. Where they would take more than `most` bytes, those stay
     on which a system differs most from the baseline; without a baseline, the first ones.
     """
     found = [table for table in tables if table.split == split]

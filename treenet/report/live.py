@@ -44,12 +44,12 @@ def watch(settings: ReportSettings, make: Callable[[Live | None], Path], say: Ca
             if (now := list(_signature(folders))) != seen:
                 page = make(_live(folders, REFRESH_S))
                 if seen is None:
-                    say(f"page     {page}, which reloads every {REFRESH_S} s; Ctrl-C ends this command, and no training")
+                    say(f"page     {page}, which reloads every {REFRESH_S} s; Ctrl-C ends this command, but not the training")
                 seen = now
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         make(_live(folders, None))
-        say("stopped: the page stays as it is; the same command without --watch makes the whole report")
+        say("stopped; the page stays as it is, and the same command without --watch makes the complete report")
         return
     make(None)
 
@@ -83,8 +83,8 @@ def _live(folders: list[Path], refresh_s: int | None) -> Live:
 
 def show_live(page: Page, live: Live) -> list[str]:
     """The state of every run and study."""
-    again = f"the page reloads every {live.refresh_s} s" if live.refresh_s else "nothing watches the runs any more"
-    message = f"Made at {live.at}; {again}. Scores, sentences and attention come with the whole report, at the end of all runs."
+    again = f"the page reloads every {live.refresh_s} s" if live.refresh_s else "no command watches the runs any more"
+    message = f"Made at {live.at}; {again}. The complete report, at the end of all runs, adds scores, sentences and attention."
     out, report = [tag("div", paragraph(message), class_="callout", role="note")], page.report
     head = [text("run"), *(TableCell(name, "n") for name in ("update", "of", "training loss", "best validation NLL", "state"))]
     rows = []
@@ -98,7 +98,7 @@ def show_live(page: Page, live: Live) -> list[str]:
         cells += [
             number(loss, ".3f"),
             number(best, ".3f"),
-            TableCell("ended" if run.finished else "goes on, or was stopped", "n"),
+            TableCell("ended" if run.finished else "running or stopped", "n"),
         ]
         rows.append(cells)
     if rows:

@@ -11,12 +11,13 @@ from treenet.report.encoder_section import show_encoder
 from treenet.report.line_section import show_lines
 from treenet.report.live import Live, show_live
 from treenet.report.making import show_making
-from treenet.report.markup import paragraph, tag
+from treenet.report.markup import code, paragraph, tag
 from treenet.report.pictures import show_sentences
 from treenet.report.probes import show_probes
 from treenet.report.run_section import show_curves, show_runs
 from treenet.report.score_section import show_ablations, show_scores
 from treenet.report.study_section import show_studies
+from treeproc.common.command_names import as_called
 
 _HERE = Path(__file__).parent
 # Nothing is loaded, and nothing but this page's own script runs.
@@ -49,7 +50,7 @@ def render_page(report: Report, live: Live | None = None) -> str:
     body += tag("nav", tag("ol", links), aria_label="Contents")
     body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
     body += tag(
-        "footer", "Made by <code>workflows/report.py</code>; the numbers are in <code>report.json</code> beside this page."
+        "footer", f"Made by {code(as_called('workflows/report.py'))}; the numbers are in {code('report.json')} beside this page."
     )
     if page.views:
         body += _data("views", page.views) + f"<script>{_read('page.js')}</script>"

@@ -18,14 +18,15 @@ def show_sentences(page: Page) -> list[str]:
         return []
     out = [
         paragraph(
-            "Choose a target token by pointing, tapping or with the arrow keys: leaves and phrases are shaded by the attention "
-            "that they get from it, with the number in % below. Translations are the models' own, and the weights are those of "
-            "predicting the token. The encoder's own attention, from each leaf and phrase, is chosen beside the heads."
+            "Choose a target token: point at it, tap it, or use the arrow keys. The shade of a leaf or a phrase is the attention "
+            "that it gets from the token; the number below is in %. Translations are by the models themselves. The weights are "
+            "those with which the model predicts the token. The choice beside the heads shows the encoder's self-attention "
+            "instead."
         ),
         tag("div", "".join(_swatch(share) for share in (0.01, 0.05, 0.2, 0.5, 1)), class_="swatches", aria_hidden="true"),
     ]
     if report.left_out:
-        out.append(paragraph(f"{report.left_out} more sentences were asked for; they are left out to keep this page small."))
+        out.append(paragraph(f"{report.left_out} more sentences are left out to keep this page small."))
     if report.without_encoder:
         message = f"The encoder's attention of {report.without_encoder} sentences is left out to keep this page small."
         out.append(paragraph(message))

@@ -7,6 +7,7 @@ from treenet.probing.probe_results import table_rows, task_name
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, number, paragraph, text
 from treenet.report.naming import standing_name
+from treeproc.common.command_names import as_called
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")
 
@@ -22,8 +23,9 @@ def show_probes(page: Page) -> list[str]:
         return []
     out = [
         paragraph(
-            "Linear classifiers on frozen states of the encoder (workflows/probe.py), trained on sentences of train and scored "
-            "on test. What a model has learned is what lies above its untrained self: models read the labels or arcs of trees."
+            f"Linear classifiers on frozen states of the encoder ({as_called('workflows/probe.py')}), trained on sentences of "
+            "train and scored on test. Compare a trained model with its untrained self, which reads the same trees: the "
+            "difference is what it has learned."
         )
     ]
     found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
@@ -49,7 +51,9 @@ def show_probes(page: Page) -> list[str]:
     out.append(paragraph(f"Made with: {made}.", class_="note"))
     if any(_basis(run.probes) != _basis(runs[0].probes) for run in runs):
         out.append(
-            paragraph("Not to be compared: the runs were probed with different settings, or on other text.", class_="note")
+            paragraph(
+                "Do not compare these numbers: the probes of the runs have different settings, or other text.", class_="note"
+            )
         )
     return out
 

@@ -15,6 +15,7 @@ from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
+from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
@@ -45,7 +46,7 @@ class ReportRun:
     scores: dict[str, dict]
     translations: dict[str, list[str]]  # by name of the result
     fingerprints: dict[str, str]  # those of FINGERPRINTS that are known
-    trees: str | None  # where the trees of its data set come from; None where that is not known
+    trees: str | None  # where the trees of its data set come from; None if that is not known
     step: int
     finished: bool
     weights_sha256: str | None = None  # of the averaged model as it is
@@ -60,7 +61,7 @@ class ReportRun:
         return as_path(self.config["data"])
 
     def current_translations(self, result: str) -> list[str] | None:
-        """Lines of a result; None where there are none, or where they are not of the run as it is."""
+        """Lines of a result; None if there are none, or if they are not of the run as it is."""
         standing = self.standings.get(result)
         return self.translations.get(result) if standing and not standing.changed else None
 
@@ -97,7 +98,7 @@ def _refuse_comparison(given: str, folder: Path) -> None:
     """Raises UserError for a folder of workflows/compare_seeds.py, whose runs are of classifiers."""
     config = folder / "config.yaml"
     if config.is_file() and _read_config(config).get("task") == "classification":
-        raise UserError(f"{given} is a comparison of classifiers, which has a table of its own: {folder / 'comparison.json'}")
+        raise UserError(f"{given} is a comparison of classifiers, which has its own table: {folder / 'comparison.json'}")
 
 
 def _stale_cells(folder: Path, report: dict) -> Iterator[str]:
@@ -135,7 +136,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
             )
     config = _read_config(folder / "config.yaml")
     if (task := config.get("task", "translation")) != "translation":
-        raise UserError(f"{given} is a run of {task}, which has a table of its own: {folder / 'scores.json'}")
+        raise UserError(f"{given} is a run of {task}, which has its own table: {folder / 'scores.json'}")
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
     state, probes = RunState(folder, given), read_probes(folder).get(AVERAGED)
     run = ReportRun(
@@ -143,7 +144,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         folder=folder,
         given=given,
         config=config,
-        facts=read_facts(folder, "run the workflows/train_wmt.py command of the run again"),
+        facts=read_facts(folder, "run its workflows/train_wmt.py command again"),
         metrics=read_metrics(folder),
         scores=scores,
         translations=dict(_translations(folder, scores)),
@@ -164,9 +165,10 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     if not run.finished:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
         command = f"python workflows/train_wmt.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
-        run.missing.append(Missing(f"no averaged model, after {steps}", command))
+        run.missing.append(Missing(f"no averaged model, after {steps}", as_called(command)))
     if split not in run.translations:
-        run.missing.append(Missing(f"no translations of {split}", f"python workflows/evaluate.py --out {out} split={split}"))
+        command = f"python workflows/evaluate.py --out {out} split={split}"
+        run.missing.append(Missing(f"no translations of {split}", as_called(command)))
     return run
 
 
@@ -186,7 +188,7 @@ def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
 
 
 def own_index(run: ReportRun) -> dict | None:
-    """The index of the run's encoded data set, None where it is not there any more or another one took its place."""
+    """The index of the run's encoded data set, None if it is not there any more or another one took its place."""
     if not (run.data / "encoded" / "index.json").exists():
         return None
     index = read_index(run.data / "encoded")

@@ -14,9 +14,10 @@ class ReportSettings(Settings):
         (), description="folders of workflows/train_wmt.py and of workflows/scaling.py; the same as arguments without key="
     )
     title: str = Field("Translation runs", min_length=1, description="title of the page")
-    split: str = Field("test", description="split whose sentences are shown and whose attention is counted")
+    split: str = Field("test", description="split whose sentences the page shows and whose attention it counts")
     baseline: str | None = Field(
-        None, description="name of the run that the others are tested against; unset, the first one without trees, else the first"
+        None,
+        description="name of the run against which the others are tested; unset, the first run without trees, else the first run",
     )
     sentences: int = Field(
         5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"

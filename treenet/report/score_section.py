@@ -42,8 +42,8 @@ def show_scores(page: Page) -> list[str]:
         if tested:
             caption += (
                 f" Differences are to {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) is about "
-                f"{ABOUT_WEIGHTS}: it says nothing of models trained with other seeds. The highest value of a column is bold, "
-                "whatever its p."
+                f"{ABOUT_WEIGHTS}, not about models trained with other seeds. The highest value of a column is bold, also with a "
+                "high p."
             )
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]
@@ -67,8 +67,8 @@ def _origins(scores: ScoreTable) -> str:
         cells = [describe_weights(row.record), short(data_fingerprint(row.record)), describe_decoding(row.record) or "–"]
         cells.append(describe_software(made_by) if isinstance(made_by, dict) else "not recorded")
         rows.append([text(result_name(row, scores.split)), *map(text, cells)])
-    caption = "Weights by the first digits of their sha256, data by those of their fingerprint."
-    return tag("details", tag("summary", "What each result was made of") + table(caption, head, rows))
+    caption = "Weights: first digits of the sha256. Data: first digits of the fingerprint."
+    return tag("details", tag("summary", "Origin of each result") + table(caption, head, rows))
 
 
 def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: list[Bucket]) -> list[str]:
@@ -112,9 +112,9 @@ def _frequencies(page: Page, scores: ScoreTable, chart: str, found: Frequencies)
         cells = (number(value, ".2f", "n best" if value is not None and value == best else "n") for value in bucket.f1)
         rows.append([text(bucket.name), number(bucket.words), *cells])
     said = (
-        f"F1 of words on {scores.split} by how often they stand in the {found.training_lines:,} lines of the training text. "
-        f"Words are tokens of {found.tokenizer}; their number is that of the references. A word counts as right as often as the "
-        "reference has it."
+        f"F1 of words on {scores.split} by their number in the {found.training_lines:,} lines of the training text. Words are "
+        f"tokens of {found.tokenizer}; the column counts those of the references. A word counts as right at most as often as "
+        "the reference has it."
     )
     caption = f"{said} The highest value of a row is bold."
     out = _chart(page, chart, said, "by frequency of words", caption, head, rows)

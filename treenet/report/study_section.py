@@ -17,20 +17,21 @@ from treenet.experiments.study import count_not_recorded
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
 from treenet.report.naming import show_p_value
+from treeproc.common.command_names import as_called
 
 
 def show_studies(page: Page) -> list[str]:
     out = []
     for index, study in enumerate(page.report.studies):
         if study.report is None:
-            message = f"{escape(study.name)}: no cell of the study is done yet; the command that started it continues."
+            message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
             out.append(tag("div", tag("p", message), class_="callout"))
             continue
         report = study.report
         if study.stale:
-            message = f"{study.name}: stale, other weights now than those of its numbers: {', '.join(study.stale)}; to renew: "
+            message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
             config = shlex.quote(f"{study.given}/config.yaml")
-            command = code(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}")
+            command = code(as_called(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}"))
             out.append(tag("div", tag("p", escape(message) + command), class_="callout", role="note"))
         metric = metric_of(report)
         title = METRIC_TITLES[metric]

@@ -42,7 +42,7 @@ class View:
     heights: list[int]
     tokens: list[str]  # target pieces as the vocabulary has them, the last one END
     weights: np.ndarray  # [A, H, T, S]
-    self_weights: np.ndarray | None = None  # of the encoder [layers, H, S, S]; None where they are not known, or left out
+    self_weights: np.ndarray | None = None  # of the encoder [layers, H, S, S]; None if they are not known, or left out
 
     @property
     def line(self) -> int:
@@ -66,7 +66,7 @@ def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, 
     ids, leaves = lengths["example_id"][order], lengths["leaves"][order]
     if given:
         if missing := sorted(set(given) - set((ids + 1).tolist())):
-            there = f"there are {ids[0] + 1} to {ids[-1] + 1}, without those that were dropped"
+            there = f"its lines are {ids[0] + 1} to {ids[-1] + 1}, except dropped ones"
             raise UserError(f"lines: {split} of {baseline.data} has no line {missing[0]}; {there}")
         return [line - 1 for line in dict.fromkeys(given)]
     legible = np.flatnonzero((leaves >= _FEWEST) & (leaves <= _MOST))

@@ -107,8 +107,8 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
     if not found.folders and not found.damaged:
         if choice == "best" and folders:
             raise UserError(
-                f"{run_dir / 'checkpoints'} has no checkpoint of an update that was validated; make checkpoint_every and "
-                "validate_every multiples of each other, or average the last ones"
+                f"{run_dir / 'checkpoints'} has no checkpoint with a validation; make checkpoint_every and validate_every "
+                "multiples of each other, or average the last checkpoints"
             )
         raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
     return found
@@ -122,7 +122,7 @@ def _select_complete(asked: int, folders: Sequence[Path], damaged: dict[str, str
 
 
 def _find_ignored(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
-    """Return the entries of the checkpoint folder that are no checkpoints, with the reason, by name."""
+    """Return the entries of the checkpoint folder that are not checkpoints, with the reason, by name."""
     place = run_dir / "checkpoints"
     others = sorted(set(place.iterdir()) - set(folders)) if place.is_dir() else []
     return {path.name: _why_not(path) for path in others if not path.name.startswith(TEMPORARY_PREFIX)}
@@ -140,14 +140,14 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
     if chosen.damaged and not (allow_damaged and chosen.folders):
         name, why = next(iter(chosen.damaged.items()))
         raise UserError(
-            f"{place / name} cannot be averaged: {why}; what was trained is kept; {script} {choice}="
-            f"{'true' if choice == 'ema' else chosen.asked} allow_fewer=true takes the others (complete are: {steps})"
+            f"cannot average {place / name}: {why}; the checkpoints stay as they are; {script} "
+            f"{choice}={'true' if choice == 'ema' else chosen.asked} allow_fewer=true averages the complete ones (steps {steps})"
         )
     if len(chosen.folders) < chosen.asked and not allow_fewer:
         kind = "validated checkpoints" if choice == "best" else "checkpoints"
         raise UserError(
-            f"{place} has {len(chosen.folders)} {kind} (steps {steps}), fewer than the {chosen.asked} asked for; ask for "
-            f"{choice}={len(chosen.folders)}, or give allow_fewer=true"
+            f"{place} has {len(chosen.folders)} {kind} (steps {steps}), fewer than {choice}={chosen.asked}; give "
+            f"{choice}={len(chosen.folders)} or allow_fewer=true"
         )
     file = AVERAGE if choice == "ema" else WEIGHTS
     for folder in chosen.folders:
@@ -164,7 +164,9 @@ def _check_identity(metas: dict[Path, dict]) -> None:
         known = [name for name in _IDENTITY if name in expected and name in meta]
         if differ := [line for name in known for line in _differences(expected[name], meta[name], name)]:
             note = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
-            raise UserError(f"{folder} and {first} differ in {note}, and have no average; remove the one of another run")
+            raise UserError(
+                f"{folder} and {first} differ in {note}, so there is no average of them; remove the checkpoint of another run"
+            )
 
 
 def _differences(first: object, second: object, name: str) -> list[str]:
@@ -184,7 +186,7 @@ def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
             stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
             if first is not None and stored.keys() != sums.keys():
                 raise UserError(
-                    f"{path} and {first} hold different weights: {', '.join(sorted(stored.keys() ^ sums.keys())[:5])}"
+                    f"{path} and {first} have weights with different names: {', '.join(sorted(stored.keys() ^ sums.keys())[:5])}"
                 )
             for name, stored_name in stored.items():
                 value = file.get_tensor(stored_name)

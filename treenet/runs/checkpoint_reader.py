@@ -29,7 +29,7 @@ def load_checkpoint(
     """
     trained_on = read_json(folder / META).get("data_fingerprint")
     if trained_on != data_fingerprint:
-        raise UserError(f"{folder} was trained on data {trained_on}, this run is on {data_fingerprint}; choose another --out")
+        raise UserError(f"{folder} is of data {trained_on}, but this run is on data {data_fingerprint}; choose another --out")
     was_old = load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")
@@ -66,7 +66,7 @@ def load_weights(model: nn.Module, folder: Path) -> bool:
         else:
             load_model(model, folder / WEIGHTS)
     except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / WEIGHTS} cannot be loaded: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(f"cannot load {folder / WEIGHTS}: {' '.join(str(error).split())[:300]}") from None
     return was_old
 
 
@@ -77,5 +77,5 @@ def _load_by_name(model: nn.Module, folder: Path) -> None:
         raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ parameters.keys()))}")
     for name, value in weights.items():
         if value.shape != parameters[name].shape:
-            raise RuntimeError(f"{name} has the shape {list(value.shape)}, and in the model {list(parameters[name].shape)}")
+            raise RuntimeError(f"{name} has the shape {list(value.shape)}, but in the model {list(parameters[name].shape)}")
         copy_complete(value, parameters[name])

@@ -71,25 +71,25 @@ def load_model(
     `data` takes another data set of the same vocabulary. `untrained` takes the weights before the first update. They are those of
     the run's seed, or with `init` those that the run started from.
 
-    Raises UserError if the folder is no run of `task`, or if the checkpoint is missing or does not fit the settings. It also does
-    so if the vocabulary is not that of the training.
+    Raises UserError if the folder is not a run of `task`, or if the checkpoint is missing or does not fit the settings. It also
+    does so if the vocabulary is not that of the training.
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
     config = load_settings(TrainConfig, run / "config.yaml")
-    hint = f"run the {workflow_of(run)} command of the run in another --out"
+    hint = f"run its {workflow_of(run)} command again with another --out"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
-        raise UserError(f"{run} is a run of {config.task}, and translates nothing; give one of workflows/train_wmt.py")
+        raise UserError(f"{run} is a run of {config.task}, which cannot translate; give a run of workflows/train_wmt.py")
     start = INITIAL if config.init else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None
     data = data or _data_of(run, config)
     if not data.is_dir():
         raise UserError(
-            f"{data}, the data set of {run}, is not there; where it moved, run the training command of the run with "
-            "data=NEW, which records the place"
+            f"{data}, the data set of {run}, is missing; if it moved, run the training command of the run with data=NEW, which "
+            "records the new place"
         )
     index = read_index(data / "encoded")
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
@@ -158,4 +158,4 @@ def load_processor(data: AnyPath) -> SentencePieceProcessor:
     try:
         return SentencePieceProcessor(model_proto=path.read_bytes())
     except (OSError, RuntimeError):
-        raise UserError(f"{path} cannot be read; run workflows/preprocess.py again") from None
+        raise UserError(f"cannot read {path}; run workflows/preprocess.py again") from None

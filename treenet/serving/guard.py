@@ -101,7 +101,7 @@ class Guard:
             raise Refused(401, "send the token as 'Authorization: Bearer TOKEN'", {"WWW-Authenticate": "Bearer"})
 
     async def _read(self, scope: Message, receive: Receive) -> bytes:
-        """The body. Raises Refused where it is too large."""
+        """The body. Raises Refused if it is too large."""
         most = self._settings.request_bytes
         refused = Refused(413, f"a request may have {most:,} bytes; send fewer lines at once", {"Connection": "close"})
         length = _header(scope, b"content-length")

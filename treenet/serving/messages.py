@@ -62,7 +62,7 @@ class LineAnswer(BaseModel):
     """The answer for one line."""
 
     source: str
-    translation: str = Field(description="the best hypothesis; empty where there is none")
+    translation: str = Field(description="the best hypothesis; empty if there is none")
     hypotheses: list[Hypothesis]
     tree: Tree | None = None
     attention: Attention | None = None

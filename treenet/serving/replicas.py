@@ -62,7 +62,7 @@ class Replicas:
         self._handle, self._application, self.name, self.beam_size = handle, application, name, beam_size
 
     async def ask(self, question: Question) -> bytes:
-        """The answer as JSON. Raises ReplicaLost where the replica died meanwhile, NoAnswer where the model failed."""
+        """The answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
         try:
             answer = await self._handle.answer.remote(question)
         except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
@@ -85,7 +85,7 @@ class Replicas:
 def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     """Replicas that answer until the context ends, on a cluster or on this machine.
 
-    Raises UserError where the run cannot be loaded, or where the cluster has fewer CPUs or GPUs than replicas.
+    Raises UserError if the run cannot be loaded, or if the cluster has fewer CPUs or GPUs than replicas.
     """
     start_ray()
     _check_room(settings)

@@ -27,7 +27,7 @@ from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.trees.spans import SpanTree, write_brackets
 
 _DIGITS = 4  # of an attention weight
-_NO_WEIGHTS = "this model has no Transformer's decoder, so there are no attention weights"
+_NO_WEIGHTS = "this model has no Transformer decoder, so it has no attention weights"
 
 Found = Sequence[hypotheses.Hypothesis]
 

@@ -25,7 +25,7 @@ _SECONDS_TO_END = 5  # for answers under way
 def serve_run(settings: ServeSettings, run: AnyPath) -> None:
     """Serve the translation model in folder `run` until SIGINT or SIGTERM. Prints the address when it answers.
 
-    Raises UserError where the address cannot be used, the token is missing, or the run cannot be loaded.
+    Raises UserError if the address cannot be used, the token is missing, or the run cannot be loaded.
     """
     token = read_token(settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

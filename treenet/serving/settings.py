@@ -28,8 +28,8 @@ class ServeSettings(Settings):
     checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
         AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
-    replicas: PositiveInt = Field(1, description="processes that parse and translate, a CPU each")
-    use_gpu: bool = Field(False, description="translate on the GPU, one a replica")
+    replicas: PositiveInt = Field(1, description="processes that parse and translate; each takes one CPU")
+    use_gpu: bool = Field(False, description="translate on GPUs, one for each replica")
     batch_requests: PositiveInt = Field(
         32, description="requests that a replica parses and translates together at most; 1: no batches"
     )
@@ -44,7 +44,7 @@ class ServeSettings(Settings):
     request_lines: PositiveInt = Field(100, description="lines of a request")
     line_characters: PositiveInt = Field(2000, description="characters of a line")
     line_words: PositiveInt = Field(300, description="words of a line")
-    max_leaves: PositiveInt = Field(1000, description="lines of more pieces are not translated")
+    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the server does not translate longer lines")
     attention_numbers: PositiveInt = Field(1_000_000, description="attention weights in an answer; further lines have none")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 
@@ -60,9 +60,9 @@ class ServeSettings(Settings):
 
 
 def read_token(settings: ServeSettings) -> str | None:
-    """The token that clients must send; None where the server is local and no token is set.
+    """The token that clients must send; None if the server is local and no token is set.
 
-    Raises UserError where a token is missing, cannot be read, or is too short.
+    Raises UserError if a token is missing, cannot be read, or is too short.
     """
     if settings.token_file is not None and settings.token_variable is not None:
         raise UserError("give token_file or token_variable, not both")

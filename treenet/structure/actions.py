@@ -7,7 +7,7 @@ stack. It predicts nothing. The second copy attends to the stack, and predicts t
 The stack at every position follows from one number for each position: where it leaves the stack. That is where its constituent is
 composed.
 
-Words of several pieces are no constituents here: their pieces are children of the node above the word, as in the paper.
+Words of several pieces are not constituents here: their pieces are children of the node above the word, as in the paper.
 
 Shapes: B batch, A actions.
 """
@@ -47,7 +47,7 @@ class Actions(Structure):
     ) -> "Actions":
         """Build from the pieces, node labels and words of leaves of every example, and from `spans` [N_b, 3].
 
-        Raises UserError if the spans are no trees.
+        Raises UserError if the spans are not trees.
         """
         leaves = Ragged.of(pieces)
         SpanTable.build(leaves.lengths, spans).check_nested()

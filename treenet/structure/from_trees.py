@@ -70,7 +70,7 @@ def read_arcs(
 ) -> list[NumberedTree]:
     """A tree of each sentence's arcs: `governors[b][w]` is the governor of word w, -1 of the root.
 
-    Raises UserError where the arcs of a sentence are no tree of one root, or relations or tags are not one a word.
+    Raises UserError if the arcs of a sentence do not form a tree with one root, or relations or tags are not one a word.
     """
     counts = [len(sentence) for sentence in governors]
     if 0 in counts:
@@ -114,8 +114,7 @@ def _check_spans(number: int, tree: SpanTree, num_leaves: int) -> None:
         above = parents[node]
         if not 0 <= start < end <= num_leaves:
             raise UserError(
-                f"tree {number} of the batch: a span must hold leaves of 0 to {num_leaves}, its end not counted, but one is "
-                f"({start}, {end})"
+                f"tree {number} of the batch: a span (start, end) must lie within (0, {num_leaves}), but one is ({start}, {end})"
             )
         if above >= 0 and end > tree.ends[above]:
             raise UserError(

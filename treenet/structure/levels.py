@@ -85,7 +85,7 @@ def _binary_children(table: SpanTable, real: np.ndarray) -> tuple[np.ndarray, np
     wrong = np.flatnonzero((stop != end[real]) | (last != subtree_end[real]))
     if len(wrong):
         raise UserError(
-            f"tree {tree[wrong[0]]} of the batch, node {index[wrong[0]]}: must have two children at most for a binary Tree-LSTM; "
+            f"tree {tree[wrong[0]]} of the batch, node {index[wrong[0]]}: must have at most two children for a binary Tree-LSTM; "
             "encode the data with tree.binarize: right (or left)"
         )
     return left, right
@@ -193,4 +193,4 @@ def _raise_heights(height: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> 
         if not low.any():
             return
         np.maximum.at(height, upper[low], above[low])
-    raise UserError("arcs must form trees, but go in a circle; parse the data again")
+    raise UserError("arcs must form trees, but form a circle; parse the data again")

@@ -44,7 +44,7 @@ class TreeStructure(Structure):
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_pad_mask: Tensor  # [B, N] bool, True = padding
     branches: BranchMaps | Depths | BranchMatrices  # for hierarchical accumulation; of depths `prepare` makes matrices
-    attention: AttentionMaps | Blocks | None  # for subtree attention; None where `prepare` makes them of the spans
+    attention: AttentionMaps | Blocks | None  # for subtree attention; None if `prepare` makes them of the spans
     labels: tuple[tuple[str, ...], ...] | None = None  # of the nodes of each tree, where `from_...` read names
 
     @classmethod
@@ -98,7 +98,7 @@ class TreeStructure(Structure):
         """One tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
 
         The trees get the normal form of data sets: function tags are removed, and a unary chain keeps its lowest label, unless
-        `collapse_unary` is false. Tags of words are no nodes. Raises UserError with the tree and the character at fault.
+        `collapse_unary` is false. Tags of words are not nodes. Raises UserError with the tree and the character at fault.
         """
         return cls._of(read_bracketed(trees, collapse_unary=collapse_unary))
 
@@ -123,8 +123,8 @@ class TreeStructure(Structure):
         """One dependency tree an example: `[[1, 2, -1]]`, the governor of each word, -1 for the root, counted from 0.
 
         A head and what depends on it make a phrase; docs/dependency-trees.md describes the shapes. Arcs that cross are lifted.
-        Universal `relations` and `tags`, one a word, name the nodes; "layered" needs both. Raises UserError for arcs that are
-        no tree of one root.
+        Universal `relations` and `tags`, one a word, name the nodes; "layered" needs both. Raises UserError for arcs that do
+        not form a tree with one root.
         """
         return cls._of(read_arcs(governors, shape, relations, tags))
 

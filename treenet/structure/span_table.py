@@ -28,7 +28,7 @@ class SpanTable:
     def build(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray], multiple: int = 1) -> "SpanTable":
         """Pad `spans` [N_b, 3] to L = max(num_leaves) and N = max nodes. Both are at least 1, rounded up to a `multiple`.
 
-        Raises UserError if they are no trees.
+        Raises UserError if they are not trees.
         """
         rows, leaf_counts = Ragged.of(spans), np.asarray(num_leaves)
         table = np.zeros((3, len(rows), round_up(int(rows.lengths.max()), multiple)), dtype=np.int64)

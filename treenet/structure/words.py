@@ -1,6 +1,6 @@
 """Words of a batch: their tags, and the paths between them in their dependency trees.
 
-Shapes: B batch, L leaves, W words. Roots depend on one ROOT, which is no word, but counts on a path.
+Shapes: B batch, L leaves, W words. Roots depend on one ROOT, which is not a word, but counts on a path.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:
     found = [np.where(real, np.arange(width), width)]
     while (found[-1] < width).any():
         if len(found) > width:
-            raise UserError("arcs must form trees, but go in a circle; parse the data again")
+            raise UserError("arcs must form trees, but form a circle; parse the data again")
         found.append(np.take_along_axis(above, found[-1], axis=1))
     return np.stack(found[:-1] or found)
 

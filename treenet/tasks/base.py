@@ -68,7 +68,7 @@ class Task(ABC):
             with torch.device("meta"):
                 parameters = sum(parameter.numel() for parameter in self.build_model(sizes).parameters())
         except (RuntimeError, OverflowError) as error:  # more than 2^63 bytes
-            raise UserError(f"model: no machine has memory for these sizes ({error}); choose smaller ones") from None
+            raise UserError(f"model: its sizes are larger than any memory ({error}); choose smaller sizes") from None
         check_fits(parameters, copies)
         return parameters
 

@@ -36,7 +36,7 @@ class Classification(PredictionTask):
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
-            raise UserError(f"{data} does not say how many classes it has; run its workflows/preprocess.py command again")
+            raise UserError(f"{data} does not record its number of classes; run its workflows/preprocess.py command again")
         if self.neutral_class is not None and self.neutral_class >= index["num_classes"]:
             raise UserError(
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "

@@ -32,8 +32,8 @@ def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str)
     source = index.get("tree_settings", {}).get("tree_source", "parsed")
     if reads.reads_arcs and source not in PARSER_TREES and "arcs" in index.get("columns", ["arcs"]):
         raise UserError(
-            f"{data} has {source} trees, but the parser's arcs, which model.name = {name} reads: it would be no control; choose "
-            f"a data set of tree.tree_source={' or '.join(PARSER_TREES)}"
+            f"{data} has {source} trees, but the arcs of the parser, which model.name = {name} reads, so it is not a control; "
+            f"choose a data set of tree.tree_source={' or '.join(PARSER_TREES)}"
         )
 
 

@@ -21,6 +21,6 @@ def check_fits(parameters: int, copies: int) -> None:
     if needed > there:
         what = "weights, gradients and Adam's two moments" if copies > 1 else "weights"
         raise UserError(
-            f"model: {parameters:,} parameters need {needed / 2**30:,.0f} GiB of memory ({what}), but there are "
-            f"{there / 2**30:,.1f} GiB; choose smaller sizes, as of model.d_model, model.d_ff and the layers"
+            f"model: {parameters:,} parameters need {needed / 2**30:,.0f} GiB of memory ({what}), but this machine has "
+            f"{there / 2**30:,.1f} GiB; choose smaller sizes, for example model.d_model, model.d_ff or fewer layers"
         )

@@ -37,5 +37,5 @@ def check_task(config: TrainConfig, workflow: str) -> None:
     if TASKS[config.task].workflow != workflow:
         names = [name for name, task in TASKS.items() if task.workflow == workflow]
         raise UserError(
-            f"task must be {' or '.join(names)}, but is {config.task}; workflows/{TASKS[config.task].workflow} trains that"
+            f"task must be {' or '.join(names)}, but is {config.task}; for this task, run workflows/{TASKS[config.task].workflow}"
         )

@@ -96,12 +96,12 @@ class MicroBatches:
             example, leaves, nodes, targets = (int(self.source.lengths[name][rows[0]]) for name in names)
             raise UserError(
                 f"line {example + 1} of train ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the "
-                "memory of a worker, even alone: lower batch.max_leaves and batch.max_target_pieces, or take a smaller model"
+                "memory of a worker, even alone; lower batch.max_leaves and batch.max_target_pieces, or choose a smaller model"
             )
         self.limit = max(1, len(rows) * int(self._costs(rows)[-1]) // 2)
         print(
-            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which goes on with "
-            f"at most {self.limit} padded tokens at once; batch.tokens_per_device={self.limit} spares it the attempt",
+            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which goes on with at most "
+            f"{self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit",
             file=sys.stderr,
         )
 

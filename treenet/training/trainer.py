@@ -168,7 +168,9 @@ class Trainer:
         except torch.OutOfMemoryError:
             if self.train_step.is_sharded:  # the other ranks wait for this one, not for its message
                 raise
-            failure = "model, gradient and optimiser alone do not fit into the memory of a worker: take a smaller model"
+            failure = (
+                "the model with its gradients and optimiser does not fit into the memory of a worker; choose a smaller model"
+            )
         self.ranks.fail_together(failure)
 
     def rank_batches(self) -> Iterator[RankBatch]:

@@ -77,7 +77,7 @@ class Updates:
             state.count_skipped()
         if state.skipped_in_row >= config.max_skipped_updates:
             raise TrainingFailed(
-                f"loss or gradient was not finite in {config.max_skipped_updates} updates in a row, up to step {result.update}: "
+                f"loss or gradient was not finite in {config.max_skipped_updates} updates in a row, up to step {result.update}; "
                 f"lower optimizer.learning_rate = {config.optimizer.learning_rate} or raise optimizer.warmup_steps, and choose "
                 "another --out"
             )

@@ -81,13 +81,13 @@ def load_ensemble(
         for name in names:
             if index.get(name) != theirs.get(name):
                 raise UserError(
-                    f"{run} and {runs[0]} are no ensemble: {name} of their data sets must be the same, but is {theirs.get(name)} "
-                    f"and {index.get(name)}; choose runs on the same data set"
+                    f"{run} and {runs[0]} cannot form an ensemble: {name} of their data sets must be the same, but is "
+                    f"{theirs.get(name)} and {index.get(name)}; choose runs on the same data set"
                 )
     if len(loaded) == 1:
         return first
     if len(kinds := {one.model.reads for one in loaded} - {LEAVES}) > 1:
         kinds = " and ".join(sorted(map(str, kinds)))
-        raise UserError(f"models that read {kinds} are no ensemble; choose models that read the same, and plain ones")
+        raise UserError(f"models that read {kinds} cannot form an ensemble; choose models that read the same, and plain ones")
     names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
     return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))

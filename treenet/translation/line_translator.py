@@ -34,30 +34,31 @@ class TranslateSettings(Settings):
         None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
     )
     trees: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="trees in Penn Treebank brackets, one line for each line of the input; unset, the lines are parsed"
+        None,
+        description="trees in Penn Treebank brackets, one line for each line of the input; unset, the command parses the lines",
     )
     score: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="given translations, one for each line of the input: they are scored, and nothing is searched"
+        None, description="given translations, one for each line of the input: the command scores them, and searches none"
     )
     output: Annotated[DataPath | None, Effect.NONE] = Field(
         None,
-        description="file to write, complete or not at all; what is done lies in OUTPUT.parts until then, and the same command "
-        "goes on after it; unset, standard output",
+        description="file to write; unset, standard output. The file appears when it is complete. Until then OUTPUT.parts holds "
+        "the finished lines, and the same command continues after them",
     )
     checkpoint: Checkpoint | list[Checkpoint] = Field(
         AVERAGED,
-        description="'averaged', the number of a step, or the path of a checkpoint folder; of several, the ensemble",
+        description="'averaged', the number of a step, or the path of a checkpoint folder; several form an ensemble",
     )
-    ensemble: list[DataPath] = Field([], description="further runs of the same vocabulary: the ensemble of all is searched")
+    ensemble: list[DataPath] = Field([], description="further runs of the same vocabulary, which form an ensemble with the run")
     nbest: PositiveInt = Field(1, description="translations a line, best first; from 2 on an output line begins with its number")
     scores: bool = Field(False, description="write the score before every translation")
     json_lines: bool = Field(False, description="write a JSON object a line instead of text")
-    max_leaves: PositiveInt = Field(1000, description="lines of more pieces are not translated")
-    lines_at_once: PositiveInt = Field(1000, description="lines that are parsed and translated together, and by one worker")
+    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the command does not translate longer lines")
+    lines_at_once: PositiveInt = Field(1000, description="lines that a worker parses and translates together")
     workers: Annotated[int, Effect.NONE] = Field(
-        0, ge=0, description="Ray actors that translate, a CPU each; 0 translates in this process, without Ray"
+        0, ge=0, description="Ray actors that translate, each with a CPU; 0: translate in this process, without Ray"
     )
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU, one a worker")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on GPUs, one for each worker")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 
     @field_validator("checkpoint")
@@ -125,8 +126,8 @@ def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees:
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(
-            "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set that "
-            "a parser made"
+            "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set with "
+            "arcs of a parser"
         )
     return source
 
@@ -193,7 +194,7 @@ class LineTranslator:
         return line.target if self._settings.score is not None else detokenize(self._run.processor, hypothesis)
 
     def _text(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
-        """Columns are separated by tabs: the number with nbest, the score with scores, the text; empty where there is none."""
+        """Columns are separated by tabs: the number with nbest, the score with scores, the text; empty if there is none."""
         out = []
         for hypothesis in hypotheses or (None,):
             columns = [str(number)] if self._settings.nbest > 1 else []

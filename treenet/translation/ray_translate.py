@@ -82,7 +82,7 @@ def _result(reference: ray.ObjectRef):
         value, error = ray.get(reference)
     except ray.exceptions.RayError as failure:
         reason = " ".join(str(failure).split())[:300]
-        raise UserError(f"a worker failed: {reason}; with too little memory, lower decoding.max_tokens") from None
+        raise UserError(f"a worker failed: {reason}; if memory was short, lower decoding.max_tokens") from None
     if error:
         raise UserError(error)
     return value

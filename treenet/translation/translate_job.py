@@ -44,7 +44,7 @@ def translate_lines(
     parts = _parts(lines, settings.lines_at_once)
     first = next(parts, None)
     if first is None:
-        raise UserError(f"{name} is empty; it must have a sentence a line")
+        raise UserError(f"{name} is empty, but must have one sentence a line")
     # Text that went into a pipe cannot be continued.
     store = PartStore(settings, runs) if settings.output and not is_stream(settings.output) else None
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def _translate(
         for lines, first in given:
             if (found := store.find(lines, first)) is None:
                 if first:
-                    print(f"{first:,} lines were translated before; going on after them", file=sys.stderr)
+                    print(f"{first:,} lines are translated already; the command continues after them", file=sys.stderr)
                 given = chain([(lines, first)], given)
                 break
             next(remaining)

@@ -47,7 +47,7 @@ class Evictor:
         self._told = False
 
     def loaded(self, copy: Path) -> None:
-        """Count a new copy. Raises UserError if the limit is no number."""
+        """Count a new copy. Raises UserError if the limit is not a number."""
         with self._lock:
             self._added += copy.stat().st_size
             if self._added < _LOOK_EVERY * self._limit:
@@ -73,7 +73,7 @@ class Evictor:
 def cache_limit(held_bytes: int) -> int:
     """Bytes that the cache may hold: `TREE_ATTENTION_CACHE_GB`, else half of what is free on its disk and in it (`held_bytes`).
 
-    Raises UserError where the variable is no number above 0.
+    Raises UserError if the variable is not a number above 0.
     """
     value = os.environ.get(LIMIT)
     if not value:

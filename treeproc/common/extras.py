@@ -38,7 +38,7 @@ def how_to_install(module: str) -> str:
 
 
 def require(module: str, purpose: str, instead: str = "") -> None:
-    """Raises UserError where a module is missing: what needs it, how to install it, and what to do `instead`."""
+    """Raises UserError if a module is missing: what needs it, how to install it, and what to do `instead`."""
     if not is_installed(module):
         raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
 

@@ -70,7 +70,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
 
 
 def is_stream(path: AnyPath) -> bool:
-    """Whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is no file afterwards."""
+    """Whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is not a file afterwards."""
     if isinstance(path, RemotePath):
         return False
     try:
@@ -124,8 +124,8 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
 def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, alone or with others that hold it `shared`. Makes a missing file, and never writes to it.
 
-    Raises BlockingIOError if another process has it and `wait` is false. Raises UserError if `lock` is a link or anything
-    else that is no file: opening that would reach a place that another user chose.
+    Raises BlockingIOError if another process has it and `wait` is false. Raises UserError if `lock` is a link or not a
+    regular file: opening that would reach a place that another user chose.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -44,7 +44,7 @@ class Rate:
             samples.popleft()
 
     def per_second(self, now: float) -> float:
-        """0.0 where nothing advanced yet."""
+        """0.0 if nothing advanced yet."""
         count = self._samples[-1][1]
         old = (sample for sample in reversed(self._samples) if now - sample[0] >= WINDOW_S and sample[1] < count)
         since, base = next(old, self._samples[0])

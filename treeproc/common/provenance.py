@@ -182,7 +182,7 @@ def _version(distribution: str) -> str | None:
 
 
 def read_sessions(folder: AnyPath) -> list[Session]:
-    """The sessions of a data set or run, oldest first; none where it was made without provenance or the file is damaged."""
+    """The sessions of a data set or run, oldest first; none if it was made without provenance or the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         return _read(folder / PROVENANCE)
     return []
@@ -264,7 +264,7 @@ def _describe_machine(machine: _Facts) -> str:
 
 @functools.cache
 def software() -> dict[str, str | bool | None]:
-    """Version of this software, its git commit, and whether the checkout had no changes; None where there is no checkout."""
+    """Version of this software, its git commit, and whether the checkout had no changes; None if there is no checkout."""
     number = treeproc.__version__
     top = _git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != _ROOT:  # installed, or inside another project's checkout
@@ -274,7 +274,7 @@ def software() -> dict[str, str | bool | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git without the last newline; None where git is missing or fails."""
+    """The output of git without the last newline; None if git is missing or fails."""
     try:
         found = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -32,7 +32,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """`true` is no number, though Python counts it as 1; and no number here needs more than 64 bits."""
+        """`true` is not a number, though Python counts it as 1; and no number here needs more than 64 bits."""
         assert info.field_name is not None  # it checks fields, not whole settings
         annotation = cls.model_fields[info.field_name].annotation
         values = [value, *value] if isinstance(value, list | tuple) else [value]

@@ -61,7 +61,7 @@ class ShardVerifier:
 
         `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or
         None, example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id.
-        `lengths` names columns that differ, and is None where the shard cannot be opened.
+        `lengths` names columns that differ, and is None if the shard cannot be opened.
         """
         found: dict[str, dict] = {}
         sound: dict[str, Shard | None] = {}
@@ -119,7 +119,7 @@ class ShardVerifier:
         yield from ((row, int(ids[row]), what) for row, what in found)
 
     def _unlike_lengths(self, shard: Shard, start: int) -> list[str]:
-        """Columns of `lengths.arrow` that are not those of the shard; none where that file cannot be read."""
+        """Columns of `lengths.arrow` that are not those of the shard; none if that file cannot be read."""
         split = shard.record.split
         if self._lengths[0] != split:
             try:

@@ -25,7 +25,7 @@ def run_here(arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, dict]
 
 
 def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> Iterator[tuple[int, dict]]:
-    """As `run_here`. Raises UserError where a process dies."""
+    """As `run_here`. Raises UserError if a process dies."""
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
     pool = ProcessPoolExecutor(processes, context, _begin, (arguments,))
     with _without_interrupts():
@@ -40,7 +40,7 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
 
 
 def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
-    """As `run_here`, in any order. Raises UserError where a node does not see `folder`."""
+    """As `run_here`, in any order. Raises UserError if a node does not see `folder`."""
     from treeproc.job.ray_job import run_jobs  # whoever needs no Ray does not load it
 
     return run_jobs(ShardVerifier, arguments, jobs, folder=folder)

@@ -63,7 +63,7 @@ def _read_settings(folder: AnyPath) -> dict:
 def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: Mapping, columns: Collection[str]) -> Mapping:
     """The index of the encoded stage of `data`, the data set whose vocabulary is taken.
 
-    `parser` describes the parser of the leaves' side; `columns` are those of the encoded shards to come. Raises UserError where
+    `parser` describes the parser of the leaves' side; `columns` are those of the encoded shards to come. Raises UserError if
     a model would read examples of the two data sets differently: their scores would mean nothing.
     """
     index = read_index(data / "encoded")
@@ -86,7 +86,7 @@ def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: M
 
 
 def check_grower(data: AnyPath, *, subwords: Mapping) -> None:
-    """Raises UserError where new pieces cannot follow those of the data set `data`."""
+    """Raises UserError if new pieces cannot follow those of the data set `data`."""
     if changed := differences(read_index(data / "encoded")["subword_settings"], dict(subwords), "subwords"):
         raise UserError(
             f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), but new pieces can only follow the same "

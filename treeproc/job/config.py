@@ -130,8 +130,8 @@ class PreprocessConfig(Settings):
 
         `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
 
-        `begun` are the settings of a data set that was begun; it goes on as it was, without treebank words where it has
-        no such setting.
+        `begun` are the settings of a data set that was begun; it keeps its values, and has no treebank words if it
+        lacks that setting.
         """
         begun = begun or {}
         has_target = any(files.target for files in self.splits.values())

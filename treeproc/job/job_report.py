@@ -27,7 +27,7 @@ def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
 
 
 def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
-    """Examples by parse_status of a side; empty where the parsed stage is not there: training does not need it."""
+    """Examples by parse_status of a side; empty if the parsed stage is not there: training does not need it."""
     if not (parsed / "index.json").exists():
         return {}
     totals = read_index(parsed)["totals"].get(split, {})

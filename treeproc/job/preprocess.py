@@ -121,7 +121,7 @@ def _check_splits(config: PreprocessConfig) -> None:
 
 
 def _check_borrower(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
-    """Raises UserError where models of the data set `vocab_from` could not be scored on this one, or not start training on it."""
+    """Raises UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it."""
     if config.new_pieces is not None:
         check_grower(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
         return

@@ -103,7 +103,7 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
 
 
 def _on_all_nodes(function: Callable, *arguments: object) -> list:
-    """What a function returns on every node; nothing where this machine is the only one."""
+    """What a function returns on every node; nothing if this machine is the only one."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     if len(nodes) == 1:
         return []

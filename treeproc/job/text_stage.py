@@ -88,7 +88,7 @@ class TextStage:
         return fingerprint_of(SCHEMA_VERSION, lines, *reading)
 
     def _finished_text(self, index: dict, lines: dict[str, str]) -> list[ShardRecord] | None:
-        """The shards of a text stage that is finished, of inputs of these digests; None where anything is missing."""
+        """The shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
         folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
         records = list(index.records())
         if index["inputs"] != lines or not has_files(folder, index):

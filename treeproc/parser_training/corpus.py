@@ -144,7 +144,7 @@ class Treebank:
 def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
     """Read all files of a treebank. Without valid files, every `hold_out`-th sentence of train, by a hash of its words, is valid.
 
-    Raises UserError with file and line for files that are no treebank.
+    Raises UserError with file and line for files that are not a treebank.
     """
     treebank = Treebank(name, dict(config.weights), config.attribution)
     for files, read, splits in (

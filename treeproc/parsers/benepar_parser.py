@@ -50,7 +50,7 @@ def _space_after(sentence: Sentence) -> list[bool]:
 def load_benepar(config: ParserConfig):
     """Load a `benepar.Parser` on the device of the settings. Nothing is downloaded; no pickle and no code of the files runs.
 
-    Raises UserError for files that are no model of benepar.
+    Raises UserError for files that are not a benepar model.
     """
     import torch
 

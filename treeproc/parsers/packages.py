@@ -33,7 +33,7 @@ def describe_package(config: ParserConfig) -> dict:
 def pipeline_folder(config: ParserConfig) -> Path | None:
     """Return the folder of `config.package`; None if only spaCy's rules are used. It runs no code of the package.
 
-    Raises UserError for a folder that is no spaCy pipeline.
+    Raises UserError for a folder that is not a spaCy pipeline.
     """
     if config.package is None:
         return None

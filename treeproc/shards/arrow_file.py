@@ -117,7 +117,7 @@ class _Table:
     place: int
 
     def table(self, number: int) -> "_Table":
-        """The table in field `number`. Raises ValueError where it has none."""
+        """The table in field `number`. Raises ValueError if it has none."""
         at = self._field(number)
         if not at:
             raise ValueError("a message without its header")

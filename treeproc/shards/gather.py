@@ -108,7 +108,7 @@ class _Places:
     size: int  # record batches
 
     def add(self, batches: Sequence[Columns]) -> "_Places":
-        """With the record batches of another shard. Raises ValueError where they are not like those that are there."""
+        """With the record batches of another shard. Raises ValueError if they are not like those that are there."""
         arrays: dict[Key, list[np.ndarray]] = {}
         for columns in batches:
             for key, array in _arrays(columns):
@@ -163,7 +163,7 @@ class PickedRows:
 
 
 def _arrays(columns: Columns) -> Iterator[tuple[Key, np.ndarray]]:
-    """The arrays of a record batch. Raises ValueError where one does not hold what its rows refer to."""
+    """The arrays of a record batch. Raises ValueError if one does not hold what its rows refer to."""
     size = len(columns["example_id"])
     for name, views in columns.items():
         if isinstance(views, tuple):

@@ -30,7 +30,7 @@ def memory_of(dtype: np.dtype) -> np.ndarray:
 
 
 def place_of(array: np.ndarray) -> int:
-    """The item of `memory_of` its type that an array begins with. Raises ValueError where it has gaps or is between two items."""
+    """The item of `memory_of` its type that an array begins with. Raises ValueError if it has gaps or is between two items."""
     if not len(array):
         return 0  # nothing is read of it, and its address may be any
     if array.ctypes.data % array.itemsize or array.strides != (array.itemsize,):

@@ -87,7 +87,7 @@ class StoredCounts:
         self._edges, self._rows = edges_of(cells), edges_of(shard_rows)
 
     def count(self, first: int, last: int) -> SizeCounts:
-        """The counts of the shards `first` to `last`, without the last. Raises UserError where they are not those of the rows."""
+        """The counts of the shards `first` to `last`, without the last. Raises UserError if they are not those of the rows."""
         counts = SizeCounts.merge([])
         while first < last:
             after = int(np.searchsorted(self._edges, self._edges[first] + _CELLS_AT_ONCE))

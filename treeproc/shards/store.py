@@ -155,7 +155,7 @@ class Index(dict):
     def records(self, split: str | None = None) -> Sequence[ShardRecord]:
         """The records of a split, or of all splits one after the other, in order.
 
-        Those of parts are read when they are asked for, which raises UserError where a part is missing or damaged.
+        Those of parts are read when they are asked for, which raises UserError if a part is missing or damaged.
         """
         if "parts" in self:
             parts = [IndexPart(**part) for part in self["parts"]]

@@ -312,5 +312,5 @@ def count_classes(folder: AnyPath, records: Iterable[ShardRecord]) -> int:
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """Items of a list column per row; none where the data set has no such column."""
+    """Items of a list column per row; none if the data set has no such column."""
     return np.diff(batch.column(name).offsets.to_numpy()) if name in batch.schema.names else np.zeros(0, dtype=np.int64)

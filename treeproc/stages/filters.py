@@ -48,7 +48,7 @@ class FilterConfig(Settings):
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:
-    """The reason to drop an example for its text, or None. `target` is None where there is no such side."""
+    """The reason to drop an example for its text, or None. `target` is None if there is no such side."""
     if not source or source.isspace():
         return "empty_source"
     if target is not None and (not target or target.isspace()):

@@ -35,7 +35,7 @@ class Known:
 
 
 def stamps_of(inputs: Inputs) -> str | None:
-    """A hash of how the inputs are read, and of path, size and time of change of every file; None where one has none of these.
+    """A hash of how the inputs are read, and of path, size and time of change of every file; None if one has none of these.
 
     If a part of an archive or table is read, the whole file counts. Objects of a store are read again.
     """
@@ -65,7 +65,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def recall(folder: AnyPath, stamps: str | None) -> Known | None:
-    """What was noted in a text folder about inputs of these stamps; None where nothing was."""
+    """What was noted in a text folder about inputs of these stamps; None if nothing was."""
     if stamps is None or not (folder / NOTE).exists():
         return None
     try:

@@ -75,5 +75,5 @@ def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _sizes(views: dict, name: str) -> np.ndarray:
-    """Items per row; 0 where the data set has no such column."""
+    """Items per row; 0 if the data set has no such column."""
     return np.diff(views[name][0]) if name in views else np.zeros(len(views["example_id"]), dtype=np.int64)

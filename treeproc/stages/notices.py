@@ -152,7 +152,7 @@ class Wanted(NamedTuple):
     """The kinds of notices that are collected about the lines of a side."""
 
     kinds: tuple[str, ...]
-    language: str | None = None  # of the parser of this side; None where no parser reads its lines
+    language: str | None = None  # of the parser of this side; None if no parser reads its lines
 
 
 def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:

@@ -35,7 +35,7 @@ class ShardNotes:
 
 
 def read_notes(folder: Path, shard: str) -> ShardNotes | None:
-    """The notes of a shard; None where there are none, or damaged ones."""
+    """The notes of a shard; None if there are none, or damaged ones."""
     try:
         head, _, dropped = (folder / shard).read_bytes().partition(b"\n")
         facts = json.loads(head)

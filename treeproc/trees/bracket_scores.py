@@ -1,6 +1,6 @@
 """Bracket scores of constituency parses, counted as EVALB counts them.
 
-A bracket is (label, first word, last word) of a nonterminal. ROOT and tags are no brackets. Words with a gold tag of punctuation
+A bracket is (label, first word, last word) of a nonterminal. ROOT and tags are not brackets. Words with a gold tag of punctuation
 are first removed from both trees, and so are nodes that lose all their words. Brackets are a multiset: a node twice over the same
 words counts twice. ADVP and PRT are two labels, unlike in EVALB's COLLINS.prm. As there, brackets (-LRB-) are words.
 """

@@ -143,7 +143,7 @@ class _Words:
 
     @property
     def dependents(self) -> np.ndarray:
-        """Return the indices of all words with a governor that are no punctuation."""
+        """Return the indices of all words with a governor that are not punctuation."""
         return np.flatnonzero((self.governors >= 0) & ~self.punctuation)
 
     def with_shared_conjunctions(self) -> "_Words":

@@ -31,8 +31,8 @@ class MultiGranularityEncoder(TransformerEncoder):
         granularities = len(phrases.ngrams) + len(phrases.levels)
         if not 0 < granularities < config.num_heads:
             raise UserError(
-                f"model.phrases.ngrams and model.phrases.levels must name 1 to {config.num_heads - 1} granularities in all, "
-                f"a head for each: one of model.num_heads = {config.num_heads} is for the words; but they name {granularities}"
+                f"model.phrases.ngrams and model.phrases.levels must name 1 to {config.num_heads - 1} granularities together, "
+                f"but name {granularities}: each takes a head, and one of model.num_heads = {config.num_heads} is for the words"
             )
         num_phrase_layers = phrases.num_layers or (num_layers + 1) // 2
         if num_phrase_layers > num_layers:
@@ -51,8 +51,8 @@ class MultiGranularityEncoder(TransformerEncoder):
     def check_data(cls, config: ModelConfig, data: DataFacts) -> None:
         if config.phrases.tag_loss and not data.distinguishes("labels"):
             raise UserError(
-                f"{data.folder} has one label for all phrases, which model.phrases.tag_loss has nothing to learn from; set it to "
-                "0, or preprocess again with parser.name=stanza, or of given trees with parser.given_labels=parsed"
+                f"{data.folder} has one label for all phrases, so model.phrases.tag_loss has nothing to learn; set it to 0, or "
+                "preprocess again with parser.name=stanza, or of given trees with parser.given_labels=parsed"
             )
 
     def forward(self, batch: TreeBatch) -> Memory:

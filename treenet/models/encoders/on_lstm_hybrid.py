@@ -27,8 +27,8 @@ class OnLSTMHybridEncoder(TransformerEncoder):
         num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
         if num_recurrent >= num_layers:
             raise UserError(
-                f"model.hybrid.num_recurrent_layers must be less than model.num_encoder_layers = {num_layers}, the others being "
-                f"those of self-attention, but is {num_recurrent}"
+                f"model.hybrid.num_recurrent_layers must be less than model.num_encoder_layers = {num_layers}, because the other "
+                f"layers are of self-attention, but is {num_recurrent}"
             )
         super().__init__(config, vocab, embedding, num_layers=num_layers - num_recurrent)
         self.short_cut = hybrid.short_cut

@@ -33,7 +33,10 @@ class RelationEncoder(TransformerEncoder):
         relations, with_label_head = Relations(settings), settings.label_head != "none"
         rows = {"none": 0, "pos_tag": vocab.pos_tags, "deprel": vocab.deprels}[settings.label_head]
         if with_label_head and not rows:
-            raise UserError(f"model.relations.label_head: is {settings.label_head}, but the data set has no vocabulary of it")
+            raise UserError(
+                f"model.relations.label_head: is {settings.label_head}, but the data set has no list of such labels; preprocess "
+                "it again"
+            )
         sizes = config.d_model, config.num_heads, config.attention_dropout
         super().__init__(
             config,
