@@ -240,7 +240,7 @@ def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was
         (run, [source_argument, "checkpoint=9"], "step_00000009/model.safetensors is missing"),
         (run, [source_argument, "checkpoint=[]"], "checkpoint: must name a checkpoint"),
         (run, [source_argument, "decoding.max_length_factor=1e308"], "max_length_factor: .*less than or equal to 1000"),
-        (run, [source_argument, "--nbest", "4"], "nbest must be at most decoding.beam_size = 3, but is 4"),
+        (run, [source_argument, "--nbest", "4"], "nbest must be from 1 to beam_size = 3, but is 4"),
         (run, [source_argument, "--nbest", "0"], "nbest: Input should be greater than 0"),
         (given, [source_argument], "was made of trees of its input files; give trees for these lines as well"),
         (tmp_path, [source_argument], "is not a run"),

@@ -165,7 +165,7 @@ def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
 def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:
     """The examples with the model's own translations as `tgt_pieces`, by default with the decoding settings of the run."""
     device = next(run.model.parameters()).device
-    found = translate_examples(run.model, examples, decoding or run.config.decoding, device=device)
+    found = translate_examples(run.model, examples, decoding or run.config.decoding, processor=run.processor, device=device)
     return [
         {**example, "tgt_pieces": np.array(best.ids, dtype=np.int32)} for example, (best, *_) in zip(examples, found, strict=True)
     ]

@@ -20,7 +20,8 @@ from treenet.runs.loading import LoadedRun
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.translation.forced import ScoredTarget
-from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.hypotheses import Hypothesis, check_num_best
+from treenet.translation.line_constraints import MUST_APPEAR, MUST_NOT_APPEAR, PREFIX, UNMET, check_method
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.errors import UserError
@@ -54,31 +55,65 @@ class Run:
         self._max_leaves = max_leaves
         self._sources: dict[bool, LineSource] = {}
 
-    def translate(self, lines: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any) -> list[str]:
-        """The best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1."""
-        return [found[0].text if found else "" for found in self._search(lines, trees, 1, decoding)]
+    def translate(
+        self,
+        lines: Sequence[str],
+        trees: Sequence[str] | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        must_appear: Sequence[Sequence[str]] | None = None,
+        must_not_appear: Sequence[Sequence[str]] | None = None,
+        **decoding: Any,
+    ) -> list[str]:
+        """The best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1.
+
+        `prefixes` are beginnings of the translations. `must_appear` and `must_not_appear` are lists of phrases, one list a line.
+        """
+        constraints = _constraint_columns(prefixes, must_appear, must_not_appear)
+        return [found[0].text if found else "" for found in self._search(lines, trees, 1, decoding, constraints)]
 
     def candidates(
-        self, lines: Sequence[str], trees: Sequence[str] | None = None, num_best: int = 5, **decoding: Any
+        self,
+        lines: Sequence[str],
+        trees: Sequence[str] | None = None,
+        num_best: int = 5,
+        *,
+        prefixes: Sequence[str] | None = None,
+        must_appear: Sequence[Sequence[str]] | None = None,
+        must_not_appear: Sequence[Sequence[str]] | None = None,
+        **decoding: Any,
     ) -> list[list[Translation]]:
         """The `num_best` translations of every line, best first; none of a line that could not be read.
 
-        Raises UserError for wrong settings, and for more translations than the beam holds.
+        With method="sampling", they are samples in the order of their numbers. Constraints are as in `translate`. Raises
+        UserError for wrong settings, and for more translations than the beam holds.
         """
-        return self._search(lines, trees, num_best, decoding)
+        constraints = _constraint_columns(prefixes, must_appear, must_not_appear)
+        return self._search(lines, trees, num_best, decoding, constraints)
 
     def _search(
-        self, lines: Sequence[str], trees: Sequence[str] | None, num_best: int, decoding: dict[str, Any]
+        self,
+        lines: Sequence[str],
+        trees: Sequence[str] | None,
+        num_best: int,
+        decoding: dict[str, Any],
+        constraints: dict[str, Sequence[str]],
     ) -> list[list[Translation]]:
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        if not 1 <= num_best <= settings.beam_size:
-            raise UserError(f"num_best must be from 1 to beam_size = {settings.beam_size}, but is {num_best}")
-        encoded = self._encode(lines, trees)
+        check_num_best(num_best, settings, "num_best")
+        if MUST_APPEAR in constraints:
+            check_method(settings)
+        encoded = self._encode(lines, trees, **constraints)
 
         def search(rows: list[dict]) -> Iterable[list[Hypothesis]]:
-            return translate_examples(self.model, rows, settings, num_best=num_best, device=self._device)
+            return translate_examples(
+                self.model, rows, settings, num_best=num_best, processor=self.loaded.processor, device=self._device
+            )
 
         found = self._compute(search, encoded)
+        for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
+            if line.row is not None and not best:
+                warnings.warn(f"line {number}: {UNMET}", stacklevel=3)
         return [[self._translation(one) for one in best or ()] for best in found]
 
     def score(
@@ -120,10 +155,16 @@ class Run:
         return next(self.model.parameters()).device
 
     def _encode(
-        self, lines: Sequence[str], trees: Sequence[str] | None, targets: Sequence[str] | None = None, *, caller: int | None = 4
+        self,
+        lines: Sequence[str],
+        trees: Sequence[str] | None,
+        targets: Sequence[str] | None = None,
+        *,
+        caller: int | None = 4,
+        **constraints: Sequence[str],
     ) -> list[EncodedLine]:
         """The lines as the model reads them, and a warning about each that it cannot: of the `caller`, so many calls up."""
-        columns = {"text": lines, "trees": trees, "target": targets}
+        columns = {"text": lines, "trees": trees, "target": targets, **constraints}
         given = {name: values for name, values in columns.items() if values is not None}
         for name, values in given.items():
             if isinstance(values, str):
@@ -158,6 +199,19 @@ class Run:
             tuple(map(processor.id_to_piece, found.ids)),
             found.token_log_probs if isinstance(found, ScoredTarget) else (),
         )
+
+
+def _constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequence[str]] | None) -> dict[str, Sequence[str]]:
+    """Constraints in the form of the lines of files. Raises UserError for phrases that this form cannot hold."""
+    columns: dict[str, Sequence[str]] = {} if prefixes is None else {PREFIX: prefixes}
+    for name, given in zip((MUST_APPEAR, MUST_NOT_APPEAR), phrases, strict=True):
+        if given is not None:
+            if any(isinstance(own, str) for own in given):
+                raise UserError(f"{name} must be a list of phrases for each line, but has a string instead of a list")
+            if any("\t" in phrase for own in given for phrase in own):
+                raise UserError(f"{name}: a phrase must not have tabs")
+            columns[name] = ["\t".join(own) for own in given]
+    return columns
 
 
 def load_run(

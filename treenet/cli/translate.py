@@ -5,6 +5,8 @@
     python workflows/translate.py --out RUN input=FILE --nbest 5 --scores --json
     python workflows/translate.py --out RUN input=FILE trees=FILE checkpoint=[20000,21000] ensemble=[RUN2]
     python workflows/translate.py --out RUN input=FILE score=FILE
+    python workflows/translate.py --out RUN input=FILE --nbest 5 decoding.method=sampling decoding.top_p=0.9
+    python workflows/translate.py --out RUN input=FILE must_appear=FILE must_not_appear=FILE prefix=FILE
     python workflows/translate.py --out RUN --interactive
 
 RUN is the folder of a training run. The command parses the lines with the parser of the run's data set, or reads their trees from
@@ -17,8 +19,9 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.translation.line_translator import TranslateSettings
+from treenet.translation.line_constraints import CONSTRAINTS
 from treenet.translation.translate_job import answer_lines, translate_lines
+from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -44,7 +47,8 @@ def main(argv: Sequence[str]) -> None:
     )
     runs = [args.out, *settings.ensemble]
     source = settings.input if settings.input or settings.trees else STDIN
-    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "score": settings.score}
+    constraints = {name: path for name in CONSTRAINTS if (path := getattr(settings, name)) is not None}
+    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "score": settings.score, **constraints}
     paths |= {"output": settings.output} | {f"ensemble.{i}": path for i, path in enumerate(settings.ensemble)}
     paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
@@ -60,14 +64,14 @@ def main(argv: Sequence[str]) -> None:
             raise CommandEnded(INTERRUPTED) from None
         print(file=sys.stderr)  # the shell's prompt starts on a new line
         return
-    files = [path for path in (source, settings.trees, settings.score) if path is not None]
+    files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
     # A file is counted before hours of work. A pipe is counted during translation.
     total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
-    lines = read_raw_lines(source, settings.trees, settings.score)
+    lines = read_raw_lines(source, settings.trees, settings.score, **constraints)
     translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=total)
 
 
 def _not_interactive(settings: TranslateSettings, *, shows_text: bool = True) -> list[str]:
     """Return the settings that are only for files or many lines, and with `shows_text` those of the form of the output."""
-    names = ["input", "trees", "score", "output", "workers", *(["json_lines"] if shows_text else [])]
+    names = ["input", "trees", "score", *CONSTRAINTS, "output", "workers", *(["json_lines"] if shows_text else [])]
     return [name for name in names if getattr(settings, name)]

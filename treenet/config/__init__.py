@@ -1,5 +1,6 @@
 """Settings of models and of training runs."""
 
+from treenet.config.decoding import UNRECORDED, DecodingConfig
 from treenet.config.models import (
     PHRASE_LEVELS,
     ArchitectureSection,
@@ -20,7 +21,6 @@ from treenet.config.training import (
     OPERATIONAL,
     BatchConfig,
     ClassifierConfig,
-    DecodingConfig,
     MaskedLMConfig,
     OptimizerConfig,
     TrainConfig,
@@ -31,6 +31,7 @@ __all__ = [
     "MAY_CHANGE",
     "OPERATIONAL",
     "PHRASE_LEVELS",
+    "UNRECORDED",
     "ArchitectureSection",
     "BatchConfig",
     "ClassifierConfig",

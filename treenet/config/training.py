@@ -1,10 +1,11 @@
-"""Settings of training runs, of scoring and of search."""
+"""Settings of training runs and of scoring."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
+from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
@@ -103,23 +104,6 @@ class BatchConfig(Settings):
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without those at a default that runs made before the setting do not record either."""
         return _without(dump(self), subset="fixed", window_rows=WINDOW_ROWS)
-
-
-class DecodingConfig(Settings):
-    """Beam search."""
-
-    beam_size: PositiveInt = Field(5, description="hypotheses kept a sentence")
-    length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
-    length_penalty_form: Literal["length", "gnmt"] = Field(
-        "length",
-        description="'length': score / length^a, as in the paper; 'gnmt': score / ((5 + length) / 6)^a. The length counts EOS",
-    )
-    max_length_factor: float = Field(
-        1.5, gt=0, le=1000, description="a hypothesis has at most factor * leaves + max_length_offset pieces"
-    )
-    max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
-    min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
-    max_tokens: Annotated[PositiveInt, Effect.NONE] = Field(4096, description="padded source leaves of one search batch")
 
 
 class ClassifierConfig(Settings):
@@ -292,6 +276,11 @@ class TrainConfig(Settings):
         if isinstance(values, dict) and not values.get("use_gpu") and values.get("precision", "auto") == "auto":
             return {**values, "precision": "float32"}
         return values
+
+    @model_validator(mode="after")
+    def _check_decoding(self) -> Self:
+        self.decoding.check()
+        return self
 
     @model_validator(mode="after")
     def _check_recomputing(self) -> Self:

@@ -27,14 +27,30 @@ def in_order(
     device: torch.device | str,
     window: int,
 ) -> Iterator[Result]:
-    """`compute` of batches of up to `max_tokens` padded `size`, in the form that a model `reads`, back in the order of
-    `examples`; `empty` without leaves."""
+    """Call `in_order_with_rows` for a `compute` that reads only the batch."""
+    return in_order_with_rows(lambda batch, _: compute(batch), reads, examples, empty, size, max_tokens, device, window)
+
+
+def in_order_with_rows(
+    compute: Callable[[TreeBatch, list[dict]], list[Result]],
+    reads: InputKind,
+    examples: Iterable[dict],
+    empty: Result,
+    size: Callable[[dict], int],
+    max_tokens: int,
+    device: torch.device | str,
+    window: int,
+) -> Iterator[Result]:
+    """Compute the result of every example, in batches of up to `max_tokens` padded `size`, in the order of `examples`.
+
+    `compute` gets a batch in the form that a model `reads`, and its examples. The result is `empty` for one without leaves.
+    """
     iterator, reads = iter(examples), reads.for_device(device)
     while chunk := list(islice(iterator, window)):
         found = [empty] * len(chunk)
         for rows in _batches(chunk, size, max_tokens):
-            batch = collate([chunk[row] for row in rows], reads).to(device)
-            for row, result in zip(rows, compute(batch), strict=True):
+            members = [chunk[row] for row in rows]
+            for row, result in zip(rows, compute(collate(members, reads).to(device), members), strict=True):
                 found[row] = result
         yield from found
 

@@ -51,7 +51,7 @@ class EvaluateSettings(Settings):
     )
     seed: int = Field(1, ge=0, description="seed of shuffle_trees")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; other settings are as in the run")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
     target_language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",
@@ -80,6 +80,8 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
         parts.append(run.data.resolve().name)
     if settings.shuffle_trees:
         parts.append(f"shuffled_trees_{settings.seed}")
+    if (method := decoding_of(settings.decoding, run).method) != "beam":
+        parts.append(method)
     return ".".join(parts)
 
 
@@ -89,7 +91,8 @@ def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int
     if settings.shuffle_trees:
         examples = (shuffle_tree(example, settings.seed) for example in examples)
     device = next(run.model.parameters()).device
-    return translate_examples(run.model, examples, decoding_of(settings.decoding, run), num_best=num_best, device=device)
+    decoding = decoding_of(settings.decoding, run)
+    return translate_examples(run.model, examples, decoding, num_best=num_best, processor=run.processor, device=device)
 
 
 def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:

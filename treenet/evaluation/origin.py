@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
-from treenet.config import flatten
+from treenet.config import UNRECORDED, flatten
 from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
@@ -127,7 +127,7 @@ class RunState:
         then, own, chosen = entry.get("decoding"), self._config.get("decoding"), asked.get("decoding", {})
         if not all(isinstance(one, dict) for one in (then, own, chosen)):
             return []
-        now = own | chosen
+        then, now = UNRECORDED | then, UNRECORDED | own | chosen
         names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
         return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
 

@@ -51,7 +51,8 @@ class SentenceTranslator:
     @property
     def beam_size(self) -> int:
         """The largest number of translations of a line."""
-        return self._decoding.beam_size
+        beam_size, most = self._decoding.beam_size, self._decoding.most_translations
+        return beam_size if most is None else min(beam_size, most)
 
     @property
     def name(self) -> str:
@@ -72,12 +73,22 @@ class SentenceTranslator:
         raw = [RawLine(line.encode("utf-8", "surrogatepass")) for question in questions for line in question.lines]
         encoded = self._encoder.encode(raw)
         owners = [question for question in questions for _ in question.lines]
+        numbers = [number for question in questions for number in range(len(question.lines))]
+        for line, number in zip(encoded, numbers, strict=True):
+            if line.row is not None:  # samples of a line depend on its number, which other questions must not change
+                line.row["example_id"] = number
         found: list[Found] = [()] * len(encoded)
         for num_best in sorted({question.num_best for question in questions}):
             places = [i for i, line in enumerate(encoded) if owners[i].num_best == num_best and line.row is not None]
             rows = [encoded[i].row for i in places]
             best = translate_examples(
-                self._run.model, rows, self._decoding, num_best=num_best, device=self._device, window=max(1, len(rows))
+                self._run.model,
+                rows,
+                self._decoding,
+                num_best=num_best,
+                processor=self._run.processor,
+                device=self._device,
+                window=max(1, len(rows)),
             )
             for place, one in zip(places, best, strict=True):
                 found[place] = one

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.translation.next_pieces import is_none
+from treeproc.common.errors import UserError
 from treeproc.shards.schema import PAD_ID
 
 
@@ -32,6 +33,14 @@ def length_penalties(max_length: int, decoding: DecodingConfig, device: torch.de
     length = torch.arange(1, max_length + 2, dtype=torch.float64, device=device)
     base = length if decoding.length_penalty_form == "length" else (5 + length) / 6
     return base**decoding.length_penalty
+
+
+def check_num_best(num_best: int, decoding: DecodingConfig, name: str = "the number of best translations") -> None:
+    """Raise UserError if a search by these settings does not find so many translations of a line."""
+    most = decoding.most_translations
+    if num_best < 1 or (most is not None and num_best > most):
+        limit = f"from 1 to {'beam_size' if decoding.method == 'beam' else 'mbr_samples'} = {most}" if most else "at least 1"
+        raise UserError(f"{name} must be {limit}, but is {num_best}")
 
 
 class Finished:

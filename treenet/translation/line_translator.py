@@ -3,74 +3,24 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import torch
-from pydantic import Field, PositiveInt, field_validator
 
-from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
-from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun
 from treenet.runs.mirror import read_run
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
-from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.hypotheses import Hypothesis, check_num_best
+from treenet.translation.line_constraints import UNMET, check_method
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
-from treeproc.common.storage import AnyPath, DataPath
-
-Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
-
-
-class TranslateSettings(Settings):
-    """Settings of translate.py: input, models, decoding and output."""
-
-    input: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
-    )
-    trees: Annotated[DataPath | None, Effect.NONE] = Field(
-        None,
-        description="trees in Penn Treebank brackets, one line for each line of the input; unset, the command parses the lines",
-    )
-    score: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="given translations, one for each line of the input: the command scores them, and searches none"
-    )
-    output: Annotated[DataPath | None, Effect.NONE] = Field(
-        None,
-        description="file to write; unset, standard output. The file appears when it is complete. Until then OUTPUT.parts holds "
-        "the finished lines, and the same command continues after them",
-    )
-    checkpoint: Checkpoint | list[Checkpoint] = Field(
-        AVERAGED,
-        description="'averaged', the number of a step, or the path of a checkpoint folder; several form an ensemble",
-    )
-    ensemble: list[DataPath] = Field([], description="further runs of the same vocabulary, which form an ensemble with the run")
-    nbest: PositiveInt = Field(1, description="translations a line, best first; from 2 on an output line begins with its number")
-    scores: bool = Field(False, description="write the score before every translation")
-    json_lines: bool = Field(False, description="write a JSON object a line instead of text")
-    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the command does not translate longer lines")
-    lines_at_once: PositiveInt = Field(1000, description="lines that a worker parses and translates together")
-    workers: Annotated[int, Effect.NONE] = Field(
-        0, ge=0, description="Ray actors that translate, each with a CPU; 0: translate in this process, without Ray"
-    )
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on GPUs, one for each worker")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
-
-    @field_validator("checkpoint")
-    @classmethod
-    def _check_some(cls, value: str | list[str]) -> str | list[str]:
-        if not value:
-            raise ValueError("must name a checkpoint, for example averaged")
-        return value
-
-    @property
-    def checkpoints(self) -> list[str]:
-        return [self.checkpoint] if isinstance(self.checkpoint, str) else self.checkpoint
+from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 
 class EncodedLine(Protocol):
@@ -145,17 +95,21 @@ class LineTranslator:
         self._device = "cuda" if settings.use_gpu else "cpu"
         self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
-        if settings.nbest > self._decoding.beam_size:
-            raise UserError(f"nbest must be at most decoding.beam_size = {self._decoding.beam_size}, but is {settings.nbest}")
+        check_num_best(settings.nbest, self._decoding, "nbest")
+        if settings.must_appear is not None:
+            check_method(self._decoding)
         given_trees = settings.trees is not None
         self._encoder = build_line_source(encoder, self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
     def describe(self) -> str:
         """The model, the decoding settings and the score, in one line."""
         form = {"length": "length^a", "gnmt": "((5 + length) / 6)^a"}[self._decoding.length_penalty_form]
+        score = f"log-probability / {form}"
+        if self._decoding.method == "mbr" and self._settings.score is None:
+            score = "mean chrF against the samples"
         values = {name: value for name, value in self._decoding.model_dump().items() if name != "max_tokens"}
         words = " ".join(f"{name}={value}" for name, value in values.items())
-        return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = log-probability / {form}"
+        return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = {score}"
 
     def __call__(self, lines: Sequence, first: int) -> Translated:
         """The output for `lines`. Their first line has the 0-based number `first` in the input."""
@@ -163,15 +117,17 @@ class LineTranslator:
 
     def explain(self, lines: Sequence, first: int) -> Translated:
         """The same for a person: translations with rank and score, and trees if the model reads them. If `nbest` is not set,
-        it shows all of the beam."""
+        it shows all of the beam, or so many others."""
         given = "nbest" in self._settings.model_fields_set
-        return self._translate(lines, first, self._settings.nbest if given else self._decoding.beam_size, self._explanation)
+        most = min(self._decoding.beam_size, self._decoding.most_translations or self._decoding.beam_size)
+        return self._translate(lines, first, self._settings.nbest if given else most, self._explanation)
 
     def _translate(self, lines: Sequence, first: int, num_best: int, write: Writer) -> Translated:
         encoded = self._encoder.encode(lines, first)
         rows = [line.row for line in encoded if line.row is not None]
         results = iter(self._hypotheses(rows, num_best))
         found = [next(results) if line.row is not None else [] for line in encoded]
+        encoded = [self._with_problem(line, hypotheses) for line, hypotheses in zip(encoded, found, strict=True)]
         numbered = list(enumerate(encoded, start=first + 1))
         return Translated(
             len(encoded),
@@ -187,8 +143,20 @@ class LineTranslator:
             scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
             return [[target] for target in scored]
         return list(
-            translate_examples(self._run.model, rows, self._decoding, num_best=num_best, device=self._device, window=window)
+            translate_examples(
+                self._run.model,
+                rows,
+                self._decoding,
+                num_best=num_best,
+                processor=self._run.processor,
+                device=self._device,
+                window=window,
+            )
         )
+
+    def _with_problem(self, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> EncodedLine:
+        """Return the line with the problem that no translation meets its constraints, if that is so."""
+        return replace(line, problem=UNMET) if line.row is not None and not hypotheses else line  # type: ignore[type-var]
 
     def _words(self, line: EncodedLine, hypothesis: Hypothesis) -> str:
         return line.target if self._settings.score is not None else detokenize(self._run.processor, hypothesis)

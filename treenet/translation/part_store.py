@@ -8,7 +8,8 @@ from pathlib import Path
 
 from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
-from treenet.translation.line_translator import Translated, TranslateSettings, local_runs
+from treenet.translation.line_translator import Translated, local_runs
+from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError

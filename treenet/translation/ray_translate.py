@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import ray
 
-from treenet.translation.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treenet.translation.line_translator import LineSource, LineTranslator, Translated
+from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

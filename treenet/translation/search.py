@@ -27,7 +27,8 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
-from treenet.translation.hypotheses import Finished, Hypothesis, length_penalties
+from treenet.translation.hypotheses import Finished, Hypothesis, check_num_best, length_penalties
+from treenet.translation.line_constraints import BatchConstraints
 from treenet.translation.next_pieces import allowed_log_probs, best_pieces
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID
@@ -88,6 +89,10 @@ class _Beam:
         """Return the last piece of every decoded hypothesis, [R]."""
         return self.pieces[..., -1].flatten().index_select(0, self.places)
 
+    def decoded_pieces(self) -> Tensor:
+        """Return the pieces of every decoded hypothesis without BOS, [R, T]."""
+        return self.pieces.flatten(0, 1).index_select(0, self.places)[:, 1:]
+
     def of_sentences(self, values: Tensor) -> Tensor:
         """Expand values of sentences [B] to values of decoded hypotheses [R]."""
         return values[:, None].expand(self.log_prob.shape).flatten().index_select(0, self.places)
@@ -137,17 +142,17 @@ def beam_search(
     decoding: DecodingConfig,
     *,
     num_best: int = 1,
+    constraints: BatchConstraints | None = None,
     whole_grid: bool | None = None,
 ) -> list[list[Hypothesis]]:
     """Find the `num_best` best hypotheses of every sentence of `batch`, best first.
 
-    A list is shorter than `num_best` only if fewer hypotheses exist. The model must be in evaluation mode. `whole_grid` overrides
-    the choice by device: decode the whole grid, or only live hypotheses. Raises UserError if `num_best` exceeds the beam size, or
-    if the model's scores are not finite.
+    A list is shorter than `num_best` only if fewer hypotheses exist, or meet the `constraints`. The model must be in evaluation
+    mode. `whole_grid` overrides the choice by device: decode the whole grid, or only live hypotheses. Raises UserError if
+    `num_best` exceeds the beam size, or if the model's scores are not finite.
     """
     beam_size = decoding.beam_size
-    if not 1 <= num_best <= beam_size:
-        raise UserError(f"the number of best translations must be from 1 to beam_size = {beam_size}, but is {num_best}")
+    check_num_best(num_best, decoding)
     device = batch.leaf_pieces.device
     whole_grid = device.type != "cpu" if whole_grid is None else whole_grid
     max_length = max_lengths(batch, decoding)
@@ -156,6 +161,7 @@ def beam_search(
     mildest_penalty = penalties[max_length]
     finished = Finished(len(batch), beam_size, longest_limit, device)
     ranks = torch.arange(beam_size, device=device)
+    required = constraints.required() if constraints else None
 
     state = model.start_decoding(model.encode(batch))
     beam = _Beam.begin(len(batch), device)
@@ -163,7 +169,16 @@ def beam_search(
         logits, state = model.decode_step(beam.last_pieces(), state)
         limits = beam.of_sentences(max_length) if step >= shortest_limit else None
         log_probs = allowed_log_probs(logits, step, decoding.min_length, limits)
-        extensions = beam.extend(*best_pieces(log_probs, min(beam_size, logits.shape[1])))
+        if constraints:
+            constraints.restrict(log_probs, beam.decoded_pieces(), beam.of_sentences(torch.arange(len(batch), device=device)))
+        if required:
+            log_probs[:, EOS_ID].masked_fill_(required.unmet().flatten().index_select(0, beam.places), -torch.inf)
+        proposals = best_pieces(log_probs, min(beam_size, logits.shape[1]))
+        if required:
+            proposals = required.propose(log_probs, *proposals, beam.places, beam.pieces)
+        extensions = beam.extend(*proposals)
+        if required:
+            extensions = required.allocate(*extensions, beam.pieces)
         best, chosen, origin = (x[:, :beam_size] for x in extensions)
         kept = (ranks[: best.shape[1]] < (beam_size - finished.count)[:, None]) & best.isfinite()
 
@@ -174,6 +189,8 @@ def beam_search(
         decided = _decided(log_prob, finished.score, mildest_penalty, num_best)
         log_prob = log_prob.masked_fill(decided[:, None], -torch.inf)
 
+        if required:
+            required.follow(chosen, origin, beam.pieces)
         width = len(beam.places)
         beam, rows = beam.follow(log_prob, torch.cat([prefixes, chosen[:, :, None]], dim=2), origin, whole_grid)
         if (not whole_grid or (step + 1) % END_TEST_EVERY == 0) and beam.is_empty():
@@ -183,10 +200,17 @@ def beam_search(
         elif not torch.equal(rows, torch.arange(width, device=device)):
             state = state.select(rows)
 
-    if not finished.count.all():
-        line = int(batch.example_ids[finished.count.argmin()]) + 1
-        raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")
-    return finished.n_best(num_best)
+    found = finished.n_best(num_best)
+    check_found(batch, found, constraints)
+    return found
+
+
+def check_found(batch: TreeBatch, found: list[list[Hypothesis]], constraints: BatchConstraints | None) -> None:
+    """Raise UserError if a sentence without constraints has no hypothesis, because the model's scores are not finite."""
+    for row, hypotheses in enumerate(found):
+        if not hypotheses and not (constraints and constraints.constrained[row]):
+            line = int(batch.example_ids[row]) + 1
+            raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")
 
 
 def _decided(live_log_prob: Tensor, finished_score: Tensor, mildest_penalty: Tensor, num_best: int) -> Tensor:

@@ -1,7 +1,8 @@
-"""Encoded examples to text: beam search over batches of similar length. Results are in the order of the input."""
+"""Encoded examples to text: beam search or sampling over batches of similar length. Results are in the order of the input."""
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 
 import torch
 from sentencepiece import SentencePieceProcessor
@@ -9,18 +10,31 @@ from torch import nn
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.in_order import WINDOW, count_leaves, in_order, longer_side
+from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
+from treenet.translation.forbidden import PieceTexts
 from treenet.translation.forced import ScoredTarget, score_targets
-from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.hypotheses import Hypothesis, check_num_best
+from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, batch_constraints
+from treenet.translation.minimum_risk import rank_by_risk
+from treenet.translation.sampling import draw_samples
 from treenet.translation.search import beam_search
+from treeproc.common.settings import UserError, build_settings
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
-    """Return the run's decoding settings, changed by those that the user set."""
-    chosen = {name: getattr(chosen, name) for name in chosen.model_fields_set}
-    return run.config.decoding.model_copy(update=chosen)
+    """Return the run's decoding settings, changed by those that the user set.
+
+    Raises UserError if they do not go together.
+    """
+    values = run.config.decoding.model_dump() | {name: getattr(chosen, name) for name in chosen.model_fields_set}
+    decoding = build_settings(DecodingConfig, values, "decoding")
+    try:
+        decoding.check()
+    except ValueError as error:
+        raise UserError(f"decoding: {error}") from None
+    return decoding
 
 
 def translate_examples(
@@ -29,22 +43,49 @@ def translate_examples(
     decoding: DecodingConfig,
     *,
     num_best: int = 1,
+    processor: SentencePieceProcessor | None = None,
     device: torch.device | str = "cpu",
     window: int = WINDOW,
 ) -> Iterator[list[Hypothesis]]:
     """Return the hypotheses of every example, best first, in the order of `examples` (rows as from `Shard.row`).
 
-    An example without leaves, from an empty line, has the empty translation. Its score is NaN, because no model gave it. The
-    model is put into evaluation mode. Raises UserError as `beam_search` does.
-    """
+    Samples are in the order of their numbers. An example may have the columns of `LineConstraints`; without a hypothesis that
+    meets them, its list is empty. An example without leaves, from an empty line, has the empty translation. Its score is NaN,
+    because no model gave it.
 
-    def search(batch: TreeBatch) -> list[list[Hypothesis]]:
+    `processor` is needed for minimum Bayes risk, and for strings that must not appear. The model is put into evaluation mode.
+    Raises UserError as `beam_search` and `draw_samples` do.
+    """
+    piece_texts = cache(PieceTexts)
+
+    def search(batch: TreeBatch, rows: list[dict]) -> list[list[Hypothesis]]:
+        texts = piece_texts(processor) if any(row.get(MUST_NOT_APPEAR) for row in rows) and processor else None
+        constraints = batch_constraints(rows, texts, batch.leaf_pieces.device)
         with scoring(model):
-            return beam_search(model, batch, decoding, num_best=num_best)
+            return _decode_batch(model, batch, decoding, num_best, constraints, processor)
 
     model.eval()
     empty = [Hypothesis((), math.nan, math.nan)]
-    return in_order(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
+    return in_order_with_rows(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
+
+
+def _decode_batch(
+    model: nn.Module,
+    batch: TreeBatch,
+    decoding: DecodingConfig,
+    num_best: int,
+    constraints: BatchConstraints | None,
+    processor: SentencePieceProcessor | None,
+) -> list[list[Hypothesis]]:
+    check_num_best(num_best, decoding)
+    if decoding.method == "sampling":
+        return draw_samples(model, batch, decoding, num_best, constraints)
+    if decoding.method == "mbr":
+        if processor is None:
+            raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
+        samples = draw_samples(model, batch, decoding, decoding.mbr_samples, constraints)
+        return rank_by_risk(samples, partial(detokenize, processor), num_best)
+    return beam_search(model, batch, decoding, num_best=num_best, constraints=constraints)
 
 
 def score_examples(

@@ -10,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice, tee
 from typing import IO
 
-from treenet.translation.line_translator import LineSource, LineTranslator, Translated, TranslateSettings
+from treenet.translation.line_translator import LineSource, LineTranslator, Translated
 from treenet.translation.part_store import PartStore
+from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.progress import Progress

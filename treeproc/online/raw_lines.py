@@ -10,12 +10,14 @@ import numpy as np
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.inspection.drawing import draw_row
+from treeproc.online.constraints import CONSTRAINTS, Constraints
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, is_fallback
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
+from treeproc.shards.schema import UNK_ID
 from treeproc.stages.language import known
 from treeproc.stages.notices import SideNotices, Wanted, is_noticed
 
@@ -34,6 +36,9 @@ class RawLine:
     text: bytes | None  # None if the words of its trees are the line
     trees: bytes | None = None  # Penn Treebank brackets
     target: bytes | None = None
+    prefix: bytes | None = None  # the beginning of the translation
+    must_appear: bytes | None = None  # phrases, separated by tabs
+    must_not_appear: bytes | None = None  # strings, separated by tabs
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,14 @@ def count_lines(paths: Sequence[AnyPath]) -> int:
     return count
 
 
-def read_raw_lines(text: AnyPath | None, trees: AnyPath | None, targets: AnyPath | None) -> Iterator[RawLine]:
-    """Read the lines of the given files side by side. Raises UserError if one of them ends early or cannot be read."""
-    paths = {"text": text, "trees": trees, "target": targets}
+def read_raw_lines(
+    text: AnyPath | None, trees: AnyPath | None, targets: AnyPath | None, **constraints: AnyPath | None
+) -> Iterator[RawLine]:
+    """Read the lines of the given files side by side. Raises UserError if one of them ends early or cannot be read.
+
+    `constraints` are files for the columns of a `RawLine` after the target.
+    """
+    paths = {"text": text, "trees": trees, "target": targets, **constraints}
     names = [name for name, path in paths.items() if path is not None]
     for parts in _side_by_side([paths[name] for name in names]):
         yield RawLine(**{"text": None, **dict(zip(names, parts, strict=True))})
@@ -105,7 +115,15 @@ class RawLineEncoder:
         with_target = [draft for draft in drafts if draft.target and not draft.problem]
         for draft, pieces in zip(with_target, self._encoder.encode_targets([d.target for d in with_target]), strict=True):
             draft.add_target(pieces, self._max_pieces)
+        self._add_constraints([draft for draft in drafts if draft.constraints and not draft.problem])
         return [draft.result() for draft in drafts]
+
+    def _add_constraints(self, drafts: Sequence["_Draft"]) -> None:
+        """Add the constraints of lines to their rows, phrases as pieces."""
+        texts = [text for draft in drafts for text in draft.constraints.pieces_of]
+        pieces = iter(self._encoder.encode_targets(texts))
+        for draft in drafts:
+            draft.add_constraints([next(pieces) for _ in draft.constraints.pieces_of], self._max_pieces)
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
         """Return the notices about the complete input, by kind: escapes, tokens, another language than the parser's."""
@@ -145,6 +163,9 @@ class RawLineEncoder:
                 draft.source = decode(line.text)
             if line.target is not None:
                 draft.target = decode(line.target, "target: ", control=True)
+            given = {name: getattr(line, name) for name in CONSTRAINTS if getattr(line, name) is not None}
+            texts = {name: decode(value, f"{name}: ", strip=False) for name, value in given.items()}
+            draft.constraints = Constraints.read(**texts)
             if line.trees is not None:
                 own = None if line.text is None else draft.source
                 draft.source, draft.given = place_trees(own, decode(line.trees, "tree: "))
@@ -188,6 +209,7 @@ class _Draft:
     number: int
     source: str = ""
     target: str = ""
+    constraints: Constraints = field(default_factory=Constraints)
     given: Given = field(default_factory=Given)
     row: dict | None = None
     problem: str = ""
@@ -212,17 +234,29 @@ class _Draft:
         else:
             self.row["tgt_pieces"] = pieces
 
+    def add_constraints(self, pieces: list[np.ndarray], max_pieces: int) -> None:
+        """Add constraints; `pieces` are those of the prefix, if there is one, and of the phrases."""
+        if not len(self.row["leaves"]["piece"]):
+            self.problem = "the line is empty, but it has constraints"
+        elif any(UNK_ID in one for one in pieces):
+            self.problem = "prefix or must_appear: has characters that the vocabulary lacks"
+        elif sum(map(len, pieces)) > max_pieces:
+            self.problem = f"prefix and must_appear: {sum(map(len, pieces)):,} pieces are more than {max_pieces:,}"
+        else:
+            self.row |= self.constraints.columns(pieces)
+
     def result(self) -> EncodedLine:
         return EncodedLine(self.source, self.target, None if self.problem else self.row, self.problem, self.note)
 
 
-def decode(line: bytes, what: str = "", *, control: bool = False) -> str:
-    """Decode a line of text without outer white space. Raises ValueError if it is not UTF-8.
+def decode(line: bytes, what: str = "", *, control: bool = False, strip: bool = True) -> str:
+    """Decode a line of text, by default without outer white space. Raises ValueError if it is not UTF-8.
 
     Unless `control`, it also raises ValueError for control characters.
     """
     try:
-        text = line.decode("utf-8").strip()
+        text = line.decode("utf-8")
+        text = text.strip() if strip else text
     except UnicodeDecodeError as error:
         raise ValueError(f"{what}not valid UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1})") from None
     if (found := _CONTROL.search(text)) and not control:

@@ -1,0 +1,103 @@
+"""Constraints on the translation of a line: its first pieces, phrases that it must contain, and strings that it must not contain.
+
+Shapes: B sentences, R decoded hypotheses, T pieces so far, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from treenet.config import DecodingConfig
+from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
+from treenet.translation.required import RequiredPhrases
+from treeproc.common.errors import UserError
+
+# Columns of an example that hold constraints.
+PREFIX, MUST_APPEAR, MUST_NOT_APPEAR = "prefix", "must_appear", "must_not_appear"
+CONSTRAINTS = (PREFIX, MUST_APPEAR, MUST_NOT_APPEAR)
+UNMET = "no translation within the limits of length meets the constraints; raise decoding.max_length_offset, or demand less"
+_NO_PIECE = -1
+
+
+@dataclass(frozen=True)
+class LineConstraints:
+    """The constraints of one line."""
+
+    prefix: tuple[int, ...] = ()  # pieces
+    required: tuple[tuple[int, ...], ...] = ()  # phrases of pieces, none of them empty
+    forbidden: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, example: Mapping) -> "LineConstraints":
+        """Read the constraints of an example, from columns that it may have beside those of a shard."""
+        return cls(
+            tuple(map(int, example.get(PREFIX, ()))),
+            tuple(dict.fromkeys(tuple(map(int, phrase)) for phrase in example.get(MUST_APPEAR, ()))),
+            tuple(dict.fromkeys(example.get(MUST_NOT_APPEAR, ()))),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.prefix or self.required or self.forbidden)
+
+
+def check_method(decoding: DecodingConfig) -> None:
+    """Raise UserError if a search by these settings cannot make phrases appear."""
+    if decoding.method != "beam":
+        raise UserError(
+            f"must_appear needs decoding.method = beam, but it is {decoding.method}: samples are drawn piece by piece, and may "
+            "lack the phrases"
+        )
+    if decoding.diversity_groups > 1:
+        raise UserError("must_appear needs decoding.diversity_groups = 1: the phrases and the groups would divide the same beam")
+
+
+class BatchConstraints:
+    """The constraints of a batch of sentences, in its order. `pieces` is needed only for forbidden strings."""
+
+    def __init__(self, lines: Sequence[LineConstraints], pieces: PieceTexts | None, device: torch.device | str):
+        self._device = torch.device(device)
+        self.constrained = [bool(line) for line in lines]
+        self.phrases = [line.required for line in lines]
+        longest = max((len(line.prefix) for line in lines), default=0)
+        padded = [[*line.prefix, *[_NO_PIECE] * (longest - len(line.prefix))] for line in lines]
+        self._prefixes = torch.tensor(padded, dtype=torch.long, device=device).view(len(lines), longest)
+        automata: dict[tuple[str, ...], ForbiddenStrings] = {}
+        for strings in {line.forbidden for line in lines if line.forbidden}:
+            if pieces is None:
+                raise ValueError("forbidden strings need the texts of the pieces")
+            automata[strings] = ForbiddenStrings(strings, pieces)
+        self._forbidden = [automata.get(line.forbidden) for line in lines]
+
+    @property
+    def have_phrases(self) -> bool:
+        """Whether a sentence has a required phrase."""
+        return any(self.phrases)
+
+    def required(self) -> RequiredPhrases | None:
+        """Return the state of the required phrases at the start of a search; None if there are no phrases."""
+        return RequiredPhrases(self.phrases, self._device) if self.have_phrases else None
+
+    def restrict(self, log_probs: Tensor, pieces: Tensor, sentences: Tensor) -> None:
+        """Set log-probabilities [R, V] to -inf where a prefix demands another piece, or a forbidden string would appear.
+
+        `pieces` [R, T] are those of the hypotheses so far, without BOS, and `sentences` [R] their rows in the batch.
+        """
+        step = pieces.shape[1]
+        if step < self._prefixes.shape[1]:
+            wanted = self._prefixes[sentences, step]
+            others = torch.arange(log_probs.shape[1], device=log_probs.device) != wanted[:, None]
+            log_probs.masked_fill_(others & (wanted != _NO_PIECE)[:, None], -torch.inf)
+        if any(self._forbidden):
+            for row, sentence, ids in zip(range(len(pieces)), sentences.tolist(), pieces.tolist(), strict=True):
+                if (strings := self._forbidden[sentence]) is not None:
+                    log_probs[row, torch.from_numpy(strings.banned(tuple(ids))).to(log_probs.device)] = -torch.inf
+
+
+def batch_constraints(
+    examples: Iterable[Mapping], pieces: PieceTexts | None, device: torch.device | str
+) -> BatchConstraints | None:
+    """Return the constraints of a batch of examples; None if there are none."""
+    lines = [LineConstraints.of(example) for example in examples]
+    return BatchConstraints(lines, pieces, device) if any(lines) else None

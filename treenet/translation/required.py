@@ -1,0 +1,91 @@
+"""Phrases that a translation must contain: vectorised dynamic beam allocation (Post and Vilar, 2018; Hu et al., 2019).
+
+A phrase is a sequence of pieces. It is met if the hypothesis contains it in one place. The bank of a hypothesis is the number
+of pieces of its met phrases, and of the longest beginning of another phrase that it ends with. The places of a beam go to the
+banks in turn, the highest bank first. Every hypothesis also proposes the pieces that lead on to phrases, however improbable. So
+the highest bank rises with every piece, until all phrases are met. Only then may a hypothesis end.
+
+Shapes: B sentences, C hypotheses of a sentence, R decoded hypotheses, F proposals of a hypothesis, N extensions of a sentence.
+P phrases, L pieces of the longest phrase, T pieces so far.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_NO_PIECE = -1
+
+Phrases = Sequence[Sequence[int]]
+
+
+class RequiredPhrases:
+    """The phrases of a batch of sentences, and which of them each hypothesis of the grid has met."""
+
+    def __init__(self, phrases: Sequence[Phrases], device: torch.device):
+        most = max(len(own) for own in phrases)
+        longest = max(len(phrase) for own in phrases for phrase in own)
+        pieces = torch.full((len(phrases), most, longest), _NO_PIECE)
+        for sentence, own in enumerate(phrases):
+            for number, phrase in enumerate(own):
+                pieces[sentence, number, : len(phrase)] = torch.tensor(phrase)
+        self._pieces = pieces.to(device)  # [B, P, L]
+        self._lengths = (self._pieces != _NO_PIECE).sum(2)  # [B, P], 0 where there is no phrase
+        self._met = self._lengths[:, None] == 0  # [B, C, P]
+
+    def unmet(self) -> Tensor:
+        """Return [B, C]: whether a hypothesis lacks a phrase."""
+        return ~self._met.all(2)
+
+    def propose(self, log_probs: Tensor, values: Tensor, chosen: Tensor, places: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the next piece of each phrase to the proposals `chosen` [R, F] of probabilities `values`.
+
+        `places` [R] are those of the decoded hypotheses in the grid of pieces [B, C, 1 + T]. Returns both as [R, F + P]. The
+        value of a piece that was proposed already is -inf.
+        """
+        progress = self._matches(grid).long().mul(self._steps()).amax(3)  # [B, C, P]
+        following = self._pieces[:, None].expand(-1, progress.shape[1], -1, -1).gather(3, progress[..., None])[..., 0]
+        following = following.masked_fill(self._met, _NO_PIECE).flatten(0, 1).index_select(0, places)  # [R, P]
+        again = (following[:, :, None] == chosen[:, None, :]).any(2)
+        again |= (following[:, :, None] == following[:, None, :]).tril(-1).any(2)
+        found = log_probs.gather(1, following.clamp(min=0)).masked_fill(again | (following == _NO_PIECE), -torch.inf)
+        return torch.cat([values, found], dim=1), torch.cat([chosen, following.clamp(min=0)], dim=1)
+
+    def allocate(self, best: Tensor, chosen: Tensor, origin: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Order extensions [B, N], best first, by their rank within their bank, and then by bank, the highest first."""
+        met, progress = self._extend(chosen, origin, grid)
+        # An end has no progress, but all phrases.
+        bank = (met * self._lengths[:, None]).sum(2) + progress.masked_fill(met, 0).amax(2)  # [B, N]
+        bank = bank.masked_fill(best.isneginf(), -1)  # dead ones share a bank
+        banks, by_bank = bank.sort(dim=1, descending=True, stable=True)
+        place = torch.arange(bank.shape[1], device=bank.device).expand_as(bank)
+        first = torch.cat([torch.ones_like(banks[:, :1], dtype=torch.bool), banks[:, 1:] != banks[:, :-1]], dim=1)
+        rank = (place - place.masked_fill(~first, 0).cummax(1).values).masked_fill(banks < 0, bank.shape[1])
+        order = by_bank.gather(1, rank.sort(dim=1, stable=True).indices)
+        return best.gather(1, order), chosen.gather(1, order), origin.gather(1, order)
+
+    def follow(self, chosen: Tensor, origin: Tensor, grid: Tensor) -> None:
+        """Go on to hypotheses that extend those at `origin` [B, C'] of the grid by `chosen`."""
+        self._met, _ = self._extend(chosen, origin, grid)
+
+    def _extend(self, chosen: Tensor, origin: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+        """Return whether extensions [B, N] have met each phrase, and how much of it they end with: both [B, N, P]."""
+        place = origin[:, :, None].expand(-1, -1, self._met.shape[2])
+        before = self._matches(grid).gather(1, place[..., None].expand(-1, -1, -1, self._pieces.shape[2]))  # [B, N, P, L]
+        longer = before & (self._pieces[:, None] == chosen[:, :, None, None])
+        progress = longer.long().mul(self._steps() + 1).amax(3)
+        return self._met.gather(1, place) | (progress == self._lengths[:, None]), progress
+
+    def _matches(self, grid: Tensor) -> Tensor:
+        """Return [B, C, P, L]: whether hypotheses end with the first 0, 1, ... L - 1 pieces of phrases."""
+        out = []
+        for count in range(self._pieces.shape[2]):
+            if count >= grid.shape[2]:
+                out.append(torch.zeros_like(out[0]))
+                continue
+            ending = grid[:, :, None, grid.shape[2] - count :]
+            out.append((ending == self._pieces[:, None, :, :count]).all(3) & (count < self._lengths)[:, None])
+        return torch.stack(out, dim=3)
+
+    def _steps(self) -> Tensor:
+        return torch.arange(self._pieces.shape[2], device=self._pieces.device)
