@@ -27,6 +27,7 @@ import sys
 from importlib.machinery import PathFinder
 
 BLOCKED = {"ray", "stanza", "py3langid", "requests", "matplotlib", "sacremoses", "scipy", "tensorboard", "pandas", "moto"}
+BLOCKED |= {"fastapi", "uvicorn"}
 
 
 class Finder(PathFinder):
@@ -82,8 +83,11 @@ def run(wheel, tmp_path_factory):
 def test_the_wheel_has_what_a_user_needs(wheel):
     names = set(ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names} == {"treenet", "treeproc", f"tree_attention-{__version__}.dist-info"}
-    for name in ("treenet/cli/configs/sample.yaml", "treenet/py.typed", "treeproc/py.typed", "treenet/report/page.css"):
+    for name in ("treenet/cli/configs/sample.yaml", "treenet/py.typed", "treeproc/py.typed"):
         assert name in names
+    pages = [(folder, f"page.{kind}") for folder in ("report", "serving") for kind in ("css", "js")]
+    for folder, name in (*pages, ("report", "lines.js"), ("serving", "page.html")):
+        assert f"treenet/{folder}/{name}" in names
     assert {"treeproc/models/en/constituency.pt", "treeproc/sample/train.en.gz"} <= names
     licences = f"tree_attention-{__version__}.dist-info/licenses"
     assert {f"{licences}/LICENSE", f"{licences}/NOTICE"} <= names
@@ -105,14 +109,10 @@ def test_the_installed_command_works_without_the_extras(run):
     done = command("translate", "--out", "run", "trees=test.mrg", "output=out.txt")
     assert done.returncode == 0 and len((folder / "out.txt").read_text().split("\n")) == 6, done.stderr
     lacks = {
-        (
-            "preprocess",
-            "--sample",
-            "--out",
-            "x",
-        ): "ray, which is not installed: .*; or give workers=0",
+        ("preprocess", "--sample", "--out", "x"): "ray, which is not installed: .*; or give workers=0",
         ("preprocess", "--sample", "--out", "x", "workers=0"): "parser.name=shipped needs stanza",
         ("train", "--config", "train.yaml", "--out", "x", "data=data", "workers=2"): "workers=2 needs ray",
+        ("serve", "--out", "run"): "a server needs fastapi, which is not installed: pip install 'tree-attention\\[serve\\]'",
         ("train-parser", "--help"): "the training of parsers needs stanza",
         ("train-classifier", "--out", "x"): r"give --config FILE.yaml \(tree-attention configs has",
     }

@@ -1,28 +1,23 @@
 """The server as a whole: Ray Serve, HTTP, a killed replica, and the page in a browser."""
 
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra [serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+from serving_process import Server, answers_while_killing
 
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
-ROOT = Path(__file__).resolve().parent.parent
 LINES = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)]
 HOSTILE = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"
 
@@ -39,49 +34,11 @@ def expected(run) -> list[str]:
     return translate([RawLine(line.encode()) for line in LINES], 0).text.splitlines()
 
 
-class Server:
-    """The command in a process of its own."""
-
-    def __init__(self, run: Path, log: Path):
-        command = [sys.executable, str(ROOT / "workflows" / "serve.py"), "--out", str(run), "port=0", "request_bytes=200000"]
-        with log.open("w") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        self.model = self.process.stdout.readline()
-        self.address = self.process.stdout.readline().strip()
-        assert self.address.startswith("http://127.0.0.1:"), log.read_text()
-
-    def ask(self, lines: list[str], **options: object) -> list[dict]:
-        body = json.dumps({"lines": lines, **options}).encode()
-        request = urllib.request.Request(f"{self.address}translate", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return json.loads(answer.read())["lines"]
-
-    def replicas(self) -> list[int]:
-        """Process numbers of replicas: Ray names their processes after the deployment."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if b"ServeReplica" in (folder / "cmdline").read_bytes() and self.process.pid in ancestors(int(folder.name)):
-                    found.append(int(folder.name))
-            except OSError:
-                continue
-        return found
-
-
-def ancestors(process: int) -> list[int]:
-    found = []
-    while process > 1:
-        process = int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1])
-        found.append(process)
-    return found
-
-
 @pytest.fixture(scope="module")
 def server(run, tmp_path_factory):
-    server = Server(run, tmp_path_factory.mktemp("server") / "log")
+    server = Server(run, tmp_path_factory.mktemp("server") / "log", "request_bytes=200000")
     yield server
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(timeout=60) == 0
+    server.end()
 
 
 def test_translations_are_those_of_translate_and_bad_lines_stand_alone(server, expected):
@@ -102,26 +59,9 @@ def test_translations_are_those_of_translate_and_bad_lines_stand_alone(server, e
 
 
 def test_a_killed_replica_loses_no_accepted_request(server, expected):
-    answers, stopped = [], threading.Event()
-
-    def ask() -> None:
-        while not stopped.is_set():
-            answers.append([line["translation"] for line in server.ask(LINES)])
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    while len(answers) < 6:
-        time.sleep(0.01)
+    """There is no other: requests wait until the new one runs."""
     [replica] = server.replicas()
-    os.kill(replica, signal.SIGKILL)
-    before = len(answers)
-    while len(answers) < before + 12 and any(thread.is_alive() for thread in threads):
-        time.sleep(0.05)
-    stopped.set()
-    for thread in threads:
-        thread.join()
-    assert len(answers) >= before + 12 and all(answer == expected for answer in answers)
+    assert all(answer == expected for answer in answers_while_killing(server, LINES, replica))
     assert replica not in server.replicas()
 
 
@@ -195,6 +135,13 @@ def test_in_a_browser_nothing_fails_and_nothing_comes_from_elsewhere(window, ser
     wide = "return [...document.querySelectorAll('body *')].filter((one) => one.getBoundingClientRect().right > 321 "
     wide += "&& !one.closest('.box')).map((one) => one.outerHTML.slice(0, 200))"
     assert window.run("return document.documentElement.scrollWidth") <= 320, window.run(wide)
+
+
+@pytest.mark.skipif(bool(NO_AXE), reason=NO_AXE)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_in_a_browser_axe_finds_nothing(window, width):
+    type_and_send(window, "ba bebe bi\nba\x01")
+    assert violations(window, width) == []
 
 
 def test_a_run_that_cannot_be_loaded_is_one_line(tmp_path, run_workflow):

@@ -1,0 +1,94 @@
+"""The command serve.py in a process, asked over HTTP, and its replicas, which tests kill."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Server:
+    """The command in a process of its own."""
+
+    def __init__(self, run: Path, log: Path, *settings: str):
+        command = [sys.executable, str(ROOT / "workflows" / "serve.py"), "--out", str(run), "port=0", *settings]
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        self.model = self.process.stdout.readline()
+        self.address = self.process.stdout.readline().strip()
+        assert self.address.startswith("http://127.0.0.1:"), log.read_text()
+
+    def ask(self, lines: list[str], **options: object) -> list[dict]:
+        body = json.dumps({"lines": lines, **options}).encode()
+        request = urllib.request.Request(f"{self.address}translate", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.loads(answer.read())["lines"]
+
+    def health(self) -> dict:
+        """The answer of /healthz, whatever its status."""
+        try:
+            with urllib.request.urlopen(f"{self.address}healthz", timeout=60) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            return json.loads(error.read())
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(timeout=60) == 0
+
+    def replicas(self) -> list[int]:
+        """Process numbers of replicas: Ray names their processes after the deployment."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if b"ServeReplica" in (folder / "cmdline").read_bytes() and self.process.pid in ancestors(int(folder.name)):
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+        return found
+
+
+def ancestors(process: int) -> list[int]:
+    found = []
+    while process > 1:
+        process = int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1])
+        found.append(process)
+    return found
+
+
+def answers_while_killing(server: Server, lines: list[str], replica: int) -> list[list[str]]:
+    """Translations of `lines`, asked for by six clients without pause, before and after the replica is killed.
+
+    An answer with another status than 200 is an error.
+    """
+    answers, failures, stopped = [], [], threading.Event()
+
+    def ask() -> None:
+        try:
+            while not stopped.is_set():
+                answers.append([line["translation"] for line in server.ask(lines)])
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    while len(answers) < 6 and not failures:
+        time.sleep(0.01)
+    os.kill(replica, signal.SIGKILL)
+    before = len(answers)
+    while len(answers) < before + 12 and not failures:
+        time.sleep(0.05)
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    return answers
