@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from toydata import write_toy_data
+from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import describe_run, run_training
-from treenet.runs.checkpoint import checkpoint_folders, read_meta
+from treenet.runs.checkpoint import checkpoint_folders, publish, read_meta
 from treenet.runs.initial_weights import split_init, start_from_init
 from treenet.runs.loading import load_model
 from treenet.runs.matching import vocabulary_places
@@ -162,6 +163,19 @@ def test_a_masked_lm_starts_a_translation_model(data, tmp_path):
     assert all(torch.equal(weights[name], theirs[name]) for name in matches["taken"])
 
 
+def test_a_classifier_takes_the_head_of_as_many_classes(tmp_path):
+    data = write_toy_labels(tmp_path / "data")
+    settings = ["task=classification", "optimizer.warmup_steps=1"]
+    run_training(make_config(data, *SHORT, *settings), tmp_path / "run")
+    theirs = load_file(tmp_path / "run" / "averaged" / "model.safetensors")
+    assert same(start(config_of(data, tmp_path / "run", *settings), tmp_path / "same"), theirs)
+    index = json.loads((data / "encoded" / "index.json").read_text())
+    (data / "encoded" / "index.json").write_text(json.dumps(index | {"num_classes": index["num_classes"] + 1}))
+    config = config_of(data, tmp_path / "run", *settings)
+    weights, own = start(config, tmp_path / "more"), fresh(config)
+    assert same(weights, {name: own[name] if name.startswith("head.") else theirs[name] for name in weights})
+
+
 def test_the_first_update_starts_from_these_weights_and_a_resumed_run_reads_nothing_more(data, run, tmp_path, monkeypatch):
     """Once with a stop in between, and the other run gone; once undisturbed. With an average, which starts there too."""
     base = tmp_path / "base"
@@ -256,6 +270,18 @@ def test_until_the_first_checkpoint_init_may_change(data, run, tmp_path):
     assert read_meta(tmp_path / "initial")["init"] != first
     job = check_job(make_config(data, *SHORT))
     assert start_from_init(job.config, job.facts, tmp_path) == {} and not (tmp_path / "initial").exists()
+
+
+def test_a_table_of_another_size_than_its_vocabulary_is_left_out(data, other_data, run, tmp_path):
+    """Of a run that somebody has changed: no row is read from beyond the table."""
+    base = tmp_path / "base"
+    shutil.copytree(run, base)
+    folder, weights = base / "averaged", load_file(run / "averaged" / "model.safetensors")
+    meta = {name: value for name, value in read_meta(folder).items() if name not in ("files", "sha256")}
+    weights[TABLE] = weights[TABLE][:20].clone()
+    publish(folder, {"model.safetensors": lambda path: save_file(weights, path)}, meta)
+    start(config_of(other_data, base), tmp_path / "out")
+    assert read_meta(tmp_path / "out" / "initial")["matches"]["new"] == {TABLE: "has 20 rows there for 48 pieces"}
 
 
 def damaged(run: Path, folder: Path) -> Path:

@@ -107,6 +107,8 @@ def match_parameters(
                 matches.new[name] = _other_shapes(parameter, other)
         elif _without(parameter) != _without(other):
             matches.new[name] = _other_shapes(parameter, other)
+        elif other.shape[other.place.dim] != (size := their_entries.sizes[other.place.kind]):
+            matches.new[name] = f"has {other.shape[other.place.dim]:,} rows there for {size:,} {KINDS[other.place.kind]}"
         else:
             _match_rows(matches, name, parameter, other, *shared(parameter.place.kind))
     return matches
