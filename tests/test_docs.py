@@ -7,7 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from bracketed_data import write_bracketed_data
 from conftest import REPOSITORY
+
+from treenet.config import TrainConfig
+from treenet.jobs.train_run import run_training
+from treeproc.common.settings import load_settings
+from treeproc.job.config import PreprocessConfig
+from treeproc.job.preprocess import preprocess
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,13 +40,26 @@ def test_links_lead_to_files(page):
     assert not missing
 
 
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with what runnable blocks name: workflows, my_data.yaml, data DATA (runs/data), the run RUN (runs/tree)."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "workflows").symlink_to(REPOSITORY / "workflows")
+    write_bracketed_data(folder)
+    (folder / "data.yaml").rename(folder / "my_data.yaml")
+    preprocess(load_settings(PreprocessConfig, folder / "my_data.yaml"), folder / "runs" / "data")
+    run_training(load_settings(TrainConfig, folder / "train.yaml", data=folder / "runs" / "data"), folder / "runs" / "tree")
+    (folder / "DATA").symlink_to(folder / "runs" / "data")
+    (folder / "RUN").symlink_to(folder / "runs" / "tree")
+    return folder
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable_blocks(page)], ids=lambda page: page.stem)
-def test_runnable_blocks_run(page, tmp_path):
-    """In the order of the page, each in a process of its own, in one folder that has the workflows."""
-    (tmp_path / "workflows").symlink_to(REPOSITORY / "workflows")
+def test_runnable_blocks_run(page, workplace):
+    """Each block runs in a separate process, in the order of the page."""
     for language, code in runnable_blocks(page):
         command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment())
+        done = subprocess.run(command, cwd=workplace, capture_output=True, text=True, env=_environment())
         assert done.returncode == 0, done.stderr
 
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_exported_is_one_line(world, monkeypatch, name, settings,
 
 def test_a_run_and_a_folder_are_needed(world):
     for arguments in (["--out", str(world / "x")], [str(world / "transformer")], [str(world), str(world), "--out", "x"]):
-        with pytest.raises(UserError, match="needs one RUN"):
+        with pytest.raises(UserError, match="give one RUN"):
             export.main(arguments)
 
 

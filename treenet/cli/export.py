@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     runs = [value for value in args.overrides if "=" not in value]
     if len(runs) != 1 or args.out is None or args.sample:
-        raise UserError("export.py needs one RUN, the folder of a training run, and --out FOLDER; it has no sample of its own")
+        raise UserError("give one RUN, the folder of a training run, and --out FOLDER (this command has no --sample)")
     overrides = [value for value in args.overrides if "=" in value]
     settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
     source, out = as_path(runs[0]), Path(args.out)

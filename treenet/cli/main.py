@@ -22,7 +22,7 @@ COMMANDS = {
     "translate": ("treenet.cli.translate", "translate raw text"),
     "serve": ("treenet.cli.serve", "translate over HTTP: a page, and JSON for programs"),
     "score-lm": ("treenet.cli.score_lm", "perplexity of a language model, and its choices in minimal pairs"),
-    "export": ("treenet.cli.export", "a trained model for other programs: ONNX, CTranslate2, or a folder of its own"),
+    "export": ("treenet.cli.export", "a trained model for other programs: ONNX, CTranslate2, or a run folder that needs no data"),
     "unsupervised-parse": ("treenet.cli.unsupervised_parse", "read and score the trees that a model found"),
     "probe": ("treenet.cli.probe", "probe an encoder for syntax"),
     "scaling": ("treenet.cli.scaling", "a study of models, data sizes and seeds in translation"),
