@@ -137,7 +137,7 @@ def test_what_cannot_be_met_is_told_of_its_line_and_what_is_undefined_is_refused
         ((f"score={phrases}", f"prefix={phrases}"), "score takes translations as they are, .*leave out prefix"),
         ((f"prefix={short}",), "in.txt has 5 lines, but .*short has 1"),
         (("decoding.top_k=5",), "top_k needs method = sampling or mbr, but the method is beam"),
-        (("--interactive", f"prefix={phrases}"), "--interactive translates what is typed.*leave out input, prefix"),
+        (("--interactive", f"prefix={phrases}"), "--interactive reads lines that you type.*leave out input, prefix"),
     ]:
         with pytest.raises(UserError, match=message):
             translate(f"input={source}", *arguments)

@@ -37,7 +37,9 @@ class DecodingConfig(Settings):
         1, description="diverse beam search (Vijayakumar et al., 2018): groups that the beam is divided into; 1 is plain search"
     )
     diversity_strength: float = Field(
-        0.5, ge=0, description="diverse beam search: what a piece loses for each earlier group that chose it at the same step"
+        0.5,
+        ge=0,
+        description="diverse beam search: what a piece loses for each hypothesis of earlier groups that took it at the same step",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="sampling: seed; a sample depends on it, the line, and its own number")
     temperature: float = Field(1.0, ge=0.01, description="sampling: divisor of the logits; below 1 prefers probable pieces")

@@ -71,7 +71,7 @@ def max_lengths(batch: TreeBatch, decoding: DecodingConfig) -> Tensor:
 
 
 @dataclass
-class _Beam:
+class Beam:
     """The hypotheses of all sentences in a grid [B, C]."""
 
     log_prob: Tensor  # [B, C] float64, -inf where a hypothesis is not live
@@ -79,7 +79,7 @@ class _Beam:
     places: Tensor  # [R] flat places in [B, C] of the hypotheses that the model decodes
 
     @classmethod
-    def begin(cls, num_sentences: int, device: torch.device) -> "_Beam":
+    def begin(cls, num_sentences: int, device: torch.device) -> "Beam":
         """Make one empty hypothesis per sentence."""
         log_prob = torch.zeros(num_sentences, 1, dtype=torch.float64, device=device)
         pieces = torch.full((num_sentences, 1, 1), BOS_ID, device=device)
@@ -111,7 +111,7 @@ class _Beam:
         """Return the pieces of the hypotheses at places `origin` [B, C'] of each sentence: [B, C', 1 + T]."""
         return self.pieces.gather(1, origin[:, :, None].expand(-1, -1, self.pieces.shape[2]))
 
-    def follow(self, log_prob: Tensor, pieces: Tensor, origin: Tensor, whole: bool) -> tuple["_Beam", Tensor]:
+    def follow(self, log_prob: Tensor, pieces: Tensor, origin: Tensor, whole: bool) -> tuple["Beam", Tensor]:
         """Make the next beam, of hypotheses that extend those at `origin` [B, C'].
 
         Also returns, for each row of its state, the row in the state of this beam. It decodes the `whole` grid, or only live
@@ -120,7 +120,7 @@ class _Beam:
         decoded = torch.arange(len(self.places), device=self.places.device)
         rows = self._in_grid(decoded[:, None])[..., 0].gather(1, origin).flatten()
         places = torch.arange(len(rows), device=rows.device) if whole else log_prob.isfinite().flatten().nonzero()[:, 0]
-        return _Beam(log_prob, pieces, places), rows.index_select(0, places)
+        return Beam(log_prob, pieces, places), rows.index_select(0, places)
 
     def is_empty(self) -> Tensor:
         """Return whether no hypothesis is live, a scalar."""
@@ -164,7 +164,7 @@ def beam_search(
     required = constraints.required() if constraints else None
 
     state = model.start_decoding(model.encode(batch))
-    beam = _Beam.begin(len(batch), device)
+    beam = Beam.begin(len(batch), device)
     for step in range(longest_limit + 1):
         logits, state = model.decode_step(beam.last_pieces(), state)
         limits = beam.of_sentences(max_length) if step >= shortest_limit else None

@@ -13,6 +13,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
+from treenet.translation.diverse_search import diverse_search
 from treenet.translation.forbidden import PieceTexts
 from treenet.translation.forced import ScoredTarget, score_targets
 from treenet.translation.hypotheses import Hypothesis, check_num_best
@@ -85,7 +86,8 @@ def _decode_batch(
             raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
         samples = draw_samples(model, batch, decoding, decoding.mbr_samples, constraints)
         return rank_by_risk(samples, partial(detokenize, processor), num_best)
-    return beam_search(model, batch, decoding, num_best=num_best, constraints=constraints)
+    search = diverse_search if decoding.diversity_groups > 1 else beam_search
+    return search(model, batch, decoding, num_best=num_best, constraints=constraints)
 
 
 def score_examples(
