@@ -128,7 +128,7 @@ def test_control_trees_of_new_test_splits(data, new):
         ({"subwords": {"vocab_size": 500}}, r"was made with other settings \(subwords.vocab_size: 400 -> 500\)"),
         ({"tree": {"binarize": "right"}}, r"was made with other settings \(tree.binarize: 'none' -> 'right'\)"),
         ({"format": "brackets", "splits": {"test": {"source": ["a.mrg"]}}}, "have tgt_pieces, but those of these splits do not"),
-        ({"splits": {}}, "splits: must be at least one, but are none"),
+        ({"splits": {}}, "splits: must be at least one split, but are none"),
     ],
 )
 def test_what_would_make_scores_meaningless_is_refused(text, data, tmp_path, change, message):
@@ -155,7 +155,7 @@ def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp
         (["test"], "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"),
         (["train", "vald"], "splits.vald: did you mean valid?"),
         (["train", "Test"], "splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is 'Test'"),
-        (["train", "../x"], "but one is '../x'"),
+        (["train", "../x"], "but is '../x'"),
     ],
 )
 def test_names_of_splits(text, tmp_path, names, message):
