@@ -29,6 +29,7 @@ EVERYTHING = [
     "optimizer.r_drop=0.5",
     "batch.tokens_per_device=24",
     "model.attention_dropout=0.1",
+    "sampling.bpe_dropout=0.3",
     "validate_every=2",
     "log_every=3",
 ]
@@ -98,10 +99,11 @@ def test_cut_off_again_and_again_a_run_equals_an_undisturbed_one(data, undisturb
     assert same(*averages) and not same(averages[0], final_weights(tmp_path))
 
 
-@pytest.mark.parametrize(("world_size", "dropout"), [(2, 0.1), (4, 0)])
-def test_any_number_of_workers_has_the_losses_of_one(data, tmp_path, world_size, dropout):
+@pytest.mark.parametrize(("world_size", "dropout", "sampled"), [(2, 0.1, 0.3), (4, 0, 0)])
+def test_any_number_of_workers_has_the_losses_of_one(data, tmp_path, world_size, dropout, sampled):
     """Batches of one to ten examples: some workers have nothing to do. With dropout too, since masks go by example."""
-    config = make_config(data, "max_steps=100", f"model.dropout={dropout}", "batch.max_tokens=20", "checkpoint_every=100")
+    settings = ["max_steps=100", "batch.max_tokens=20", "checkpoint_every=100", f"sampling.bpe_dropout={sampled}"]
+    config = make_config(data, f"model.dropout={dropout}", *settings)
     (tmp_path / "one").mkdir()
     train(build_task(config), tmp_path / "one")
     assert train_ranks(world_size, config, tmp_path / "more") == [None] * world_size

@@ -23,6 +23,7 @@ from treenet.config.training import (
     ClassifierConfig,
     MaskedLMConfig,
     OptimizerConfig,
+    SamplingConfig,
     TrainConfig,
     flatten,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "RecurrentCell",
     "RecurrentConfig",
     "RelationsConfig",
+    "SamplingConfig",
     "TrainConfig",
     "TreeAttentionConfig",
     "TreeRegConfig",

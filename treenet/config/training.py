@@ -158,6 +158,26 @@ class MaskedLMConfig(Settings):
         return self
 
 
+class SamplingConfig(Settings):
+    """Other forms of the training examples in every epoch. Validation, scoring and translation read the data as they are."""
+
+    bpe_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that the division of a word into pieces passes over a merge (BPE-dropout; Provilkov et al., "
+        "2020); 0: the pieces of the data set",
+    )
+    sides: Literal["both", "source", "target"] = Field(
+        "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"
+    )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether training reads the examples as they are."""
+        return not self.bpe_dropout
+
+
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
@@ -190,6 +210,7 @@ class TrainConfig(Settings):
     masked_lm: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
+    sampling: SamplingConfig = SamplingConfig()
     decoding: Annotated[DecodingConfig, Effect.PROGRESS] = DecodingConfig()
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
     max_steps: Annotated[PositiveInt, Effect.PROGRESS] = Field(100_000, description="updates")
@@ -283,6 +304,12 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_sampling(self) -> Self:
+        if self.task != "translation" and not self.sampling.is_off:
+            raise ValueError(f"sampling is for task = 'translation', but task is {self.task!r}")
+        return self
+
+    @model_validator(mode="after")
     def _check_recomputing(self) -> Self:
         if self.compile and self.checkpoint_activations:
             raise ValueError("compile must be false if checkpoint_activations is true: PyTorch cannot run a compiled layer twice")
@@ -309,7 +336,7 @@ class TrainConfig(Settings):
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without those at a default that runs made before the setting do not record either."""
         values = {name: value for name, value in dump(self).items() if name not in ("freeze", "lr_scale") or value}
-        return _without(values, gradient_sums="float32", init=None)
+        return _without(values, gradient_sums="float32", init=None, sampling=SamplingConfig().model_dump())
 
     def with_absolute_paths(self) -> Self:
         """The settings with absolute paths of data set and initial weights, for other working folders and other machines."""

@@ -68,3 +68,18 @@ def _seeded(ids: np.ndarray, seed: int | None) -> np.ndarray:
         hashes = hash_ids(ids[start : start + _AT_ONCE])
         out[start : start + _AT_ONCE] = hashes if seed is None else hash_ids(hashes ^ hash_ids(np.array([seed])))
     return out
+
+
+def keys_of_examples(example_ids: np.ndarray, *numbers: int) -> np.ndarray:
+    """A key uint64 [n] for the draws of each example, from its id and the numbers: seed, epoch and the purpose of the draws."""
+    key = np.zeros(1, dtype=np.uint64)
+    for number in numbers:
+        key = hash_ids(key ^ np.uint64(number))
+    return hash_ids(hash_ids(example_ids) ^ key)
+
+
+def keys_of_parts(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """A key uint64 for each part of examples with `counts` [n] parts, from the keys [n] of the examples and the part's number."""
+    ends = np.cumsum(counts)
+    numbers = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+    return hash_ids(np.repeat(keys, counts) + numbers.astype(np.uint64))

@@ -3,10 +3,10 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,19 @@ from treeproc.shards.size_counts import open_counts
 from treeproc.shards.store import read_index
 
 Item = TypeVar("Item")
+
+
+class Examples(Protocol):
+    """Examples of a split by row number, as batches are made from them."""
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """The number that the loss of a batch is divided by."""
+
+    def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Numbers [n] of leaves, nodes and target pieces of the rows."""
+
+    def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
+        """The rows as one padded batch."""
 
 
 class ExampleSource:
@@ -77,13 +90,21 @@ class ExampleSource:
         """The rows as one padded batch."""
         return collate_rows(self.row_lists(rows), self.reads)
 
-    def row_lists(self, rows: Sequence[int] | np.ndarray) -> RowLists:
-        """The columns of rows that the model reads."""
+    def row_lists(self, rows: Sequence[int] | np.ndarray, names: Collection[str] = ()) -> RowLists:
+        """The example ids and the columns `names` of rows. Without names, they are the columns that the model reads."""
         picked = self.pick(rows)
         out = RowLists(example_ids=picked.values("example_id"))
-        for name in (*ALWAYS, *self.reads.columns):
+        for name in names or (*ALWAYS, *self.reads.columns):
             setattr(out, name, self.lists(picked, *COLUMNS[name]))
         return out
+
+    def in_epoch(self, epoch: int) -> "Examples":
+        """The examples as an epoch has them: the same in all epochs, unless a subclass samples them."""
+        return self
+
+    def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Numbers [n] of leaves, nodes and target pieces of the rows."""
+        return {name: self.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> PickedRows:
         """Rows whose columns are read."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
+from treenet.data.sampled import SampledSource
 from treenet.models import build_model
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.data_checks import check_structure
@@ -43,7 +44,10 @@ class Translation(Task):
         check_structure(self.config, index, self.encoder)
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
-        return ExampleSource(self.config.data / "encoded", split, self.reads.for_device(device))
+        folder, reads = self.config.data / "encoded", self.reads.for_device(device)
+        if training and not self.config.sampling.is_off:
+            return SampledSource(folder, split, reads, self.config.sampling, self.config.seed)
+        return ExampleSource(folder, split, reads)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))

@@ -36,7 +36,7 @@ class TrainingData:
     def rank_batch(self, step: int) -> RankBatch:
         """Return the rank's batch of update `step`, counted from 0."""
         self._fetch_ahead(step)
-        return self.micro_batches.rank_batch(self.plan.batch(step))
+        return self.micro_batches.rank_batch(self.plan.batch(step), self.plan.epoch(step))
 
     def _fetch_ahead(self, step: int) -> None:
         """Begin to copy the shards of the next window, where they are objects, when a window begins."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from treenet.config import BatchConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.cuts import cut_batches, example_costs
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import Examples, ExampleSource
 from treenet.training.step_inputs import StepInputs
 from treeproc.common.settings import UserError
 
@@ -28,6 +28,7 @@ class RankBatch:
     global_tokens: int  # target pieces with EOS of the global batch
     positions: int  # of source and target in all micro-batches
     padding: int  # number of padding positions
+    epoch: int = 0  # sampled examples differ between epochs
 
 
 class MicroBatches:
@@ -43,13 +44,14 @@ class MicroBatches:
         self._budget_counts = config.budget_counts
         self._rank, self._world_size, self._in_step = rank, world_size, in_step and world_size > 1
 
-    def rank_batch(self, rows: np.ndarray) -> RankBatch:
-        """Return this rank's batch of the global batch `rows`, which are in the order of the plan."""
-        own, tokens = rows[self._rank :: self._world_size], self.source.target_tokens(rows)
+    def rank_batch(self, rows: np.ndarray, epoch: int = 0) -> RankBatch:
+        """Return this rank's batch of the global batch `rows` of an epoch, which are in the order of the plan."""
+        examples = self.source.in_epoch(epoch)
+        own, tokens = rows[self._rank :: self._world_size], examples.target_tokens(rows)
         if not self._in_step:
-            return self._build(own, tokens)
-        most = max(len(self._cut(rows[rank :: self._world_size])) for rank in range(self._world_size))
-        return self._build(own, tokens, [rows[:1]] * (most - len(self._cut(own))))
+            return self._build(own, tokens, examples, epoch)
+        most = max(len(self._cut(rows[rank :: self._world_size], examples)) for rank in range(self._world_size))
+        return self._build(own, tokens, examples, epoch, [rows[:1]] * (most - len(self._cut(own, examples))))
 
     def add_up(
         self,
@@ -67,7 +69,8 @@ class MicroBatches:
         """
         while True:
             if rank_batch.limit != self.limit:
-                rank_batch = self._build(rank_batch.rows, rank_batch.global_tokens)
+                examples = self.source.in_epoch(rank_batch.epoch)
+                rank_batch = self._build(rank_batch.rows, rank_batch.global_tokens, examples, rank_batch.epoch)
             start()
             total, too_large = 0.0, None
             for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=False):
@@ -87,39 +90,45 @@ class MicroBatches:
             # Here the error is gone, and so are the tensors of the frames that it went through.
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            self._shrink(too_large)
+            self._shrink(too_large, self.source.in_epoch(rank_batch.epoch))
 
-    def _shrink(self, rows: np.ndarray) -> None:
+    def _shrink(self, rows: np.ndarray, examples: Examples) -> None:
         """Lower the limit to half of the micro-batch that did not fit."""
         if len(rows) == 1:
-            names = ("example_id", "leaves", "nodes", "tgt_pieces")
-            example, leaves, nodes, targets = (int(self.source.lengths[name][rows[0]]) for name in names)
+            example, sizes = int(self.source.lengths["example_id"][rows[0]]), examples.sizes(rows)
+            leaves, nodes, targets = (int(sizes[name][0]) for name in ("leaves", "nodes", "tgt_pieces"))
             raise UserError(
                 f"line {example + 1} of train ({leaves} leaves, {nodes} nodes, {targets} target pieces) does not fit into the "
                 "memory of a worker, even alone; lower batch.max_leaves and batch.max_target_pieces, or choose a smaller model"
             )
-        self.limit = max(1, len(rows) * int(self._costs(rows)[-1]) // 2)
+        self.limit = max(1, len(rows) * int(self._costs(rows, examples)[-1]) // 2)
         print(
             f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which goes on with at most "
             f"{self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit",
             file=sys.stderr,
         )
 
-    def _costs(self, rows: np.ndarray) -> np.ndarray:
+    def _costs(self, rows: np.ndarray, examples: Examples) -> np.ndarray:
         """Return the width [b] of a micro-batch that ends in each of the rows."""
-        lengths = {name: self.source.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
-        return np.maximum.accumulate(example_costs(lengths, self._budget_counts))
+        return np.maximum.accumulate(example_costs(examples.sizes(rows), self._budget_counts))
 
-    def _cut(self, rows: np.ndarray) -> list[np.ndarray]:
+    def _cut(self, rows: np.ndarray, examples: Examples) -> list[np.ndarray]:
         """Return the rows of each micro-batch of these rows."""
-        starts = cut_batches(self._costs(rows), self.limit)[1:-1] if self.limit is not None and len(rows) else []
+        starts = cut_batches(self._costs(rows, examples), self.limit)[1:-1] if self.limit is not None and len(rows) else []
         return [cut for cut in np.split(rows, starts) if len(cut)]
 
-    def _build(self, rows: np.ndarray, global_tokens: int, stand_ins: Sequence[np.ndarray] = ()) -> RankBatch:
+    def _build(
+        self,
+        rows: np.ndarray,
+        global_tokens: int,
+        examples: Examples,
+        epoch: int,
+        stand_ins: Sequence[np.ndarray] = (),
+    ) -> RankBatch:
         """Build the rank's batch of `rows`. Micro-batches of the rows `stand_ins` follow, and do not count."""
-        cuts = self._cut(rows)
-        batches = [self.source.batch(cut) for cut in cuts]
+        cuts = self._cut(rows, examples)
+        batches = [examples.batch(cut) for cut in cuts]
         masks = [mask for batch in batches for mask in batch.pad_masks()]
         positions, padding = sum(mask.numel() for mask in masks), sum(int(mask.sum()) for mask in masks)
-        batches += [self.source.batch(cut) for cut in stand_ins]
-        return RankBatch(cuts, batches, rows, self.limit, global_tokens, positions, padding)
+        batches += [examples.batch(cut) for cut in stand_ins]
+        return RankBatch(cuts, batches, rows, self.limit, global_tokens, positions, padding, epoch)
