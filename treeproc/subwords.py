@@ -53,11 +53,11 @@ class SubwordConfig(Settings):
     )
 
 
-def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
+def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequence[str] = ()) -> bytes:
     """Learn a BPE model from blank-separated words and their counts. The same counts give the same bytes.
 
-    Words may contain the mark of `blank_separated`, which no piece crosses. Raises UserError if the text is too small for the
-    vocabulary size.
+    Each of the `tags`, as a word, is one piece. Words may contain the mark of `blank_separated`, which no piece crosses. Raises
+    UserError if the text is too small for the vocabulary size.
     """
     model = io.BytesIO()
     # A tab separates word and count, so a word that contains a tab is left out.
@@ -67,6 +67,8 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
         rules.flush()
         # Decoding must give the input: no Unicode folding, no lost blanks, no unknown character.
         folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
+        symbols = [f"\u2581{tag.lower() if config.lowercase else tag}" for tag in tags]
+        whole = {"user_defined_symbols": symbols} if symbols else {}
         size = {"vocab_size": config.vocab_size} if config.vocab_size else _keep_words_whole(counts)
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -77,6 +79,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig) -> bytes:
                 **size,
                 character_coverage=config.character_coverage,
                 **folding,
+                **whole,
                 remove_extra_whitespaces=False,
                 byte_fallback=True,
                 pretokenization_delimiter=BOUNDARY,

@@ -37,6 +37,7 @@ from treenet.evaluation.evaluate import (
     score_file,
 )
 from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
+from treenet.evaluation.tag_scores import format_tags
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.files import atomic_write, json_bytes
@@ -72,6 +73,8 @@ def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
     print(format_signatures(scores))
     if "buckets" in scores:
         print(format_buckets(scores["buckets"]))
+    if "tags" in scores:
+        print(format_tags(scores["tags"]))
     if out is not None:
         print(translations_path(out, name))
 

@@ -23,6 +23,7 @@ from treenet.evaluation.metrics import (
 )
 from treenet.evaluation.origin import asked_for, fingerprints, origin
 from treenet.evaluation.run_results import System, read_scores, write_result
+from treenet.evaluation.tag_scores import score_tags
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.tasks.data_checks import check_no_control
@@ -143,7 +144,11 @@ def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath |
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references)
-        scores["data"] = fingerprints(read_index(data / "encoded"))
+        index = read_index(data / "encoded")
+        scores["data"] = fingerprints(index)
+        if tags := index.get("parser_settings", {}).get("tags"):
+            sources = [row["source"] for row in read_split(data, "text", settings.split)]
+            scores["tags"] = score_tags(sources, tags, lines, references)
     return scores
 
 

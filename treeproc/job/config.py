@@ -96,6 +96,8 @@ class PreprocessConfig(Settings):
             raise ValueError(f"tokenized: must be none for format {self.format}, which already has words or labels")
         if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):
             raise ValueError("parser.treebank_words: needs tokenized: moses; set it to null")
+        if any(side and side.tags for side in (self.parser, self.target_parser)) and "words" in self.inputs().columns():
+            raise ValueError("parser.tags: needs text whose words the parser finds, but this input has words; leave it out")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
             raise ValueError(
                 f"splits.valid.hold_out: would separate the two sentences of a pair of format {self.format}; give the files of "
@@ -114,6 +116,10 @@ class PreprocessConfig(Settings):
     def inputs(self) -> Inputs:
         """The inputs of the text stage."""
         return Inputs(self.splits, self.format, self.tokenized, self.labels)
+
+    def tags(self) -> list[str]:
+        """The tags of lines of both sides."""
+        return sorted({tag for side in (self.parser, self.target_parser) if side is not None for tag in side.tags})
 
     def parsers(self) -> dict[str, ParserConfig | None]:
         """The parser of each side that there is."""

@@ -297,7 +297,7 @@ class _Job:
                 run = ray_runner(folder, self.record) if on_ray else run_here
                 split = lines, [parsed[i] for i in train], config.subwords, config.tree, self.base, run
                 if config.vocab_from is None:
-                    inputs_fingerprint = write_vocabulary(self.out, *split)
+                    inputs_fingerprint = write_vocabulary(self.out, *split, config.tags())
                 else:
                     inputs_fingerprint = grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split)
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))

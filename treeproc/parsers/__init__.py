@@ -8,12 +8,14 @@ from importlib import import_module
 
 from treeproc.parsers.config import PARSERS, Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
 from treeproc.parsers.model_files import describe_in_words, describe_parser, find_models
+from treeproc.parsers.tags import TagReader
 
 
 def build_parser(config: ParserConfig) -> Parser:
     """Build the parser of the settings. Raises UserError if it cannot run here."""
     module, name = PARSERS[config.name]  # imported here: some parsers load PyTorch, or packages that may be missing
-    return getattr(import_module(f"{__name__}.{module}"), name)(config)
+    parser: Parser = getattr(import_module(f"{__name__}.{module}"), name)(config)
+    return TagReader(parser, config.tags) if config.tags else parser
 
 
 __all__ = [

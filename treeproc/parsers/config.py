@@ -58,6 +58,15 @@ def check_package(package: str) -> str:
     return package
 
 
+# A tag contains nothing that ends a word or a bracket.
+TAG_FORM = r"^<[^\s<>()]{1,40}>$"
+
+
+def _once_each(values: list[str]) -> list[str]:
+    """Return the values in order, each once."""
+    return sorted(set(values))
+
+
 def public_endpoint(endpoint: str) -> str:
     """Return the address without user and password, for files and messages."""
     parts = urlsplit(endpoint)
@@ -123,6 +132,11 @@ class ParserConfig(Settings):
         description="for tokenized: moses. true: the parser reads English tokens as treebanks write them (don 't as do n't). "
         "false: as they are. null: true for English, except in a data set that began with false",
     )
+    tags: Annotated[list[Annotated[str, Field(pattern=TAG_FORM)]], AfterValidator(_once_each)] = Field(
+        [],
+        description="first words of lines that are no part of the text, such as <2de> for the language to write, or <bt>. The "
+        "parser does not read them, and each is one piece",
+    )
     endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")] = Field(
         "http://localhost:9000",
         repr=False,
@@ -140,6 +154,8 @@ class ParserConfig(Settings):
             )
         if self.models is not None and not self.runs_torch:
             raise ValueError(f"models: needs name: stanza, shipped, benepar or supar, but name is {self.name}")
+        if self.tags and self.name == "given":
+            raise ValueError("tags: needs a parser that finds the words of a line, but name is given")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
         self._settings_of_packages()
@@ -183,6 +199,7 @@ class ParserConfig(Settings):
             "constituency": self.constituency,
             "treebank_words": not self.treebank_words,
             "package": self.package is None,
+            "tags": not self.tags,
         }
         return self.model_dump(mode="json", exclude={name for name, same in as_then.items() if same})
 

@@ -182,14 +182,18 @@ def write_vocabulary(
     tree: TreeConfig,
     base: Path | None = None,
     run: Run = run_here,
+    line_tags: Sequence[str] = (),
 ) -> str:
     """Pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
-    `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. A vocabulary that is there
+    `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. `line_tags` are the tags in front
+    of lines (`parser.tags`), each of them one piece. A vocabulary that is there
     already and came from the same shards and settings is kept.
     """
     folder = data / "encoded" / "vocab"
     inputs_fingerprint = fingerprint_of_inputs(text, parsed, config, tree)
+    if line_tags:
+        inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
     done = folder / "fingerprint.txt"
     if done.exists() and done.read_bytes() == vocabulary_note(folder, inputs_fingerprint):
         return inputs_fingerprint
@@ -197,9 +201,9 @@ def write_vocabulary(
     for name in OPTIONAL_VOCABULARY_FILES:
         (data / "encoded" / name).unlink(missing_ok=True)
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
-    atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config))
+    atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config, line_tags))
     if counts.words.get("target"):
-        atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config))
+        atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config, line_tags))
     if counts.deprels:
         atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
     atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
