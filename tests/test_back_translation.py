@@ -1,0 +1,150 @@
+"""Back-translation: the mixture against lists, an interrupted command against an undisturbed one, refusals."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from treenet.cli import back_translate
+from treenet.cli.back_translate import main
+from treenet.cli.synthetic_pairs import mix, sample_lines
+from treeproc.common.settings import UserError
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.shards.shard import open_shards
+from treeproc.shards.store import read_index
+
+RUN = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},
+    "batch": {"max_tokens": 600},
+    "max_steps": 6,
+    "checkpoint_every": 3,
+    "validate_every": 3,
+    "workers": 0,
+}
+
+
+def sample(name: str, count: int, skip: int = 0) -> list[str]:
+    return gzip.decompress((SAMPLE / name).read_bytes()).decode().split("\n")[skip : skip + count]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A data set of 40 pairs, and text of the target language with an empty line beside it."""
+    folder = tmp_path_factory.mktemp("pairs")
+    splits: dict = {}
+    for split, count in (("train", 40), ("valid", 6)):
+        for side, language in (("source", "en"), ("target", "de")):
+            path = folder / f"{split}.{language}"
+            path.write_text("\n".join(sample(f"{split}.{language}.gz", count)) + "\n", encoding="utf-8")
+            splits.setdefault(split, {})[side] = [str(path)]
+    settings = {"parser": {"name": "words"}, "subwords": {"vocab_size": 400}, "tree": {"tree_source": "balanced"}, "workers": 0}
+    filters = {"drop_damaged": False}  # a model that has hardly learned writes any bytes
+    preprocess(PreprocessConfig(splits=splits, filters=filters, **settings), folder / "data")
+    (folder / "text.de").write_text("\n".join([*sample("train.de.gz", 30, 40), "", "Ja."]) + "\n", encoding="utf-8")
+    return folder / "data"
+
+
+def arguments(data: Path, out: Path, *overrides: str) -> list[str]:
+    settings = [f"data={data}", f"text=[{data.parent / 'text.de'}]", f"backward={json.dumps(RUN)}", "workers=0", "ratio=0.5"]
+    return ["--out", str(out), *settings, *overrides]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("undisturbed")
+    main(arguments(data, out))
+    return out
+
+
+def content(out: Path) -> dict[str, bytes]:
+    """The files of the pairs and of the shards."""
+    patterns = ("*.source", "*.target", "text.*", "data/*/*.arrow", "data/*/vocab/*")
+    paths = [path for pattern in patterns for path in out.glob(pattern)]
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths}
+
+
+def test_real_and_synthetic_pairs_with_tags_and_trees(data, undisturbed, capsys):
+    rows = [row for shard in open_shards(undisturbed / "data" / "text", "train") for row in shard.rows()]
+    real = [(row["source"], row["target"]) for shard in open_shards(data / "text", "train") for row in shard.rows()]
+    tagged = [row for row in rows if row["source"].startswith("<bt> ")]
+    assert [(row["source"], row["target"]) for row in rows if row not in tagged] == real
+    chosen = (undisturbed / "text.target").read_text().splitlines()
+    lines = [line for line in (data.parent / "text.de").read_text().splitlines() if line]
+    assert len(chosen) == 20 and chosen == [line for n, line in enumerate(lines) if (n + 1) * 20 // 31 > n * 20 // 31]
+    translated = [line.strip() for line in (undisturbed / "text.translated").read_text().split("\n")[:-1]]
+    pairs = [(f"<bt> {source}", target) for source, target in zip(translated, chosen, strict=True) if source]
+    assert pairs and [(row["source"], row["target"]) for row in tagged] == pairs
+    index = read_index(undisturbed / "data" / "encoded")
+    assert index["parser_settings"]["tags"] == ["<bt>"] and index["tree_settings"]["tree_source"] == "balanced"
+    words = [row["words"]["text"] for shard in open_shards(undisturbed / "data" / "parsed", "train") for row in shard.rows()]
+    assert sum(row[0] == "<bt>" for row in words) == len(pairs)
+    again = content(undisturbed)
+    main(arguments(data, undisturbed))
+    assert content(undisturbed) == again and "20 of 31" not in capsys.readouterr().out
+
+
+class Cut(Exception):
+    """Stands for a kill."""
+
+
+def test_cut_after_every_step_the_same_command_goes_on(data, undisturbed, tmp_path, monkeypatch):
+    """Each function ends its work once, and the command ends before it records it."""
+    cut: list[str] = []
+
+    def once(name: str, do: Callable) -> Callable:
+        def cut_off(*given, **named):
+            result = do(*given, **named)
+            if cut.count(name) < (2 if name == "preprocess" else 1):
+                cut.append(name)
+                raise Cut
+            return result
+
+        return cut_off
+
+    steps = ("write_pairs", "run_training", "sample_lines", "translate_lines", "preprocess")
+    for name in steps:
+        monkeypatch.setattr(back_translate, name, once(name, getattr(back_translate, name)))
+    for _ in range(10):
+        try:
+            main(arguments(data, tmp_path))
+            break
+        except Cut:
+            continue
+    assert sorted(cut) == sorted([*steps, "preprocess"])
+    assert content(tmp_path) == content(undisturbed)
+
+
+def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path):
+    main(arguments(data, tmp_path, f"run={undisturbed / 'backward'}", "tag=null"))
+    assert not (tmp_path / "backward").exists()
+    assert (tmp_path / "text.translated").read_bytes() == (undisturbed / "text.translated").read_bytes()
+    assert (tmp_path / "train.source").read_text() == (undisturbed / "train.source").read_text().replace("<bt> ", "")
+
+
+@pytest.mark.parametrize("num_synthetic", [0, 1, 3, 10, 25])
+def test_synthetic_pairs_are_spread_evenly(num_synthetic):
+    real, synthetic = [("r", str(n)) for n in range(10)], [("s", str(n)) for n in range(num_synthetic)]
+    mixed = list(mix(iter(real), 10, iter(synthetic), num_synthetic))
+    assert [pair for pair in mixed if pair[0] == "r"] == real and [pair for pair in mixed if pair[0] == "s"] == synthetic
+    before = [sum(pair[0] == "s" for pair in mixed[: mixed.index(pair)]) for pair in real]
+    assert all(abs(count - n * num_synthetic / 10) < 1 for n, count in enumerate(before))
+
+
+def test_refusals(data, undisturbed, tmp_path):
+    for overrides, message in (
+        (["ratio=2"], r"belongs to other settings \(ratio: 0.5 -> 2.0\)"),
+        (["translate.nbest=3"], "translate.nbest: this command chooses it"),
+        ([f"backward.data={data}"], "backward.data: this command makes that data set"),
+        (["tag=bt"], "tag"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(arguments(data, undisturbed, *overrides))
+    (tmp_path / "other.de").write_text("Etwas anderes.\n")
+    with pytest.raises(UserError, match=r"holds the step 'text' of other data or settings"):
+        main(arguments(data, undisturbed, f"text=[{tmp_path / 'other.de'}]"))
+    (tmp_path / "empty.de").write_text("\n \n")
+    with pytest.raises(UserError, match="there is no line with text"):
+        sample_lines([tmp_path / "empty.de"], 3, tmp_path / "out")
