@@ -31,6 +31,7 @@ from training_data import MEAN_LEAVES, NODES_PER_LEAF, NUM_LABELS, SPECIAL_PIECE
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import TreeBatch, collate
+from treenet.data.examples import Examples
 from treenet.data.input_kinds import InputKind
 from treenet.models import Seq2Seq, VocabSizes, build_model, names_for
 from treenet.tasks.registry import build_task
@@ -79,7 +80,7 @@ def all_models() -> dict[str, dict]:
 
 
 @dataclass(frozen=True)
-class Captions:
+class Captions(Examples):
     """Random examples, as updates and searches read them."""
 
     examples: Sequence[dict]

@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "api_run", "batch_stream", "causal_lm", "compiling", "device_step", "loader_processes",
+    "api_run", "back_translation", "batch_stream", "causal_lm", "compiling", "device_step", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
     "export", "export_graphs", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses", "new_pieces",
@@ -48,6 +48,7 @@ SLOW = {
     "verify", "vocab_from", "vocabulary_counts",
     "api_trees::test_self_attention_equals_the_oracle",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
+    "bpe_dropout::test_trees_are_those_that_the_encode_stage_makes_of_the_pieces",
     "cache::test_processes_share_a_cache_that_is_too_small_for_them",
     "compact::test_processes_that_make_batches_do_not_load_the_compiler",
     "dense_accumulation::test_blocks_of_flex_attention_equal_the_mask",

@@ -20,14 +20,15 @@ from test_encode import configs, examples, vocab  # noqa: F401 (vocab is a fixtu
 from toydata import write_toy_data
 from toyruns import make_config, make_task
 
-from treenet.config import SamplingConfig
+from treenet.config import BatchConfig, SamplingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import Examples, ExampleSource
-from treenet.data.input_kinds import WORDS
+from treenet.data.input_kinds import TREES, WORDS
 from treenet.data.merges import Merges
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.sampled import SampledSource, Sampler
 from treenet.data.word_trees import over_words
+from treenet.training.micro_batches import MicroBatches
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.encode import RowEncoder
@@ -174,6 +175,17 @@ def test_an_example_follows_from_seed_epoch_and_id(data):
     stored, other = ExampleSource(data / "encoded", "train").batch(rows), open_epoch(data, 3).batch(rows)
     changed = [np.mean([batch_values(batch, row) != batch_values(b, row) for row in rows]) for b in (stored, other)]
     assert min(changed) > 0.9
+
+
+def test_micro_batches_are_cut_by_the_sampled_lengths(data):
+    rows, config = np.arange(40), BatchConfig(tokens_per_device=40)
+    sampled = SampledSource(data / "encoded", "train", TREES, SamplingConfig(bpe_dropout=0.5), seed=1)
+    stored = MicroBatches(ExampleSource(data / "encoded", "train"), config, 0, 1).rank_batch(rows)
+    found = MicroBatches(sampled, config, 0, 1).rank_batch(rows, epoch=2)
+    widths = [max(batch.leaf_pieces.numel(), batch.tgt_out.numel()) for batch in found.batches]
+    assert max(widths) <= 40 and len(found.batches) > len(stored.batches)
+    assert found.global_tokens == sum(batch.num_target_tokens for batch in found.batches) > stored.global_tokens
+    assert np.concatenate(found.cuts).tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize(("sides", "changes"), [("source", (True, False)), ("target", (False, True))])

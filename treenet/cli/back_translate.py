@@ -99,8 +99,12 @@ class BackTranslation:
         if own.tree.side == "target":
             raise UserError(f"{config.data} has trees of the target side; choose a data set with tree.side=source")
         self._splits, self._fingerprint = index["totals"], index["fingerprint"]
-        self._settings = {"parser": parsed.parser, "target_parser": parsed.target_parser, "filters": parsed.filters}
-        self._settings |= {"subwords": own.subwords, "tree": own.tree, "workers": config.workers}
+        self._settings: dict[str, Any] = {
+            "parser": parsed.parser,
+            "target_parser": parsed.target_parser,
+            "filters": parsed.filters,
+        }
+        self._settings |= {"filters": parsed.filters, "subwords": own.subwords, "tree": own.tree, "workers": config.workers}
         if config.tag in parsed.parser.tags:
             raise UserError(f"tag: {config.tag} is a tag of {config.data} already; choose another one, or null")
 

@@ -3,10 +3,11 @@
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -32,20 +33,29 @@ from treeproc.shards.store import read_index
 Item = TypeVar("Item")
 
 
-class Examples(Protocol):
+class Examples(ABC):
     """Examples of a split by row number, as batches are made from them."""
 
+    lengths: Mapping[str, np.ndarray | Column]  # columns of `lengths.arrow`
+
+    @abstractmethod
     def target_tokens(self, rows: np.ndarray) -> int:
         """The number that the loss of a batch is divided by."""
 
-    def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Numbers [n] of leaves, nodes and target pieces of the rows."""
-
+    @abstractmethod
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """The rows as one padded batch."""
 
+    def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Numbers [n] of leaves, nodes and target pieces of the rows."""
+        return {name: self.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
 
-class ExampleSource:
+    def in_epoch(self, epoch: int) -> "Examples":
+        """The examples as an epoch has them: the same in all epochs, unless a subclass samples them."""
+        return self
+
+
+class ExampleSource(Examples):
     """One split of DATA/encoded, memory-mapped. A shard is opened when one of its rows is asked for.
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
@@ -58,7 +68,7 @@ class ExampleSource:
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
         self.reads, self.folder = reads, folder
         check_columns(folder, reads)
-        self.lengths: Mapping[str, np.ndarray | Column] = open_lengths(folder, split)
+        self.lengths = open_lengths(folder, split)
         # Without counts a record takes half a kB, so that all are held: a batch asks for shards in any order.
         self._records = [replace(record, counts={}, longest={}) for record in split_records(folder, split)]
         self._columns = read_index(folder).get("columns")
@@ -97,14 +107,6 @@ class ExampleSource:
         for name in names or (*ALWAYS, *self.reads.columns):
             setattr(out, name, self.lists(picked, *COLUMNS[name]))
         return out
-
-    def in_epoch(self, epoch: int) -> "Examples":
-        """The examples as an epoch has them: the same in all epochs, unless a subclass samples them."""
-        return self
-
-    def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Numbers [n] of leaves, nodes and target pieces of the rows."""
-        return {name: self.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> PickedRows:
         """Rows whose columns are read."""

@@ -38,7 +38,8 @@ class Merges:
     def load(cls, path: AnyPath) -> "Merges":
         """Read the model `pieces.model`. Raises UserError if it is broken, or no byte-pair model."""
         try:
-            model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())
+            # protobuf makes the class when the module is loaded
+            model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
         except (OSError, DecodeError):
             raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}") from None
         if model.trainer_spec.model_type != model.trainer_spec.BPE:

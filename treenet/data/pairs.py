@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from treenet.data.batch import SourceBatch
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import check_roots
 from treenet.data.plan import BatchPlan
@@ -24,7 +24,7 @@ class PairBatch(SourceBatch):
     scores: Tensor  # [P] float64
 
 
-class PairSource:
+class PairSource(Examples):
     """One split of a data set of pairs, in the form that a model reads; a row is a pair. All pairs make one window.
 
     Raises UserError when the data set has no scores, or pairs that have lost a sentence, or lacks what the model needs.

@@ -12,7 +12,7 @@ import numpy as np
 from treenet.config import SamplingConfig
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.draws import keys_of_examples, keys_of_parts
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.merges import Merges
 from treenet.data.row_lists import ALWAYS, RowLists
@@ -81,11 +81,12 @@ class SampledSource(ExampleSource):
         return EpochExamples(self, self._sampler, epoch)
 
 
-class EpochExamples:
+class EpochExamples(Examples):
     """The examples of a source in one epoch. It holds those that were asked for last, so a part of them costs nothing."""
 
     def __init__(self, source: ExampleSource, sampler: Sampler, epoch: int):
         self._source, self._sampler, self._epoch = source, sampler, epoch
+        self.lengths = source.lengths
         self._held: dict[str, tuple[np.ndarray, RowLists]] = {}
 
     def target_tokens(self, rows: np.ndarray) -> int:
