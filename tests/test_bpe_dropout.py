@@ -208,13 +208,13 @@ def test_only_training_samples(data):
 
 
 def test_refusals(data, tmp_path):
-    with pytest.raises(UserError, match=r"sampling is for task = 'translation', but task is 'masked_lm'"):
+    with pytest.raises(UserError, match=r"sampling needs task = 'translation', but task is 'masked_lm'"):
         make_config(data, "sampling.bpe_dropout=0.1", "task=masked_lm")
     model = tmp_path / "pieces.model"
     with open(model, "wb") as file:
         options = {"model_type": "unigram", "vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
         sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(LINES), model_writer=file, **options)
-    with pytest.raises(UserError, match=r"pieces.model is no byte-pair model, and sampling.bpe_dropout needs its merges"):
+    with pytest.raises(UserError, match=r"pieces.model is not a byte-pair model, but sampling.bpe_dropout needs its merges"):
         Merges.load(model)
     model.write_bytes(b"no model")
     with pytest.raises(UserError, match="is not a sentencepiece model"):

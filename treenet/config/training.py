@@ -306,7 +306,7 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _check_sampling(self) -> Self:
         if self.task != "translation" and not self.sampling.is_off:
-            raise ValueError(f"sampling is for task = 'translation', but task is {self.task!r}")
+            raise ValueError(f"sampling needs task = 'translation', but task is {self.task!r}")
         return self
 
     @model_validator(mode="after")

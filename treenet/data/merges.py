@@ -36,14 +36,14 @@ class Merges:
 
     @classmethod
     def load(cls, path: AnyPath) -> "Merges":
-        """Read the model `pieces.model`. Raises UserError if it is broken, or no byte-pair model."""
+        """Read the model `pieces.model`. Raises UserError if it is broken, or not a byte-pair model."""
         try:
             # protobuf makes the class when the module is loaded
             model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
         except (OSError, DecodeError):
             raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}") from None
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
-            raise UserError(f"{path} is no byte-pair model, and sampling.bpe_dropout needs its merges; set it to 0")
+            raise UserError(f"{path} is not a byte-pair model, but sampling.bpe_dropout needs its merges; set it to 0")
         return cls._of_pieces(model.pieces)
 
     @classmethod

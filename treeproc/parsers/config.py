@@ -134,7 +134,7 @@ class ParserConfig(Settings):
     )
     tags: Annotated[list[Annotated[str, Field(pattern=TAG_FORM)]], AfterValidator(_once_each)] = Field(
         [],
-        description="first words of lines that are no part of the text, such as <2de> for the language to write, or <bt>. The "
+        description="first words of lines, before the text: <2de> for the language to write, or <bt> for synthetic pairs. The "
         "parser does not read them, and each is one piece",
     )
     endpoint: Annotated[str, AfterValidator(check_endpoint), PlainSerializer(public_endpoint, when_used="json")] = Field(
