@@ -145,7 +145,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     assert ("perplexity_given_tree" in entry) == (entry["kind"] == "joint")
     assert (entry["num_examples"], entry["num_pairs"], entry["checkpoint"]) == (10, 5, "averaged")
     status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
-    assert status == 0 and "scores.json, test: not of the run as it is" in error.replace(f"{finished}/", "")
+    assert status == 0 and "scores.json, test is stale: the run has changed since then" in error.replace(f"{finished}/", "")
     assert f"python workflows/score_lm.py --out {finished} split=test pairs=true" in error
     for other in ("evaluate.py", "probe.py"):
         status, _, error = run(*command, other, "--out", finished)

@@ -138,7 +138,7 @@ def test_other_decoding_settings_make_scores_stale_unless_they_were_asked_for(ru
         config = yaml.safe_load(path.read_text())
         config["decoding"] |= {"beam_size": 3, "max_tokens": 17}
         path.write_text(yaml.safe_dump(config))
-    with pytest.raises(UserError, match=r"a/translations.test.txt is not .* \(decoding.beam_size 5, now 3\); to renew it"):
+    with pytest.raises(UserError, match=r"a/translations.test.txt is stale: .* \(decoding.beam_size 5, now 3\); to renew it"):
         compare(runs)
     evaluate_run(runs / "a", EvaluateSettings())
     found = compare(runs)
@@ -158,15 +158,15 @@ def test_results_of_other_checkpoints_and_files_do_not_go_stale(runs, capsys):
     evaluate_run(runs / "a", EvaluateSettings(untrained=True))
     workflow("evaluate")(["--out", str(runs / "a"), f"hypotheses={runs / 'b' / 'translations.test.txt'}"])
     continue_run(runs / "a")
-    message = [line for line in capsys.readouterr().err.splitlines() if "not of the run" in line]
-    assert len(message) == 1 and "scores.json, test: " in message[0]
+    message = [line for line in capsys.readouterr().err.splitlines() if " is stale: " in line]
+    assert len(message) == 1 and "scores.json, test is stale: " in message[0]
 
 
 def test_scores_that_name_no_weights_are_compared_and_marked(runs, capsys):
     expected = compare(runs)
     forget_origin(runs / "a")
     continue_run(runs / "a")  # nothing is known of them, so nothing is said to have changed
-    assert "not of the run" not in capsys.readouterr().err
+    assert " is stale: " not in capsys.readouterr().err
     found = compare(runs)
     printed = capsys.readouterr().out
     assert found["metrics"] == expected["metrics"]
