@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
+from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches
 from treenet.training.parameter_choice import count_frozen
@@ -50,14 +51,12 @@ def check_job(config: TrainConfig) -> Job:
     sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
-    with torch.device("meta"):
-        frozen = count_frozen(config, task.build_model(sizes))
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
         **sizes,
         "parameters": task.count_parameters(sizes, copies),
-        **({"frozen": frozen} if config.freeze else {}),
+        **_check_patterns(config, task, sizes),
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),
         "nodes": int(used.nodes.sum()),
@@ -66,6 +65,15 @@ def check_job(config: TrainConfig) -> Job:
         "batches_per_epoch": plan.num_batches,
     }
     return Job(config, facts)
+
+
+def _check_patterns(config: TrainConfig, task: Task, sizes: Mapping) -> dict[str, int]:
+    """Check the patterns of parameter names. Returns the number of frozen values for run.json, if some are frozen."""
+    if not (config.freeze or config.lr_scale):
+        return {}
+    with torch.device("meta"):
+        frozen = count_frozen(config, task.build_model(sizes))
+    return {"frozen": frozen} if config.freeze else {}
 
 
 def train_job(
