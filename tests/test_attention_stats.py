@@ -17,10 +17,8 @@ from treenet.analysis.attention_stats import (
     SentenceAttention,
     attend_examples,
     collect_attention,
-    compute_weights,
     node_heights,
     read_labels,
-    record_attention,
     run_attention,
     translated,
 )
@@ -31,6 +29,7 @@ from treenet.jobs.train_run import run_training
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes, build_model
+from treenet.models.attention_weights import compute_weights, record_attention
 from treenet.runs.loading import load_run
 
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "dropout": 0.0}

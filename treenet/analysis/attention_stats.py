@@ -10,28 +10,23 @@ Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L 
 """
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order, longer_side
 from treenet.data.splits import read_split
-from treenet.layers.attention import CrossAttention, KeysValues
-from treenet.layers.scaled_dot_product import attention_weights
+from treenet.models.attention_weights import attend_batch
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
-from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX
+from treeproc.shards.schema import SPLIT_WORD_PREFIX
 
 Targets = Literal["reference", "translation"]
 
@@ -115,30 +110,6 @@ class AttentionStats:
         }
 
 
-def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
-    return attention_weights(module.split_heads(module.queries(x)), keys_values[0], attend_mask)
-
-
-@contextmanager
-def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
-    """A list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first.
-
-    For teacher forcing: in a search, hypotheses share the memory of their sentence.
-    """
-    recorded: list[Tensor] = []
-
-    def record(module: CrossAttention, inputs: tuple, _: Tensor) -> None:
-        recorded.append(compute_weights(module, *inputs[:3]))
-
-    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder.layers]
-    try:
-        yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[SentenceAttention]:
     """The attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
 
@@ -146,20 +117,8 @@ def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int
     """
     device = next(model.parameters()).device
     given, kept = tee(examples)
-    found = in_order(partial(_attend_batch, model), model.reads, given, None, longer_side, max_tokens, device, _WINDOW)
+    found = in_order(partial(attend_batch, model), model.reads, given, None, longer_side, max_tokens, device, _WINDOW)
     return (SentenceAttention(example, weights) for example, weights in zip(kept, found, strict=True) if weights is not None)
-
-
-@torch.inference_mode()
-def _attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
-    """Weights [A, H, T, S] of every example without its padding."""
-    with record_attention(model) as recorded:
-        model(batch)
-    weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
-    real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
-    if batch.structure is not None and batch.structure.adds_positions:
-        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
-    return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]
 
 
 def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:

@@ -13,6 +13,7 @@ from treenet.data.input_kinds import LEAVES
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun
 from treenet.runs.mirror import read_run
+from treenet.translation.coverage import check_attends
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
@@ -96,6 +97,8 @@ class LineTranslator:
         self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
         check_num_best(settings.nbest, self._decoding, "nbest")
+        if self._decoding.coverage_penalty and settings.score is None:
+            check_attends(self._run.model)
         if settings.must_appear is not None:
             check_method(self._decoding)
         given_trees = settings.trees is not None
@@ -107,6 +110,8 @@ class LineTranslator:
         score = f"log-probability / {form}"
         if self._decoding.method == "mbr" and self._settings.score is None:
             score = "mean chrF against the samples"
+        elif self._decoding.coverage_penalty and self._settings.score is None:
+            score += " + coverage penalty"
         values = {name: value for name, value in self._decoding.model_dump().items() if name != "max_tokens"}
         words = " ".join(f"{name}={value}" for name, value in values.items())
         return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = {score}"

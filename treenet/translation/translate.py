@@ -13,6 +13,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
+from treenet.translation.coverage import check_attends, order_by_coverage
 from treenet.translation.diverse_search import diverse_search
 from treenet.translation.forbidden import PieceTexts
 from treenet.translation.forced import ScoredTarget, score_targets
@@ -63,8 +64,10 @@ def translate_examples(
         texts = piece_texts(processor) if any(row.get(MUST_NOT_APPEAR) for row in rows) and processor else None
         constraints = batch_constraints(rows, texts, batch.leaf_pieces.device)
         with scoring(model):
-            return _decode_batch(model, batch, decoding, num_best, constraints, processor)
+            return _decode_batch(model, batch, rows, decoding, num_best, constraints, processor)
 
+    if decoding.coverage_penalty:
+        check_attends(model)
     model.eval()
     empty = [Hypothesis((), math.nan, math.nan)]
     return in_order_with_rows(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
@@ -73,6 +76,7 @@ def translate_examples(
 def _decode_batch(
     model: nn.Module,
     batch: TreeBatch,
+    rows: list[dict],
     decoding: DecodingConfig,
     num_best: int,
     constraints: BatchConstraints | None,
@@ -87,7 +91,10 @@ def _decode_batch(
         samples = draw_samples(model, batch, decoding, decoding.mbr_samples, constraints)
         return rank_by_risk(samples, partial(detokenize, processor), num_best)
     search = diverse_search if decoding.diversity_groups > 1 else beam_search
-    return search(model, batch, decoding, num_best=num_best, constraints=constraints)
+    if not decoding.coverage_penalty:
+        return search(model, batch, decoding, num_best=num_best, constraints=constraints)
+    found = search(model, batch, decoding, num_best=decoding.beam_size, constraints=constraints)
+    return order_by_coverage(model, rows, found, decoding, num_best, batch.leaf_pieces.device)
 
 
 def score_examples(
