@@ -66,6 +66,15 @@ class OptimizerConfig(Settings):
         return _without(dump(self), clip_norm=0.0)
 
 
+class CorpusConfig(Settings):
+    """One of the corpora that the training split consists of: a run of examples of its input."""
+
+    examples: PositiveInt | None = Field(
+        None, description="number of its examples in the input files, filtered ones included; null, for the last: all others"
+    )
+    weight: float = Field(1.0, gt=0, le=1000, description="how often each of its examples occurs in an epoch")
+
+
 class BatchConfig(Settings):
     """The global batch. It depends on the data and these values, never on workers or model."""
 
@@ -94,6 +103,11 @@ class BatchConfig(Settings):
         description="training shuffles and batches consecutive shards in windows of so many rows, one window after the other. A "
         "smaller data set is one window. Another value makes other batches",
     )
+    corpora: tuple[CorpusConfig, ...] = Field(
+        (),
+        description="weights of the corpora of train, in the order of its files. With weight 2.5, half of the examples occur "
+        "twice in an epoch and half of them three times, the same in every epoch",
+    )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
         description="largest micro-batch of a worker, in the units of max_tokens. A worker adds the gradients of its "
@@ -103,7 +117,14 @@ class BatchConfig(Settings):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without those at a default that runs made before the setting do not record either."""
-        return _without(dump(self), subset="fixed", window_rows=WINDOW_ROWS)
+        values = {name: value for name, value in dump(self).items() if name != "corpora" or value}
+        return _without(values, subset="fixed", window_rows=WINDOW_ROWS)
+
+    @model_validator(mode="after")
+    def _check_corpora(self) -> Self:
+        if any(corpus.examples is None for corpus in self.corpora[:-1]):
+            raise ValueError("corpora: each one except the last needs the number of its examples")
+        return self
 
 
 class ClassifierConfig(Settings):

@@ -34,8 +34,9 @@ class BatchPlan:
         self._batches_of = np.array([window.num_batches for window in facts])
         self._hardest = int(np.argmax([window.score for window in facts]))
         self.num_batches = int(self._batches_of.sum())  # of one epoch, the same in every epoch
-        fraction, length = np.sum([window.left_out for window in facts], axis=0).tolist()
-        self.left_out = {"fraction": fraction, "length": length}  # rows not in use, by reason
+        fraction, length, weight = np.sum([window.left_out for window in facts], axis=0).tolist()
+        # Rows not in use, by reason; weights of corpora below 1 leave out rows too.
+        self.left_out = {"fraction": fraction, "length": length} | ({"weight": weight} if weight else {})
         self._only = only
         # Epoch and window that were asked for last, and what `_order` gives for them; of several windows nothing else is held.
         self._drawn: tuple[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.config import BatchConfig
+from treenet.data.corpora import count_copies
 from treenet.data.cuts import batch_widths, cut_batches, cut_runs, example_costs
 from treenet.data.draws import choose_fraction, choose_in_cells, share_of_cells
 from treeproc.shards.mapped import Column
@@ -52,7 +53,7 @@ class WindowRows:
     rows: np.ndarray  # [n] int32 (int64 in splits of more than 2^31 rows), in the order of the data set
     costs: np.ndarray  # [n] int32 or int16
     starts: np.ndarray  # [num_batches + 1]
-    left_out: np.ndarray  # [2] rows left out for the fraction, for their length
+    left_out: np.ndarray  # [3] rows left out for the fraction, for their length, for the weight of their corpus
 
     @classmethod
     def read(cls, lengths: Lengths, first: int, last: int, window: int | None, batch: BatchConfig, seed: int) -> "WindowRows":
@@ -61,7 +62,8 @@ class WindowRows:
         A share of one window takes each example by its id; a share of several takes a number of each size from each.
         """
         chosen = _choose(lengths, first, last, window, batch, seed)
-        dtype, left_out = np.int32 if last <= 2**31 else np.int64, np.array([len(chosen) - np.count_nonzero(chosen), 0])
+        dtype = np.int32 if last <= 2**31 else np.int64
+        left_out = np.array([len(chosen) - np.count_nonzero(chosen), 0, 0])
         rows, costs = [np.zeros(0, dtype)], [np.zeros(0, np.int16)]
         names = ["leaves", "tgt_pieces", *(["nodes"] if batch.budget_counts == "leaves_and_nodes" else [])]
         for start in range(first, last, _ROWS_AT_ONCE):
@@ -70,6 +72,11 @@ class WindowRows:
             fits = sizes_fit(part["leaves"], part["tgt_pieces"], batch)
             left_out[1] += np.count_nonzero(drawn & ~fits)
             used = np.flatnonzero(drawn & fits)
+            if batch.corpora:
+                ids = np.asarray(lengths["example_id"][start : start + len(fits)])
+                copies = count_copies(ids[used], batch.corpora, seed_of_share(batch, seed))
+                left_out[2] += np.count_nonzero(copies == 0)
+                used = np.repeat(used, copies)
             rows.append((used + start).astype(dtype))
             cost = example_costs(part, batch.budget_counts)[used]
             short = cost.max(initial=0) <= np.iinfo(np.int16).max  # NumPy sorts 16 bits by radix, ten times as fast
@@ -102,7 +109,7 @@ class WindowFacts:
     num_batches: int
     score: int  # attention scores of the batch that has most
     longest: int  # highest cost of a row in use
-    left_out: np.ndarray  # [2], see WindowRows
+    left_out: np.ndarray  # [3], see WindowRows
 
     @classmethod
     def of_rows(cls, window: WindowRows) -> "WindowFacts":
@@ -119,7 +126,7 @@ class WindowFacts:
         of_cost = np.bincount(place, taken[used], minlength=len(costs)).astype(np.int64)
         starts = cut_runs(costs, of_cost, batch.max_tokens)
         score = _hardest(starts, batch_widths(costs, of_cost, starts))[0]
-        left_out = np.array([int((counts.rows - taken).sum()), int(taken[~fits].sum())])
+        left_out = np.array([int((counts.rows - taken).sum()), int(taken[~fits].sum()), 0])
         return cls(len(starts) - 1, score, int(costs.max(initial=0)), left_out)
 
 
@@ -136,8 +143,8 @@ class Windows:
 
     @property
     def counted(self) -> bool:
-        """Whether facts come of counts. Of one window, the rows are needed anyway; nodes are not in the counts' cells."""
-        return len(self) > 1 and self._batch.budget_counts == "leaves"
+        """Whether facts come of counts. Of one window, the rows are needed anyway. The counts know neither nodes nor corpora."""
+        return len(self) > 1 and self._batch.budget_counts == "leaves" and not self._batch.corpora
 
     def read(self, window: int) -> WindowRows:
         """The rows in use of a window."""
