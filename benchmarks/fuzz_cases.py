@@ -43,7 +43,10 @@ def _copy(world: Path, folder: Path, *names: str) -> None:
 
 
 _NO_DATA = ("train_parser", "average_checkpoints")
-_READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints")} | {"unsupervised_parse": "lm"}
+_READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints")} | {
+    "unsupervised_parse": "lm",
+    "score_lm": "lm",
+}
 _TRAINS = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", "scaling": "study", "compare_seeds": "seeds"}
 _READS_CLASSES = ("train_classifier", "compare_seeds")
 _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name in MODULES if name not in _NO_DATA}
@@ -52,6 +55,7 @@ _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name i
 def settings_class(workflow: str):
     from treenet.config import TrainConfig
     from treenet.evaluation.evaluate import EvaluateSettings
+    from treenet.evaluation.language_models import ScoreLMSettings
     from treenet.evaluation.unsupervised_parse import ParseSettings
     from treenet.experiments.scaling import ScalingConfig
     from treenet.experiments.seeds import SeedsConfig
@@ -64,7 +68,7 @@ def settings_class(workflow: str):
     classes = {
         "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,
         "translate": TranslateSettings, "probe": ProbeSettings, "report": ReportSettings, "scaling": ScalingConfig,
-        "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings,
+        "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings, "score_lm": ScoreLMSettings,
     }  # fmt: skip
     if workflow == "average_checkpoints":
         return sys.modules["average_checkpoints"].AverageConfig
@@ -163,7 +167,7 @@ def _data_sets(random: Random, case: FuzzCase, world: Path) -> None:
     else:
         values, argv = _base(case, workflow, world)
         case.argv = _configured(case, {**values, "data": str(data)}) if "data" in values else argv
-        if workflow in ("evaluate", "probe", "unsupervised_parse"):
+        if workflow in ("evaluate", "probe", "unsupervised_parse", "score_lm"):
             case.argv += [f"data={data}"]
         elif workflow in ("translate", "report"):
             run = case.folder / "out" if workflow == "translate" else case.folder / "run"

@@ -16,7 +16,7 @@ sys.path.insert(0, str(REPOSITORY / "workflows"))
 
 WORKFLOWS = (
     "preprocess", "train_wmt", "train_classifier", "train_lm", "train_parser", "evaluate", "translate", "probe", "report",
-    "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse",
+    "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse", "score_lm",
 )  # fmt: skip
 MODULES = {**{name: name for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
 
@@ -115,6 +115,7 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "report": {"runs": [str(world / "run")], "sentences": 1, "bootstrap_samples": 20},
         "average_checkpoints": {"last": 1},
         "unsupervised_parse": {"parsing": {"min_layer": 0}},
+        "score_lm": {"split": "valid", "pairs": True},
     }
 
 
@@ -140,6 +141,7 @@ def build_world(folder: Path) -> None:
     _call("probe", ["--out", str(folder / "run"), "train_sentences=30", "max_iterations=3", "l2=[0.1]"])
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
     _call("unsupervised_parse", ["--out", str(folder / "lm"), "parsing.min_layer=0"])
+    _call("score_lm", ["--out", str(folder / "lm")])
     (folder / "done.json").write_text(json.dumps(sorted(path.name for path in folder.iterdir())))
 
 

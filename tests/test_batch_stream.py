@@ -25,6 +25,7 @@ TASKS = {
     "classification": ["task=classification"],
     "relatedness": ["task=relatedness", "model.name=tree_lstm", "optimizer.label_smoothing=0"],
     "masked_lm": ["task=masked_lm", "model.name=transformer"],
+    "grammar": ["task=causal_lm", "model.name=transformer_grammar"],
 }
 
 
@@ -38,7 +39,8 @@ def data(tmp_path_factory) -> dict[str, Path]:
     scores = write_labelled(tmp_path_factory.mktemp("pairs"), pairs_of, columns=PAIR_COLUMNS, num_classes=None)
     classes = write_labelled(tmp_path_factory.mktemp("classes"), {"train": make_rows(40), "valid": make_rows(8)})
     toy = write_toy_data(tmp_path_factory.mktemp("toy"))
-    return {"translation": toy, "sampled": toy, "masked_lm": toy, "classification": classes, "relatedness": scores}
+    from_toy = dict.fromkeys(("translation", "sampled", "masked_lm", "grammar"), toy)
+    return from_toy | {"classification": classes, "relatedness": scores}
 
 
 @pytest.mark.parametrize("name", TASKS)

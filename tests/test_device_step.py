@@ -181,6 +181,8 @@ CASES = {
     "micro-batches": ["batch.tokens_per_device=32"],
     "clipped, with a moving average": ["optimizer.clip_norm=1", "ema_decay=0.9"],
     "masked pieces": ["task=masked_lm", "model.name=transformer"],
+    "tree regularisation": ["task=causal_lm", "model.name=causal_transformer", "model.tree_reg.weight=1"],
+    "grammar": ["task=causal_lm", "model.name=transformer_grammar"],
     "relations": ["model.name=relation_transformer"],
 }
 
