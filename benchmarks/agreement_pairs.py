@@ -1,13 +1,14 @@
-"""Minimal pairs of subject-verb agreement as Penn Treebank trees, made from templates: for workflows/score_lm.py pairs=true.
+"""Minimal pairs of subject-verb agreement as Penn Treebank trees, made from templates.
 
     python benchmarks/agreement_pairs.py simple > simple.mrg
+    python workflows/score_lm.py --out RUN 'treebank=[simple.mrg]' pairs=true
 
 Lines 2n - 1 and 2n are a pair: the right sentence, and the same with the verb in the other number. Both have the same tree, so it
 gives a grammar no hint. The tags differ, and no language model reads them. The kinds:
 
-- simple: The boy is here .
-- phrase: The boy with the dogs is here . The noun before the verb has the other number.
-- clause: The boy who likes the dogs is here . The same, in a relative clause.
+- simple: "The boy is here"
+- phrase: "The boy with the dogs is here". The noun before the verb has the other number.
+- clause: "The boy who likes the dogs is here". The same, in a relative clause.
 
 All combinations of the words below are written, 48 or 144 pairs a kind. The words are frequent in the shipped sample.
 """
@@ -62,7 +63,7 @@ def pairs(kind: str) -> Iterator[tuple[str, str]]:
     for noun, plural in itertools.product(NOUNS, (False, True)):
         for subject, (forms, rests) in itertools.product(subjects(kind, noun, plural), VERBS.items()):
             for rest in rests:
-                right, wrong = (f"(S {subject} (VP {verb_form(forms, number)} {rest}) (. .))" for number in (plural, not plural))
+                right, wrong = (f"(S {subject} (VP {verb_form(forms, number)} {rest}))" for number in (plural, not plural))
                 yield right, wrong
 
 

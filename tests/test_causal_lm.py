@@ -13,16 +13,20 @@ from toydata import write_toy_data
 from toyruns import TINY_RUN, final_weights, losses, same
 
 from treenet.config import TrainConfig
-from treenet.evaluation.language_models import Scored, score_examples, score_pairs
+from treenet.data.splits import read_split
+from treenet.evaluation.language_models import Scored, example_batches, score_batches, score_pairs, source_batches
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.base import vocab_sizes
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches
 from treenet.training.trainer import train
-from treeproc.common.files import read_json
+from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
+from treeproc.stages.encode import TreeConfig
 
 MODELS = {
     "causal": ["model.name=causal_transformer"],
@@ -40,7 +44,11 @@ def make_config(data: Path, *overrides: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("causal") / "data", train=40, valid=8, test=10)
+    data = write_toy_data(tmp_path_factory.mktemp("causal") / "data", train=40, valid=8, test=10)
+    index = data / "encoded" / "index.json"
+    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
+    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
+    return data
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -100,7 +108,7 @@ def test_it_learns_and_scores_are_those_of_single_sentences(finished):
     assert ("tree_reg" in valid[-1]) == (config.model.tree_reg.weight > 0)
     source = build_task(config).open("test")
     index = read_json(config.data / "encoded" / "index.json")
-    scored = {one.example: one for one in score_examples(model, source, index["num_pieces"])}
+    scored = {one.example: one for one in score_batches(model, source_batches(source), index["num_pieces"])}
     for row in range(len(source)):
         batch = source.batch([row])
         logits = model.compute_logits(model(batch)[0])[0].double()
@@ -112,6 +120,10 @@ def test_it_learns_and_scores_are_those_of_single_sentences(finished):
         one = scored[int(batch.example_ids[0])]
         assert (one.nll, one.tree_nll) == pytest.approx((nll["pieces"], nll["tree"]), rel=1e-5, abs=1e-6)
         assert one.pieces == one.words + 1 == int(source.lengths["leaves"][row]) + 1
+    rows = list(read_split(config.data, "encoded", "test"))
+    batches = example_batches(rows, model.reads, vocab_sizes(index))
+    for one in score_batches(model, batches, index["num_pieces"]):
+        assert one.total == pytest.approx(scored[one.example].total, rel=1e-5) and one.words == scored[one.example].words
     assert (sum(one.tree_nll for one in scored.values()) > 0) == (config.model.name == "transformer_grammar")
 
 
@@ -144,6 +156,14 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     assert entry["kind"] == ("joint" if config.model.name == "transformer_grammar" else "exact")
     assert ("perplexity_given_tree" in entry) == (entry["kind"] == "joint")
     assert (entry["num_examples"], entry["num_pairs"], entry["checkpoint"]) == (10, 5, "averaged")
+    treebank = tmp_path / "two.mrg"
+    treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n(S (NP (X ba) (X be)) (VP (X bibo) (X be)))\n")
+    status, message, error = run(*command, "score_lm.py", "--out", finished, f"treebank=[{treebank}]", "pairs=true")
+    assert status == 0 and "1 pairs" in message, error
+    assert read_json(finished / "scores.json")["treebank.two"]["num_words"] == 8
+    treebank.write_text("(S (X ba)\n")
+    status, _, error = run(*command, "score_lm.py", "--out", finished, f"treebank=[{treebank}]")
+    assert status == 2 and "two.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
     status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
     assert status == 0 and "scores.json, test is stale: the run has changed since then" in error.replace(f"{finished}/", "")
     assert f"python workflows/score_lm.py --out {finished} split=test pairs=true" in error

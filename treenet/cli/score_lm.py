@@ -1,20 +1,23 @@
 """Score a language model: its perplexity on a split, and its choices in minimal pairs.
 
     python workflows/score_lm.py --out RUN
-    python workflows/score_lm.py --out RUN split=valid checkpoint=last
-    python workflows/score_lm.py --out RUN data=PAIRS pairs=true
+    python workflows/score_lm.py --out RUN split=valid
+    python workflows/score_lm.py --out RUN 'treebank=[pairs.mrg]' pairs=true
 
 RUN is the folder of a training run of workflows/train_lm.py. A causal model gives the probability of a sentence. A grammar gives
 that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
 which compares with no other kind.
 
-With pairs=true, the lines of the input are pairs, the right sentence first. The command counts how often the right one has the
-higher probability. It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores to RUN/scores.json.
+`treebank` scores trees of files, encoded with the vocabulary of the run. With pairs=true, the sentences of the input are pairs,
+the right one first. The command counts how often the right one has the higher probability.
+
+It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores to RUN/scores.json.
 """
 
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
+from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
@@ -38,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
-        name, scores = score_lm_run(run, settings)
+        name, scores = score_lm_run(run, settings, lambda data: read_examples(settings.treebank, data)[0])
     print(format_scores(name, scores))
     print(args.out / f"language_model.{name}.tsv")
 

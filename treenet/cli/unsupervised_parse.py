@@ -15,24 +15,19 @@ from functools import partial
 from pathlib import Path
 
 from treenet.cli.shipped import find_config
+from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 from treeproc.common.storage import AnyPath
-from treeproc.online.line_encoder import LineEncoder
-from treeproc.parsers import Given
-from treeproc.readers import read_rows
 from treeproc.trees.spans import normalise, read_brackets
 
 
 def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
     """Read trees, each also as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
-    rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
-    lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
-    encoder = LineEncoder(data, given_trees=True)
-    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
-    return list(zip(examples, (read_tree(row["trees"][0]) for row in rows), strict=True))
+    examples, trees = read_examples(files, data)
+    return list(zip(examples, map(read_tree, trees), strict=True))
 
 
 def read_tree(text: str) -> GoldTree:

@@ -9,7 +9,7 @@ Shapes: B batch, T positions, L leaves.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -19,21 +19,24 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from treenet.data.batch import TreeBatch
-from treenet.data.input_kinds import ACTIONS
+from treenet.data.batch import TreeBatch, collate
+from treenet.data.in_order import count_leaves
+from treenet.data.input_kinds import ACTIONS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.data.source_side import SourceSide
 from treenet.evaluation.origin import origin
 from treenet.evaluation.run_results import SCORES, read_scores
-from treenet.models import CausalLM, MaskedLM
+from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
 from treenet.runs.precision import scoring
+from treenet.tasks.base import vocab_sizes
+from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
-from treeproc.common.storage import DataPath
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.store import read_index
@@ -50,11 +53,14 @@ class ScoreLMSettings(Settings):
     checkpoint: str = Field(
         AVERAGED,
         coerce_numbers_to_str=True,
-        description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
+        description="'averaged', the number of a step, or the path of a checkpoint folder",
+    )
+    treebank: tuple[Path, ...] = Field(
+        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
     )
     pairs: bool = Field(
         False,
-        description="lines 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first of a pair is right",
+        description="lines or trees 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first is right",
     )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
 
@@ -74,11 +80,16 @@ class Scored:
         return self.nll + self.tree_nll
 
 
-def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
+def score_lm_run(
+    folder: Path, settings: ScoreLMSettings, read_treebank: Callable[[AnyPath], list[dict]] | None = None
+) -> tuple[str, dict]:
     """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
 
-    Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit. It
-    also does so if pairs are asked for, and the split has none.
+    `read_treebank` gives the trees of `settings.treebank` as examples in the vocabulary of a data set. The caller passes it
+    because treenet has no reader for them.
+
+    Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit.
+    It also does so if pairs are asked for, and the input has none.
     """
     if settings.use_gpu and not torch.cuda.is_available():
         raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
@@ -90,16 +101,22 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     task.check(index)
-    check_hashes(run.data / "encoded", settings.split)
-    source = task.open(settings.split, device=device)
-    assert isinstance(source, SourceSide)
-    scored = sorted(score_examples(run.model, source, index["num_pieces"]), key=lambda one: one.example)
-    name = ".".join([settings.split, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
+    if settings.treebank and read_treebank:
+        text = f"treebank.{settings.treebank[0].name.partition('.')[0]}"
+        batches = example_batches(read_treebank(run.data), run.model.reads.for_device(device), vocab_sizes(index))
+    else:
+        text = settings.split
+        check_hashes(run.data / "encoded", text)
+        source = task.open(text, device=device)
+        assert isinstance(source, SourceSide)
+        batches = source_batches(source)
+    scored = sorted(score_batches(run.model, batches, index["num_pieces"]), key=lambda one: one.example)
+    name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
     name += "" if run.own_data else f".{run.data.resolve().name}"
     entry = {
         **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=run.model.reads is ACTIONS),
-        **(score_pairs(scored, settings.split) if settings.pairs else {}),
-        "split": settings.split,
+        **(score_pairs(scored, text) if settings.pairs else {}),
+        "split": text,
         **origin(run, settings),
     }
     lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
@@ -108,15 +125,31 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     return name, entry
 
 
-@torch.no_grad()
-def score_examples(model: CausalLM | MaskedLM, source: SourceSide, num_pieces: int) -> Iterator[Scored]:
-    """Yield the score of every example of a split, in batches of similar length."""
-    device = next(model.parameters()).device
+def source_batches(source: SourceSide) -> Iterator[tuple[TreeBatch, list[int]]]:
+    """Yield batches of all examples of a split, with the number of words of each example."""
     for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
-        batch = source.batch(rows).to(device)
+        words = source.lists(source.pick(rows), "leaves", "word_index")
+        yield source.batch(rows), [len(np.unique(row)) for row in words]
+
+
+def example_batches(examples: Sequence[dict], reads: InputKind, sizes: VocabSizes) -> Iterator[tuple[TreeBatch, list[int]]]:
+    """Yield batches of examples that are rows of a shard, with the number of words of each example."""
+    columns = {"leaves": np.array(list(map(count_leaves, examples))), "tgt_pieces": np.zeros(len(examples), dtype=np.int64)}
+    for rows in plan_in_order(columns, _BATCH_TOKENS) if examples else ():
+        chosen = [{**examples[row], "tgt_pieces": examples[row]["leaves"]["piece"]} for row in rows]
+        yield to_causal(collate(chosen, reads), sizes), [len(np.unique(row["leaves"]["word_index"])) for row in chosen]
+
+
+@torch.no_grad()
+def score_batches(
+    model: CausalLM | MaskedLM, batches: Iterable[tuple[TreeBatch, list[int]]], num_pieces: int
+) -> Iterator[Scored]:
+    """Yield the score of every example."""
+    device = next(model.parameters()).device
+    for host_batch, words in batches:
+        batch = host_batch.to(device)
         with scoring(model):
             counts, sums = (_score_causal if isinstance(model, CausalLM) else _score_masked)(model, batch, num_pieces)
-        words = [len(np.unique(row)) for row in source.lists(source.pick(rows), "leaves", "word_index")]
         columns = (column.tolist() for column in (batch.example_ids, counts, *sums.T))
         for num_words, example, pieces, *nlls in zip(words, *columns, strict=True):
             yield Scored(example, num_words, pieces, *nlls)
@@ -181,6 +214,6 @@ def score_pairs(scored: Sequence[Scored], split: str) -> dict:
     nll = {one.example: one.total for one in scored}
     pairs = [(nll[number], nll[number + 1]) for number in nll if number % 2 == 0 and number + 1 in nll]
     if not pairs:
-        raise UserError(f"{split} has no two lines 2n - 1 and 2n, which are a minimal pair; leave out pairs=true")
+        raise UserError(f"{split} has no lines 2n - 1 and 2n, which are a minimal pair; leave out pairs=true")
     right = sum(good < bad for good, bad in pairs)
     return {"pair_accuracy": right / len(pairs), "num_pairs": len(pairs), "lines_without_pair": len(nll) - 2 * len(pairs)}
