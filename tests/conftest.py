@@ -45,7 +45,7 @@ SLOW = {
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
     "training_resume", "training_updates", "translate", "translate_constraints",
     "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
-    "verify", "vocab_from", "vocabulary_counts",
+    "verify", "valid_metric", "vocab_from", "vocabulary_counts",
     "api_trees::test_self_attention_equals_the_oracle",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
     "bpe_dropout::test_trees_are_those_that_the_encode_stage_makes_of_the_pieces",

@@ -17,6 +17,7 @@ from search_runs import NUM_PIECES, SEARCH_LABELS, write_run, write_vocabulary
 from treenet.cli import export
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
+from treenet.export.ctranslate2_folder import export_ctranslate2
 from treenet.export.steps import DecoderStep, TreeEncoderStep, with_positions
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.search import beam_search
@@ -196,8 +197,10 @@ def test_ctranslate2_gives_the_log_probabilities_and_translations_of_the_model(t
     ctranslate2 = pytest.importorskip("ctranslate2")
     folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="transformer")
     out = tmp_path / "ct2"
-    export.main([str(folder), "--out", str(out), "--to", "ctranslate2", f"quantization={quantization}", "max_positions=64"])
     run = load_run(folder)
+    before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
+    export_ctranslate2(run, out, 64, quantization)
+    assert all(torch.equal(before[name], weight) for name, weight in run.model.state_dict().items())
     rows = rows_of([1, 2, 5, 9, 30])
     name = run.processor.id_to_piece
     sources = [[name(int(piece)) for piece in row["leaves"]["piece"]] for row in rows]

@@ -4,7 +4,7 @@ The choices of checkpoints:
 
     python workflows/average_checkpoints.py --out RUN              by the settings of the run
     python workflows/average_checkpoints.py --out RUN last=5
-    python workflows/average_checkpoints.py --out RUN best=5       the lowest validation nll among those that exist
+    python workflows/average_checkpoints.py --out RUN best=5       the best validations among those that exist
     python workflows/average_checkpoints.py --out RUN ema=true     the moving average of the latest checkpoint
 
 The command stops if there are fewer checkpoints than asked for, or if one of them is damaged. With allow_fewer=true it averages
@@ -29,7 +29,7 @@ class AverageConfig(Settings):
     """Settings of average_checkpoints.py. Without a choice, the command averages by RUN/config.yaml."""
 
     last: PositiveInt | None = Field(None, description="average the last N checkpoints")
-    best: PositiveInt | None = Field(None, description="average the N checkpoints with the lowest validation nll")
+    best: PositiveInt | None = Field(None, description="average the N checkpoints with the best validation")
     ema: bool = Field(False, description="take the moving average of the weights; needs a run with ema_decay")
     allow_fewer: bool = Field(False, description="average the complete checkpoints, even if there are fewer than asked for")
 

@@ -238,6 +238,14 @@ class TrainConfig(Settings):
     validate_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between validations")
     checkpoint_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between checkpoints")
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
+    valid_metric: Literal["nll", "bleu", "chrf"] = Field(
+        "nll",
+        description="translation: what judges a validation, for patience and average=best. 'bleu' and 'chrf' are of greedy "
+        "translations of the validation split",
+    )
+    valid_metric_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(
+        1, description="with bleu or chrf: translate at every n-th validation, and at the last one"
+    )
     average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
         "last",
         description="the trained model. 'last': the mean of the last checkpoints. 'best': the mean of the checkpoints with "
@@ -311,6 +319,16 @@ class TrainConfig(Settings):
             raise ValueError("average = 'ema' needs ema_decay, for example 0.999, but it is 0")
         return self
 
+    @model_validator(mode="after")
+    def _check_valid_metric(self) -> Self:
+        if self.valid_metric == "nll":
+            return self
+        if self.task != "translation":
+            raise ValueError(f"valid_metric = '{self.valid_metric}' needs task = 'translation', but task is '{self.task}'")
+        if self.shard_weights:
+            raise ValueError("valid_metric must be nll where shard_weights is true: ranks translate batches one by one")
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _choose_precision(cls, values: Any) -> Any:
@@ -357,7 +375,8 @@ class TrainConfig(Settings):
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without those at a default that runs made before the setting do not record either."""
         values = {name: value for name, value in dump(self).items() if name not in ("freeze", "lr_scale") or value}
-        return _without(values, gradient_sums="float32", init=None, sampling=SamplingConfig().model_dump())
+        fixed = {"gradient_sums": "float32", "init": None, "sampling": SamplingConfig().model_dump()}
+        return _without(values, **fixed, valid_metric="nll", valid_metric_every=1)
 
     def with_absolute_paths(self) -> Self:
         """The settings with absolute paths of data set and initial weights, for other working folders and other machines."""

@@ -103,4 +103,5 @@ def _set_linear(into: Any, linear: nn.Linear) -> None:
 
 
 def _array(value: Tensor) -> np.ndarray:
-    return value.detach().numpy()
+    """A copy, since quantisation changes arrays in place."""
+    return value.detach().numpy().copy()

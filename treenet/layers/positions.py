@@ -34,7 +34,8 @@ class SinusoidalPositions(nn.Module):
     def rows(self, length: int) -> Tensor:
         """Return positions 0 to length - 1: [length, D]."""
         if length > len(self.table):
-            self.table = compute_sinusoids(2 * length, self.table.shape[1]).to(self.table)
+            with torch.inference_mode(False):  # a table of a search may be trained with later
+                self.table = compute_sinusoids(2 * length, self.table.shape[1]).to(self.table)
         return self.table[:length]
 
 

@@ -117,7 +117,11 @@ class Task(ABC):
         """Return the criterion of validations, lower is better."""
         return 1.0 - line[self.score] if self.score else line["nll"]
 
-    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float]:
+    def is_judged(self, line: Mapping[str, float]) -> bool:
+        """Return whether a validation has what `criterion` reads. Others count neither for patience nor for `average=best`."""
+        return True
+
+    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float | None]:
         """Return the facts of a validation for meta.json, beside valid_nll."""
         return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
 

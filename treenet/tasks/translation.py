@@ -1,5 +1,6 @@
 """Translation: encoder-decoder models on pairs of sentences."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from treenet.tasks.data_checks import check_structure
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.settings import UserError
 
+METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # of valid_metric
+
 
 class Translation(Task):
     """Encoder-decoder models on pairs."""
@@ -28,6 +31,7 @@ class Translation(Task):
         super().__init__(config)
         self.auxiliary_loss = self.encoder.auxiliary_loss
         self.num_sums = 3 if self.auxiliary_loss else 2
+        self.score = "" if config.valid_metric == "nll" else config.valid_metric
 
     def check(self, index: Mapping) -> None:
         data = self.config.data
@@ -40,6 +44,10 @@ class Translation(Task):
             raise UserError(
                 f"{data} has a vocabulary for each side, but models share one table of pieces between the sides; "
                 "preprocess again with subwords.joint=true and parsed set to its folder"
+            )
+        if self.score and "valid" not in index["totals"]:
+            raise UserError(
+                f"valid_metric={self.score} needs a validation split, but {data} has none; preprocess with splits.valid"
             )
         check_structure(self.config, index, self.encoder)
 
@@ -60,3 +68,22 @@ class Translation(Task):
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         metrics = super().metrics(sums, targets)
         return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
+
+    def criterion(self, line: Mapping[str, float]) -> float:
+        return 100.0 - line.get(self.score, math.nan) if self.score else super().criterion(line)
+
+    def is_judged(self, line: Mapping[str, float]) -> bool:
+        return not self.score or self.score in line
+
+    def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float | None]:
+        if not self.score:
+            return {}
+        # None: a validation without translations is no validation for `average=best`, whatever its nll is.
+        return {"valid_criterion": self.criterion(valid) if valid and self.is_judged(valid) else None}
+
+    def describe(self, line: Mapping[str, float]) -> str:
+        judged = f", {METRIC_NAMES[self.score]} {line[self.score]:.2f}" if self.score and self.is_judged(line) else ""
+        return super().describe(line) + judged
+
+    def describe_best(self, line: Mapping[str, float]) -> str:
+        return f"{line[self.score]:.2f}" if self.score else super().describe_best(line)

@@ -15,7 +15,7 @@ class TrainState:
     skipped: int = 0
     skipped_in_row: int = 0
     elapsed: float = 0.0  # seconds, with validations and checkpoints
-    best_nll: float | None = None  # of the validations so far; for a classifier, the lowest error
+    best_nll: float | None = None  # of the validations so far; the lowest criterion, where that is not the nll
     best_step: int = 0
     validations_since_best: int = 0
     loss_sum: float = 0.0

@@ -102,6 +102,11 @@ class Trainer:
         self.plan, self.micro_batches = self.data.plan, self.data.micro_batches
         index = read_index(config.data / "encoded")
         self.valid = self._micro_batches(task.open("valid", device=ranks.device)) if "valid" in index["totals"] else None
+        self.decoded = None
+        if self.valid and config.valid_metric != "nll":
+            from treenet.training.decoded_validation import DecodedValidation  # loads sacrebleu, which other runs do not need
+
+            self.decoded = DecodedValidation(config, self.valid.source, ranks)
         self.meta = {
             "data_fingerprint": index["fingerprint"],
             "vocab_fingerprint": index["vocab_fingerprint"],
@@ -239,7 +244,8 @@ class Trainer:
                 metrics = None
                 if self.valid and (state.step % config.validate_every == 0 or state.step == config.max_steps):
                     metrics = self.validate()
-                    state.count_validation(self.task.criterion(metrics))
+                    if self.task.is_judged(metrics):
+                        state.count_validation(self.task.criterion(metrics))
                     if log:
                         log.write("valid", state.step, **metrics)
                 finished = is_finished(config, state.step, state.validations_since_best)
@@ -295,6 +301,8 @@ class Trainer:
         self.train_step.finish_passes()
         self.ranks.fail_together(failure)
         metrics = self.task.metrics(self.ranks.sum(totals), tokens)
+        if self.decoded and self.decoded.is_due(self.state.step):
+            metrics[self.task.score] = self.decoded.score(self.train_step)
         seconds = time.monotonic() - started
         return {**metrics, "seconds": seconds, "elapsed": self.state.elapsed + seconds}
 
