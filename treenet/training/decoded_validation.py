@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 from torch import nn
 
-from treenet.config import TrainConfig
+from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_references
@@ -32,7 +32,8 @@ class DecodedValidation:
 
     def __init__(self, config: TrainConfig, source: ExampleSource, ranks: Ranks):
         self._config, self._source, self._ranks = config, source, ranks
-        self._decoding = config.decoding.model_copy(update={"beam_size": 1})
+        limits = ("max_length_factor", "max_length_offset", "min_length", "max_tokens")  # nothing else concerns greedy search
+        self._decoding = DecodingConfig(beam_size=1, **{name: getattr(config.decoding, name) for name in limits})
         self._processor = load_processor(config.data)
         self._references = read_references(config.data, "valid")
         self._ids = np.sort(read_lengths(config.data / "encoded", "valid")["example_id"]).tolist()
