@@ -242,7 +242,7 @@ def test_finished_objects_are_read_once(data, monkeypatch):
     folder, reads = data[0] / "encoded", []
     records = read_index(folder).records()
     asked = folder, [record.name for record in records], [record.fingerprint for record in records]
-    monkeypatch.setattr(known_hashes, "_SETTLED_NS", 0)
+    monkeypatch.setattr(known_hashes, "SETTLED_NS", 0)
     monkeypatch.setattr(known_hashes, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
     assert finished_shards(*asked) == records
     reads.clear()

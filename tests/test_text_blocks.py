@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.job import cut_inputs, text_on_ray
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.ray_job import _packed, _unpacked
@@ -80,11 +81,11 @@ def inputs_of(folder: Path, splits: dict[str, tuple], tokenized: str = "none") -
     return Inputs(files, "parallel", tokenized, None)
 
 
-def on_ray(out: Path, inputs: Inputs, filters: FilterConfig, run) -> TextOnRay:
+def on_ray(out: AnyPath, inputs: Inputs, filters: FilterConfig, run) -> TextOnRay:
     return TextOnRay(out, work_folder(out, inputs, filters, WANTED), inputs, filters, WANTED, run)
 
 
-def stage(out: Path, work, inputs: Inputs, rows: int) -> dict:
+def stage(out: AnyPath, work, inputs: Inputs, rows: int) -> dict:
     """Run a text stage; the content of all its files, and what was returned. An error is its message."""
     try:
         counts, digests = work.counts(), work.digests()
@@ -96,7 +97,8 @@ def stage(out: Path, work, inputs: Inputs, rows: int) -> dict:
         work.remove()
         return {"error": str(error)}
     remove_work(out)
-    files = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    names = out.objects() if isinstance(out, RemotePath) else [str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()]
+    files = {name: (out / name).read_bytes() for name in names}
     return {"counts": counts, "digests": digests, "records": records, "notices": notices.facts(), "files": files}
 
 

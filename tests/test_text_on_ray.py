@@ -1,15 +1,20 @@
 """The text stage of whole jobs: on a real Ray to the bytes of one process, killed, and begun again without reading."""
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from object_store import s3_server
 
 from treeproc.common.settings import UserError
+from treeproc.common.storage import as_path
 from treeproc.job import ray_job, text_on_ray, text_work
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import running, text
@@ -96,7 +101,7 @@ def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, sma
 
 def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):
     monkeypatch.setattr("treeproc.job.ray_job.all_nodes_see", lambda inputs: False)
-    assert not text_work.can_run_on_ray(PreprocessConfig.model_validate(inputs), tmp_path)
+    assert not text_work.can_run_on_ray(PreprocessConfig.model_validate(inputs))
     assert "put the files on shared storage" in caplog.text
 
 
@@ -141,12 +146,13 @@ def test_the_old_stage_of_a_data_set_without_a_note_is_kept(inputs, tmp_path):
 LARGE = """
 import json, sys
 from pathlib import Path
+from treeproc.common.storage import as_path
 from treeproc.job import text_on_ray, text_work
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import running
 if __name__ == "__main__":
     text_work.LEAST_BYTES, text_on_ray.LEAST_BLOCK, text_on_ray.MOST_BLOCK, running.GROUP_ROWS = 1, 64, 64, 80
-    preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]))
+    preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), as_path(sys.argv[2]))
 """
 
 
@@ -170,3 +176,59 @@ def test_a_killed_text_stage_goes_on_to_the_same_bytes(inputs, tmp_path, moment,
     preprocess(PreprocessConfig.model_validate(inputs), out)
     assert contents(out) == contents(whole)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items()), "a finished shard was done again"
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes of Ray's actors below a process."""
+    parents, workers = {}, set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if (folder / "cmdline").read_bytes().startswith(b"ray::") and b"IDLE" not in (folder / "cmdline").read_bytes():
+                workers.add(int(folder.name))
+
+    def is_below(child: int) -> bool:
+        return child == pid or (child in parents and is_below(parents[child]))
+
+    return [worker for worker in workers if is_below(worker)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_text_stage_in_an_object_store_goes_on_after_kills(inputs, tmp_path):
+    """Inputs and data set are objects of an S3 server. The driver is killed, then an actor of the next job."""
+    with s3_server(tmp_path) as uri:
+        out = as_path(uri) / "data"
+        for side, packed in (("source", True), ("target", False)):
+            path = inputs["splits"]["train"][side][0]
+            place, content = as_path(uri) / f"train.{side}{'.gz' * packed}", path.read_bytes()
+            place.write_bytes(gzip.compress(content) if packed else content)
+            inputs["splits"]["train"][side] = [str(place)]
+        preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "whole")
+        (tmp_path / "settings").write_text(json.dumps(inputs, default=str))
+
+        def start(log: str) -> subprocess.Popen:
+            command = [sys.executable, "-c", LARGE, str(tmp_path / "settings"), str(out)]
+            with open(tmp_path / log, "w") as file:
+                return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+
+        def wait_for(found, job: subprocess.Popen, log: str) -> list:
+            deadline = time.monotonic() + 200
+            while not (there := found()):
+                assert job.poll() is None and time.monotonic() < deadline, (tmp_path / log).read_text()
+                time.sleep(0.01)
+            return there
+
+        job = start("first")
+        marks = wait_for(lambda: [mark for folder in out.folders() for mark in folder.glob("block-*.json")], job, "first")
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+        assert marks[0].parent.name.startswith(".work-") and not list((out / "text").glob("*.arrow"))
+        job = start("second")
+        os.kill(wait_for(lambda: workers_of(job.pid), job, "second")[0], signal.SIGKILL)
+        assert job.wait(250) == 0, (tmp_path / "second").read_text()
+        expected = contents(tmp_path / "whole")
+        found = {name: (out / name).read_bytes() for name in out.objects() if name != "provenance.json"}
+        for files in (expected, found):
+            files.pop("text/inputs.json", None)  # only inputs that did not change just now are noted
+        assert found == expected

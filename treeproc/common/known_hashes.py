@@ -20,7 +20,7 @@ from treeproc.common.transfers import in_parallel
 logger = logging.getLogger(__name__)
 
 # Times of files have steps: a file that changed just now may change again and keep its time.
-_SETTLED_NS = 2_000_000_000
+SETTLED_NS = 2_000_000_000
 
 Stamp = tuple[int, int, int]  # bytes, time of change in nanoseconds, inode
 
@@ -59,7 +59,7 @@ class KnownHashes:
 
     def add(self, name: str, sha256: str, stamp: Stamp) -> None:
         """Note a file that was read; `stamp` was taken before. One that changed within the last two seconds is not noted."""
-        if stamp[1] < time.time_ns() - _SETTLED_NS:
+        if stamp[1] < time.time_ns() - SETTLED_NS:
             self._notes[name] = [*stamp, sha256]
             self._changed = True
 

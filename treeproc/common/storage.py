@@ -8,6 +8,7 @@ The variables are `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so o
 `GOOGLE_APPLICATION_CREDENTIALS`.
 """
 
+import errno
 import fnmatch
 import functools
 import io
@@ -15,22 +16,24 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path, PurePosixPath
-from typing import IO, Annotated, Any
+from typing import IO, Annotated, cast
 
 import pyarrow
 import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError
+from treeproc.common.object_streams import InputStream, OutputStream, SeekableStream, told
 from treeproc.common.transfers import AT_ONCE
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCHEMES = ("s3", "gs")
 _TIMEOUT_S = 60
+_AS_IT_IS = None  # else, Arrow packs and unpacks objects whose names end like those of packed files
 _REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
 
 
@@ -106,18 +109,18 @@ class RemotePath:
 
     def size(self) -> int:
         """Bytes of the object."""
+        return self.stamp()[0]
+
+    def stamp(self) -> tuple[int, int]:
+        """Bytes of the object, and its time of change in nanoseconds; most stores round the time to seconds."""
         info = self._info()
         if info.type != pyarrow.fs.FileType.File:
-            raise FileNotFoundError(f"{self} does not exist")
-        return info.size
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        return info.size, info.mtime_ns or 0
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
         """Objects right below this prefix whose name fits, in order."""
-        selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True)
-        with _told(self):
-            infos = _file_system(self.scheme).get_file_info(selector)
-        names = sorted(info.base_name for info in infos if info.type == pyarrow.fs.FileType.File)
-        return (self / name for name in names if fnmatch.fnmatchcase(name, pattern))
+        return (self / name for name in self._below(pyarrow.fs.FileType.File) if fnmatch.fnmatchcase(name, pattern))
 
     def objects(self) -> dict[str, int]:
         """Bytes of all objects below this prefix, by name relative to it. Raises UserError for a name that leaves the prefix."""
@@ -126,7 +129,7 @@ class RemotePath:
     def listing(self) -> dict[str, tuple[int, int]]:
         """As `objects`, with the time of change in nanoseconds behind the bytes."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
-        with _told(self):
+        with told(self):
             infos = _file_system(self.scheme).get_file_info(selector)
         files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
         found = {str(PurePosixPath(info.path).relative_to(self.key)): (info.size, info.mtime_ns or 0) for info in files}
@@ -134,10 +137,41 @@ class RemotePath:
             inside(self, name)
         return found
 
+    def folders(self) -> list["RemotePath"]:
+        """The prefixes right below this one, in order."""
+        return [self / name for name in self._below(pyarrow.fs.FileType.Directory)]
+
+    def remove_objects(self) -> None:
+        """Remove all objects below this prefix."""
+        with told(self), suppress(FileNotFoundError):
+            _file_system(self.scheme).delete_dir(self.key)
+
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """The object as a buffered stream of bytes."""
-        with _told(self):
-            return io.BufferedReader(_Raw(self, _file_system(self.scheme).open_input_stream(self.key)), _REQUEST_BYTES)
+        with told(self):
+            stream = _file_system(self.scheme).open_input_stream(self.key, compression=_AS_IT_IS)
+        return io.BufferedReader(InputStream(self, stream), _REQUEST_BYTES)
+
+    def open_seekable(self) -> io.RawIOBase:
+        """The object as a file that is read at any place. It holds nothing: every read is a request."""
+        with told(self):
+            return SeekableStream(self, _file_system(self.scheme).open_input_file(self.key))
+
+    @contextmanager
+    def open_output(self) -> Iterator[IO[bytes]]:
+        """A stream that replaces the object when it ends, of any size; at most 64 MiB and a few parts wait for the store.
+
+        If the block ends with an error, the object is removed. A process that is killed at that moment may leave a part of it, so
+        a note beside the object must say that it is complete.
+        """
+        with told(self):
+            stream = _file_system(self.scheme).open_output_stream(self.key, compression=_AS_IT_IS)
+        try:
+            with io.BufferedWriter(OutputStream(self, stream), _REQUEST_BYTES) as file:
+                yield cast(IO[bytes], file)
+        except BaseException:
+            self.unlink(missing_ok=True)
+            raise
 
     def read_bytes(self) -> bytes:
         with self.open() as file:
@@ -148,7 +182,7 @@ class RemotePath:
 
     def write_bytes(self, content: bytes | memoryview) -> None:
         """Replace the object. Readers see the old one or the new one, never a part."""
-        with _told(self), _file_system(self.scheme).open_output_stream(self.key) as sink:
+        with told(self), _file_system(self.scheme).open_output_stream(self.key, compression=_AS_IT_IS) as sink:
             sink.write(content)
 
     def write_file(self, file: IO[bytes]) -> None:
@@ -160,55 +194,30 @@ class RemotePath:
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            with _told(self):
+            with told(self):
                 _file_system(self.scheme).delete_file(self.key)
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
+    def _below(self, kind: pyarrow.fs.FileType) -> list[str]:
+        """Names of this kind right below this prefix, in order."""
+        selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True)
+        with told(self):
+            infos = _file_system(self.scheme).get_file_info(selector)
+        return sorted(info.base_name for info in infos if info.type == kind)
+
     def _info(self) -> pyarrow.fs.FileInfo:
-        with _told(self):
+        with told(self):
             return _file_system(self.scheme).get_file_info(self.key)
 
 
-class _Raw(io.RawIOBase):
-    """A stream of Arrow as one of Python, so that errors in the middle of an object are reported, too."""
-
-    def __init__(self, path: RemotePath, stream: pyarrow.NativeFile):
-        self._path, self._stream = path, stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with _told(self._path):
-            return self._stream.readinto(buffer)
-
-    def readall(self) -> bytes:
-        with _told(self._path):
-            return self._stream.read()
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-@contextmanager
-def _told(path: RemotePath) -> Iterator[None]:
-    """Turns what the store answers into one line; a missing object stays a FileNotFoundError."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"{path}: the object store refuses: {reason}; check the bucket, your rights and the environment (AWS_ENDPOINT_URL, "
-            "AWS_REGION, AWS_PROFILE or keys; GOOGLE_APPLICATION_CREDENTIALS), then run the same command again"
-        ) from None
-
-
 AnyPath = Path | RemotePath
+
+
+def open_seekable(path: AnyPath) -> IO[bytes]:
+    """A file or an object that is read at any place. Every read of an object is a request."""
+    return path.open("rb") if isinstance(path, Path) else cast(IO[bytes], path.open_seekable())
 
 
 def as_path(value: str | AnyPath) -> AnyPath:

@@ -1,14 +1,14 @@
-"""Inputs whose lines can be read in parts: plain or .gz files of parallel lines on disk."""
+"""Inputs whose lines can be read in parts: plain or .gz files of parallel lines, on disk or in an object store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, file_size, json_bytes, read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of
-from treeproc.stages.line_counts import CountLines, Unpack
+from treeproc.stages.line_counts import CountLines, Unpack, mark_of
 from treeproc.stages.running import Run, run_here
 from treeproc.stages.text import Inputs
 
@@ -37,7 +37,7 @@ class CutInputs:
         return {s: inputs.examples_before(s, max(side.lines for side in self.of(inputs, s))) for s in inputs.splits}
 
 
-def paths_of(inputs: Inputs) -> list[Path]:
+def paths_of(inputs: Inputs) -> list[AnyPath]:
     """The files of all splits and sides, each once."""
     return list(dict.fromkeys(path for files in inputs.splits.values() for side in (files.source, files.target) for path in side))
 
@@ -45,12 +45,12 @@ def paths_of(inputs: Inputs) -> list[Path]:
 def bytes_that_can_be_cut(inputs: Inputs) -> int:
     """Bytes of the inputs if their lines can be read in parts, else 0."""
     paths = paths_of(inputs)
-    if inputs.format != "parallel" or not all(isinstance(path, Path) and path.is_file() for path in paths):
+    if inputs.format != "parallel" or not all(path.is_file() for path in paths):
         return 0
-    return sum(path.stat().st_size for path in paths)
+    return sum(map(file_size, paths))
 
 
-def cut_inputs(inputs: Inputs, work: Path, run: Run) -> CutInputs:
+def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
     """Count the lines of all inputs. What was counted or unpacked before is in the folder `work`, and is not done again.
 
     Raises CannotRead for a file that cannot be read.
@@ -74,10 +74,10 @@ def cut_inputs(inputs: Inputs, work: Path, run: Run) -> CutInputs:
     )
 
 
-def _unpacked(names: Sequence[Path], work: Path, run: Run) -> dict[Path, Path]:
+def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath, AnyPath]:
     """Where the lines of each file are."""
     plain = {name: work / f"unpacked-{i:04d}" if name.suffix == ".gz" else name for i, name in enumerate(names)}
-    packed = [name for name, path in plain.items() if path != name and not path.exists()]
+    packed = [name for name, path in plain.items() if path != name and not mark_of(path).exists()]
     jobs = [{"path": str(name.absolute()), "to": str(plain[name])} for name in packed]
     with phase("unpacking"):
         for number, complete in run(Unpack, {}, jobs):
@@ -86,7 +86,7 @@ def _unpacked(names: Sequence[Path], work: Path, run: Run) -> dict[Path, Path]:
     return {name: path.absolute() for name, path in plain.items()}
 
 
-def _counted(plain: Mapping[Path, Path], stamps: Mapping[Path, Stamp], work: Path, run: Run) -> dict[str, list[int]]:
+def _counted(plain: Mapping[AnyPath, AnyPath], stamps: Mapping[AnyPath, Stamp], work: AnyPath, run: Run) -> dict[str, list[int]]:
     """Line ends in every chunk of each file, by the name of the file."""
     note = work / "lines.json"
     if note.exists():

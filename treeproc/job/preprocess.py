@@ -66,7 +66,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     parser, target_parser = check_settings(config)
     stamps = stamps_of(config.inputs())
     known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
-    on_ray = known is None and can_run_on_ray(config, out)
+    on_ray = known is None and can_run_on_ray(config)
     if known is None and not on_ray:
         here.counts()  # bad input is found before anything is written
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []

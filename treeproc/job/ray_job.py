@@ -116,7 +116,15 @@ def all_nodes_see(inputs: Inputs) -> bool:
     """Whether every node sees the input files that this process sees."""
     start_ray()
     here = stamps_of(inputs)
-    return all(there == here for there in _on_all_nodes(stamps_of, inputs))
+    return all(there == here for there in _on_all_nodes(_stamps_there, inputs))
+
+
+def _stamps_there(inputs: Inputs) -> str | None:
+    """The stamps that a node sees; None where an object store refuses it."""
+    try:
+        return stamps_of(inputs)
+    except UserError:
+        return None
 
 
 def actor_pool(gpus_per_actor: float = 0.0) -> int:

@@ -1,7 +1,8 @@
 """The text stage on Ray: blocks are checked, keys gathered and shards written by tasks that know nothing of each other.
 
-Plain or .gz files of lines on disk can be read so; everything else is read by `TextHere`, to the same bytes. What tasks leave
-lies in a work folder beside the stages, named by a hash of inputs and settings. A job that was killed goes on from it.
+Plain or .gz files of lines can be read so, on disk or in an object store; everything else is read by `TextHere`, to the same
+bytes. What tasks leave lies in a work folder beside the stages. A hash of inputs and settings names the folder. A job that was
+killed goes on from it.
 """
 
 import hashlib
@@ -10,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.transfers import in_parallel
 from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
@@ -25,6 +27,7 @@ from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.duplicates import number_of_partitions
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.input_note import stamps_of
+from treeproc.stages.line_counts import mark_of
 from treeproc.stages.line_lists import LineList
 from treeproc.stages.notices import TextNotices, Wanted
 from treeproc.stages.running import Run, grouped
@@ -44,7 +47,7 @@ from treeproc.stages.text_sample import ReadLines, places_of
 
 _WORK = ".work-"
 # A change of what tasks leave in the work folder.
-_VERSION = 1
+_VERSION = 2
 # Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
 LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 
@@ -53,7 +56,7 @@ class BadInput(UserError):
     """The inputs cannot be read as they must be: nothing of the text stage was written."""
 
 
-def work_folder(out: Path, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> Path:
+def work_folder(out: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> AnyPath:
     """The work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
     kinds = {side: one.kinds for side, one in wanted.items()}
     return out / f"{_WORK}{fingerprint_of(_VERSION, stamps_of(inputs), filters.identity(), kinds)}"
@@ -62,7 +65,9 @@ def work_folder(out: Path, inputs: Inputs, filters: FilterConfig, wanted: Mappin
 class TextOnRay:
     """The text stage of the data set `out`, by tasks that `run` runs; they leave in `work` what is not a shard."""
 
-    def __init__(self, out: Path, work: Path, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted], run: Run):
+    def __init__(
+        self, out: AnyPath, work: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted], run: Run
+    ):  # fmt: skip
         self._out, self._work, self._inputs, self._filters, self._wanted, self._run = out, work, inputs, filters, wanted, run
         self._stamps = stamps_of(inputs)
         self._work.mkdir(parents=True, exist_ok=True)
@@ -77,7 +82,7 @@ class TextOnRay:
         note = self._work / "checked.json"
         if note.exists():
             return read_json(note)
-        for other in self._out.glob(f"{_WORK}*"):
+        for other in _work_folders(self._out):
             if other != self._work:
                 _remove(other)
         blocks, problem = self._blocks()
@@ -106,7 +111,8 @@ class TextOnRay:
         }
         with phase("looking for finished shards"):
             done = finished_shards(self._out / "text", list(jobs), [fingerprint] * len(jobs))
-        records = {record.name: record for record in done if record and read_notes(parts, record.name)}
+        notes_there = in_parallel(lambda record: record is not None and read_notes(parts, record.name) is not None, done)
+        records = {record.name: record for record, there in zip(done, notes_there, strict=True) if record and there}
         yield from records.values()
         arguments = {
             "folder": self._out / "text", "parts": parts, "work": self._work, "inputs": self._inputs, "filters": self._filters,
@@ -117,8 +123,9 @@ class TextOnRay:
             for record in (ShardRecord(**facts) for facts in written):
                 records[record.name] = record
                 yield record
-        for name, (split, _) in jobs.items():
-            if (notes := read_notes(parts, name)) is None:
+        every_note = in_parallel(lambda name: read_notes(parts, name), jobs)
+        for (name, (split, _)), notes in zip(jobs.items(), every_note, strict=True):
+            if notes is None:
                 raise UserError(f"{parts / name} is damaged; run the same command again")
             notices.merge(split, notes.notices)
             dropped.extend(notes.dropped)
@@ -141,6 +148,8 @@ class TextOnRay:
         """The message of a pass over the inputs in one process, which reads a damaged file up to the damage."""
         try:
             scan(self._inputs, self._filters)
+        except StoreRefuses:
+            raise
         except UserError as error:
             return str(error)
         return otherwise
@@ -176,21 +185,25 @@ class TextOnRay:
         shorter, longer = sorted(sides, key=lambda side: side.lines)
         try:
             deque(read_range(longer.pieces(shorter.lines, longer.lines)), maxlen=0)
+        except (FilesChanged, StoreRefuses):
+            raise
         except UserError as error:
             return error
         return unequal(join_names(files.source), sides[0].lines, join_names(files.target), sides[1].lines)
 
     def _check(self, blocks: Sequence[TextRange]) -> Iterator[tuple[TextRange, dict]]:
         """Every block and its result, in order."""
+        there = set(self._work.glob("block-*.json"))
         marks = {part.number: keys_file(self._work, part.number, "json") for part in blocks}
-        todo = [part for part in blocks if not marks[part.number].exists()]
-        known = {part.number for part in blocks} - {part.number for part in todo}
+        known = [number for number, mark in marks.items() if mark in there]
+        found = dict(zip(known, in_parallel(lambda number: read_json(marks[number]), known), strict=True))
+        todo = [part for part in blocks if part.number not in found]
         arguments = {
             "work": self._work, "inputs": self._inputs, "filters": self._filters, "partitions": self._partitions(),
         }  # fmt: skip
         fresh = _in_order(self._run(CheckBlock, arguments, [part.job() for part in todo]))
         for part in blocks:
-            yield part, read_json(marks[part.number]) if part.number in known else next(fresh)
+            yield part, found[part.number] if part.number in found else next(fresh)
 
     def _partitions(self) -> int:
         return number_of_partitions(self.counts().get("train", 0))
@@ -204,8 +217,11 @@ class TextOnRay:
         kinds = [(kind, 0) for kind in (OVERLAP, NEAR)] if others else []
         if self._filters.drop_duplicates:
             kinds += [("duplicates", number) for number in range(self._partitions())]
+        there = set(self._work.glob("*.gathered.json"))
         jobs = [
-            {"kind": kind, "partition": number} for kind, number in kinds if not gathered_file(self._work, kind, number).exists()
+            {"kind": kind, "partition": number}
+            for kind, number in kinds
+            if mark_of(gathered_file(self._work, kind, number)) not in there
         ]
         arguments = {"work": self._work, "blocks": train, "others": others, "partitions": self._partitions()}
         deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
@@ -235,13 +251,21 @@ class TextOnRay:
 
 
 def remove_work(out: AnyPath) -> None:
-    """Remove all work folders of a data set; there are none in an object store."""
-    for work in out.glob(f"{_WORK}*") if isinstance(out, Path) else ():
+    """Remove all work folders of a data set."""
+    for work in _work_folders(out):
         _remove(work)
 
 
-def _remove(work: Path) -> None:
+def _work_folders(out: AnyPath) -> list[AnyPath]:
+    if isinstance(out, RemotePath):
+        return [folder for folder in out.folders() if folder.name.startswith(_WORK)]
+    return list(out.glob(f"{_WORK}*"))
+
+
+def _remove(work: AnyPath) -> None:
     """Remove a folder, to which a task of a job that was killed may still write for a moment."""
+    if isinstance(work, RemotePath):
+        return work.remove_objects()
     for _ in range(50):
         shutil.rmtree(work, ignore_errors=True)
         if not work.exists():
@@ -260,7 +284,7 @@ def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
             number += 1
 
 
-def _update(state: Any, path: Path) -> None:
+def _update(state: Any, path: AnyPath) -> None:
     with path.open("rb") as file:
         while content := file.read(1 << 20):
             state.update(content)

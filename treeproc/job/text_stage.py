@@ -16,7 +16,7 @@ from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
 from treeproc.readers import FORMATS
 from treeproc.shards.schema import SCHEMA_VERSION, in_order
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, write_index
-from treeproc.stages.input_note import Known, remember, stamps_of
+from treeproc.stages.input_note import Known, changed_just_now, remember, stamps_of
 from treeproc.stages.line_lists import DROPPED, has_files, line_list
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TextStage:
             logger.info("text: sizes and times of the input files have not changed, so the job does not read them again")
             remove_work(self.out)
             return records
-        if known and can_run_on_ray(config, self.out):  # something is missing of a stage that was to be trusted
+        if known and can_run_on_ray(config):  # something is missing of a stage that was to be trusted
             work = text_on_ray(config, self.out, self.record)
         counts, lines = work.counts(), work.digests()
         if index:
@@ -100,7 +100,8 @@ class TextStage:
 
     def _end_text(self, stamps: str | None, known: Known) -> None:
         """Note the stamps and digests that identify the inputs, unless the inputs have changed meanwhile."""
-        same = stamps is not None and stamps_of(self.config.inputs()) == stamps
+        inputs = self.config.inputs()
+        same = stamps is not None and stamps_of(inputs) == stamps and not changed_just_now(inputs)
         remember(self.out / "text", stamps if same else None, known)
         remove_work(self.out)
 

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol
 
 from treeproc.common.provenance import Recorder
@@ -68,20 +67,23 @@ class TextHere:
         """Do nothing: a job continues from the shards alone."""
 
 
-def can_run_on_ray(config: PreprocessConfig, out: AnyPath) -> bool:
-    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files and --out."""
+def can_run_on_ray(config: PreprocessConfig) -> bool:
+    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files."""
     inputs = config.inputs()
-    if config.workers == 0 or not isinstance(out, Path) or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
+    if config.workers == 0 or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
         return False
     from treeproc.job import ray_job  # a job without Ray must not load it
 
     if ray_job.all_nodes_see(inputs):
         return True
-    logger.warning("text: some nodes do not see the input files, so one process reads them; put the files on shared storage")
+    logger.warning(
+        "text: some nodes do not see the input files, so one process reads them; put the files on shared storage, or in an object "
+        "store that all nodes may read"
+    )
     return False
 
 
-def text_on_ray(config: PreprocessConfig, out: Path, record: Recorder) -> TextOnRay:
+def text_on_ray(config: PreprocessConfig, out: AnyPath, record: Recorder) -> TextOnRay:
     """The text stage of a job on Ray, whose actors `record` counts."""
     inputs, wanted = config.inputs(), config.notices().wanted
     work = work_folder(out, inputs, config.filters, wanted)

@@ -6,6 +6,7 @@ also holds the number of examples and the digest of every split.
 
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.known_hashes import SETTLED_NS
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.stages.text import Inputs
@@ -37,7 +39,7 @@ class Known:
 def stamps_of(inputs: Inputs) -> str | None:
     """A hash of how the inputs are read, and of path, size and time of change of every file; None if one has none of these.
 
-    If a part of an archive or table is read, the whole file counts. Objects of a store are read again.
+    If a part of an archive or table is read, the whole file counts. Raises UserError where an object store refuses.
     """
     facts: list[object] = [inputs.format, inputs.tokenized]
     try:
@@ -52,7 +54,7 @@ def stamps_of(inputs: Inputs) -> str | None:
 
 def _stamps(path: AnyPath) -> list[tuple[str, int, int]]:
     if not isinstance(path, Path):
-        raise FileNotFoundError(path)
+        return [(str(path), *path.stamp())]
     path = path.absolute()
     return [(str(file), (facts := file.stat()).st_size, facts.st_mtime_ns) for file in _files(path)] + [(str(path), 0, 0)]
 
@@ -62,6 +64,12 @@ def _files(path: Path) -> Iterator[Path]:
         yield from sorted(file for file in path.rglob("*") if file.is_file())
     else:
         yield next((one for one in (path, *path.parents) if one.is_file()), path)
+
+
+def changed_just_now(inputs: Inputs) -> bool:
+    """Whether an object may change again and keep its time, which most stores round to seconds."""
+    paths = {path for files in inputs.splits.values() for side in (files.source, files.target) for path in side}
+    return any(path.stamp()[1] >= time.time_ns() - SETTLED_NS for path in paths if not isinstance(path, Path))
 
 
 def recall(folder: AnyPath, stamps: str | None) -> Known | None:

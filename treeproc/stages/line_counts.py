@@ -3,9 +3,11 @@
 import gzip
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import AbstractContextManager
+from typing import IO
 
-from treeproc.common.files import atomic_output
+from treeproc.common.files import atomic_output, atomic_write, json_bytes
+from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers.line_ranges import count_line_ends
 
 _READ_BYTES = 1 << 20
@@ -18,32 +20,44 @@ class CountLines:
         self._chunk = chunk
 
     def __call__(self, path: str, start: int, stop: int) -> list[int]:
-        return count_line_ends(Path(path), start, stop, self._chunk)
+        return count_line_ends(as_path(path), start, stop, self._chunk)
 
 
 class Unpack:
     """Unpacks a `.gz` file from front to back. Returns whether it could read the file to its end; if not, it leaves no file.
 
-    Raises UserError when the disk refuses.
+    It writes `mark_of` the file last. Raises UserError when the disk or the store refuses.
     """
 
     def __call__(self, path: str, to: str) -> bool:
+        target, size = as_path(to), 0
         try:
-            with atomic_output(Path(to)) as file:
-                for content in _unpacked(path):
-                    file.write(content)
+            with _output(target) as file:
+                for content in _unpacked(as_path(path)):
+                    size += file.write(content)
         except _Unreadable:
             return False
+        atomic_write(mark_of(target), json_bytes({"bytes": size}))
         return True
+
+
+def mark_of(path: AnyPath) -> AnyPath:
+    """The file that says of another file of a work folder that it is complete."""
+    return path.parent / f"{path.name}.json"
+
+
+def _output(path: AnyPath) -> AbstractContextManager[IO[bytes]]:
+    """A stream to a file or object. Unpacked text may be larger than the disk of a node, so no local file holds it first."""
+    return path.open_output() if isinstance(path, RemotePath) else atomic_output(path)
 
 
 class _Unreadable(Exception):
     """The packed file cannot be read. An error of the disk while writing is not this error."""
 
 
-def _unpacked(path: str) -> Iterator[bytes]:
+def _unpacked(path: AnyPath) -> Iterator[bytes]:
     try:
-        with gzip.open(path, "rb") as packed:
+        with path.open("rb") as file, gzip.open(file) as packed:
             while content := packed.read(_READ_BYTES):
                 yield content
     except (OSError, EOFError, zlib.error) as error:

@@ -4,10 +4,10 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from treeproc.common.files import TEMPORARY_PREFIX, create
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, RemotePath
 
 
 @dataclass(frozen=True)
@@ -17,12 +17,15 @@ class ShardNotes:
     notices: dict
     dropped: bytes
 
-    def write(self, folder: Path, shard: str) -> None:
+    def write(self, folder: AnyPath, shard: str) -> None:
         """Write a file that is complete or not there. Raises UserError when the disk refuses.
 
         It is not synced. If a crash of the machine damages the file, its shard is read again.
         """
         head = json.dumps({"notices": self.notices, "sha256": hashlib.sha256(self.dropped).hexdigest()}).encode()
+        if isinstance(folder, RemotePath):
+            (folder / shard).write_bytes(head + b"\n" + self.dropped)
+            return
         temporary = folder / f"{TEMPORARY_PREFIX}{os.getpid()}-{shard}"
         try:
             with create(temporary) as file:
@@ -34,7 +37,7 @@ class ShardNotes:
             ) from None
 
 
-def read_notes(folder: Path, shard: str) -> ShardNotes | None:
+def read_notes(folder: AnyPath, shard: str) -> ShardNotes | None:
     """The notes of a shard; None if there are none, or damaged ones."""
     try:
         head, _, dropped = (folder / shard).read_bytes().partition(b"\n")

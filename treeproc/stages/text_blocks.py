@@ -1,18 +1,22 @@
 """The text stage in independent parts: they check blocks of lines, gather keys and write shards.
 
-Parts leave their results in a work folder. Each is a function of the inputs and settings alone. So a killed part runs
-again, and a finished part does not.
+Parts leave their results in a work folder, on disk or in an object store. Each is a function of the inputs and settings alone. So
+a killed part runs again, and a finished part does not.
 """
 
+import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
-from treeproc.common.files import atomic_output, atomic_write, json_bytes
+from treeproc.common.cache import local_copy
+from treeproc.common.files import atomic_output, atomic_write, json_bytes, read_json
+from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, open_seekable
+from treeproc.common.transfers import in_parallel
 from treeproc.readers.line_ranges import FilesChanged, Piece, read_range
 from treeproc.readers.moses import undo_moses
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
@@ -21,6 +25,7 @@ from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
 from treeproc.stages.leaks import normalised
+from treeproc.stages.line_counts import mark_of
 from treeproc.stages.line_lists import tab_separated
 from treeproc.stages.notices import TextNotices, Wanted
 from treeproc.stages.shard_notes import ShardNotes
@@ -75,7 +80,7 @@ class CheckBlock:
     duplicates are looked for; of other splits, the keys that examples of train may not have.
     """
 
-    def __init__(self, work: Path, inputs: Inputs, filters: FilterConfig, partitions: int):
+    def __init__(self, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int):
         self._work, self._inputs, self._filters, self._partitions = work, inputs, filters, partitions
 
     def __call__(self, range: Sequence) -> dict:
@@ -91,7 +96,7 @@ class CheckBlock:
                     known += b"".join(found if collect == "example" else (key_of(row["source"]) for row in some))
                 if part.split != "train":
                     near += b"".join(key_of(text) for text in normalised([row["source"] for row in some]) if text)
-        except FilesChanged:
+        except (FilesChanged, StoreRefuses):  # which say nothing about the lines
             raise
         except UserError as error:
             return {"error": str(error)}
@@ -107,7 +112,7 @@ class CheckBlock:
         return result
 
 
-def keys_file(work: Path, number: int, kind: str = "keys") -> Path:
+def keys_file(work: AnyPath, number: int, kind: str = "keys") -> AnyPath:
     """A file of a block in the work folder; its `json` is written last."""
     return work / f"block-{number:06d}.{kind}"
 
@@ -118,42 +123,48 @@ class GatherKeys:
     `blocks` are the ranges of train, `others` the numbers of the other blocks.
     """
 
-    def __init__(self, work: Path, blocks: Sequence[tuple[int, int]], others: Sequence[int], partitions: int):
+    def __init__(self, work: AnyPath, blocks: Sequence[tuple[int, int]], others: Sequence[int], partitions: int):
         self._work, self._blocks, self._others, self._partitions = work, blocks, others, partitions
 
     def __call__(self, kind: str, partition: int = 0) -> dict:
         if kind == "duplicates":
-            parts = []
-            for number, _ in self._blocks:
-                with keys_file(self._work, number, "parts").open("rb") as file:
-                    parts.append(read_part(file, partition, self._partitions))
+            parts = list(in_parallel(lambda block: self._read_part(block[0], partition), self._blocks))
             found = duplicates_of(parts, [first for _, first in self._blocks])
         else:
-            found = sorted_keys(b"".join(keys_file(self._work, number, kind).read_bytes() for number in self._others))
-        atomic_write(gathered_file(self._work, kind, partition), found.tobytes())
+            files = [keys_file(self._work, number, kind) for number in self._others]
+            found = sorted_keys(b"".join(in_parallel(lambda file: file.read_bytes(), files)))
+        content, path = found.tobytes(), gathered_file(self._work, kind, partition)
+        atomic_write(path, content)
+        atomic_write(mark_of(path), json_bytes({"sha256": hashlib.sha256(content).hexdigest()}))
         return {}
 
+    def _read_part(self, block: int, partition: int) -> tuple[np.ndarray, np.ndarray]:
+        with open_seekable(keys_file(self._work, block, "parts")) as file:
+            return read_part(file, partition, self._partitions)
 
-def gathered_file(work: Path, kind: str, partition: int = 0) -> Path:
-    """A file of gathered keys in the work folder."""
+
+def gathered_file(work: AnyPath, kind: str, partition: int = 0) -> AnyPath:
+    """A file of gathered keys in the work folder; `mark_of` it has its hash and is written last."""
     return work / f"{kind}-{partition:06d}.gathered"
 
 
-def _mapped(path: Path, dtype: str) -> np.ndarray:
-    """The array in a file, which may be empty."""
-    return np.asarray(np.memmap(path, dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
+def _mapped(path: AnyPath, dtype: str) -> np.ndarray:
+    """The array in a file, which may be empty, or in the copy of an object that the processes of a node share."""
+    local = local_copy(path, read_json(mark_of(path))["sha256"])
+    return np.asarray(np.memmap(local, dtype, mode="r")) if local.stat().st_size else np.zeros(0, dtype)
 
 
 class SeenOnDisk:
     """Answers of `Seen` from the gathered keys, which are memory-mapped."""
 
-    def __init__(self, work: Path, splits: Collection[str], filters: FilterConfig, partitions: int):
+    def __init__(self, work: AnyPath, splits: Collection[str], filters: FilterConfig, partitions: int):
         self._by_example = filters.drop_overlap == "example"
         has_train = "train" in splits
         kinds = (OVERLAP, NEAR) if has_train and len(splits) > 1 else ()
         self._sets = {kind: _mapped(gathered_file(work, kind), KEY_TYPE) for kind in kinds}
         count = partitions if has_train and filters.drop_duplicates else 0
-        self._duplicates = [_mapped(gathered_file(work, "duplicates", number), "int64") for number in range(count)]
+        files = [gathered_file(work, "duplicates", number) for number in range(count)]
+        self._duplicates = list(in_parallel(lambda path: _mapped(path, "int64"), files))
 
     def overlaps(self, rows: Sequence[dict]) -> list[int]:
         known = self._sets.get(OVERLAP, ())
@@ -180,7 +191,7 @@ class WriteText:
     """Ranges of lines to text shards; the notes of a shard are left in the folder `parts` before it."""
 
     def __init__(
-        self, folder: Path, parts: Path, work: Path, inputs: Inputs, filters: FilterConfig, partitions: int,
+        self, folder: AnyPath, parts: AnyPath, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int,
         wanted: Mapping[str, Wanted], fingerprint: str,
     ):  # fmt: skip
         self._folder, self._parts, self._inputs, self._fingerprint = folder, parts, inputs, fingerprint

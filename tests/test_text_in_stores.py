@@ -1,0 +1,239 @@
+"""The text stage on Ray with inputs and outputs in an object store, against one process and files."""
+
+import gzip
+import io
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from folder_store import store
+from test_text_blocks import Killed, inputs_of, on_ray, runner, small, stage
+
+from treeproc.common import object_chunks
+from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
+from treeproc.common.object_streams import StoreRefuses
+from treeproc.common.settings import UserError
+from treeproc.common.storage import RemotePath, as_path, open_seekable
+from treeproc.job.cut_inputs import bytes_that_can_be_cut
+from treeproc.job.text_work import TextHere
+from treeproc.readers.line_ranges import CutSide, count_line_ends, cut_file, read_range, stamp_of
+from treeproc.readers.numbered_lines import read_lines
+from treeproc.stages import input_note
+from treeproc.stages.filters import FilterConfig
+from treeproc.stages.input_note import changed_just_now, stamps_of
+from treeproc.stages.line_counts import Unpack, mark_of
+from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.notices import TextNotices
+from treeproc.stages.text import Inputs, SplitFiles
+
+__all__ = ["small", "store"]  # fixtures
+BUCKET = RemotePath("s3", "bucket")
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(object_chunks, "_CHUNK_BYTES", 16)
+
+
+def put(name: str, content: bytes) -> RemotePath:
+    (BUCKET / name).write_bytes(content)
+    assert (BUCKET / name).size() == len(content), "an object has the bytes that were written, whatever its name"
+    return BUCKET / name
+
+
+def in_store(inputs: Inputs) -> Inputs:
+    """The same inputs as objects."""
+
+    def moved(paths: list[Path]) -> list[RemotePath]:
+        return [put(f"inputs/{path.name}", path.read_bytes()) for path in paths]
+
+    splits = {
+        split: files.model_copy(update={"source": moved(files.source), "target": moved(files.target)})
+        for split, files in inputs.splits.items()
+    }
+    return replace(inputs, splits=splits)
+
+
+def everything(folder: Path) -> tuple[Inputs, FilterConfig]:
+    """Duplicates over blocks and shards, overlap, near copies, held out lines, several files, a packed one."""
+    lines = [f"line {i % 9} of the text is here again" for i in range(24)] + ["Line 2, of the text is HERE AGAIN!", "", "once"]
+    content = [("\n".join(part) + "\n").encode() for part in (lines[:11], lines[11:12], lines[12:])]
+    inputs = inputs_of(folder, {"valid": 7, "train": (content, content), "test": ([content[1]], [b"x\n"])})
+    packed = folder / "train.2.s.gz"
+    packed.write_bytes(gzip.compress(content[2]))
+    train = inputs.splits["train"]
+    train = train.model_copy(update={"source": [*train.source[:2], packed]})
+    return replace(inputs, splits={**inputs.splits, "train": train}), FilterConfig(drop_duplicates=True, drop_overlap="source")
+
+
+def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, store):
+    inputs, filters = everything(tmp_path / "files")
+    here = tmp_path / "here"
+    (here / "text").mkdir(parents=True)
+    expected = stage(here, TextHere(here / "text", inputs, filters), inputs, 5)
+    assert {b"duplicate", b"overlap"} <= {line.split(b"\t")[2] for line in expected["files"]["text/dropped.tsv"].splitlines()}
+    remote = in_store(inputs)
+    assert bytes_that_can_be_cut(remote) == bytes_that_can_be_cut(inputs) > 0
+    for number, (places, out) in enumerate([(remote, BUCKET / "out"), (remote, tmp_path / "out"), (inputs, BUCKET / "out2")]):
+        (out / "text").mkdir(parents=True)
+        found = stage(out, on_ray(out, places, filters, runner(number)), places, 5)
+        assert found == expected
+    assert not [name for name in store.opened if ".work-" in name and (tmp_path / "store" / name).exists()]
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": ([b"a\n" * 9 + b"\xff\n"], [b"a\n" * 10])}, "inputs/train.0.s, line 10: not valid UTF-8"),
+        ({"train": ([b"a\n" * 9], [b"a\n" * 4])}, "has 9 lines, but"),
+        ({"train": ([b"a\n" * 9 + b"\xff"], [b"a\n" * 4])}, "inputs/train.0.s, line 10: not valid"),
+    ],
+)
+def test_bad_input_has_the_message_of_one_process_and_leaves_nothing(splits, message, tmp_path, store):
+    inputs = in_store(inputs_of(tmp_path / "files", splits))
+    here, there = tmp_path / "here", BUCKET / "out"
+    (here / "text").mkdir(parents=True)
+    expected = stage(here, TextHere(here / "text", inputs, FilterConfig()), inputs, 2)
+    assert message in expected["error"]
+    assert stage(there, on_ray(there, inputs, FilterConfig(), runner()), inputs, 2) == expected
+    assert not there.objects()
+
+
+def test_a_missing_object_and_a_damaged_packed_one_are_named(tmp_path, store):
+    target = put("inputs/t", b"a\n" * 50)
+    damaged = put("inputs/damaged.gz", gzip.compress(os.urandom(100) + b"\n" * 50)[:-9])
+    for source, message in ((BUCKET / "inputs/no", "inputs/no"), (damaged, "cannot read .*damaged.gz|damaged.gz, line 1")):
+        inputs = Inputs({"train": SplitFiles(source=[source], target=[target])}, "parallel", "none", None)
+        with pytest.raises(UserError, match=message):
+            on_ray(BUCKET / "out", inputs, FilterConfig(), runner()).digests()
+        assert not (BUCKET / "out").objects()
+
+
+def test_killed_after_any_job_the_same_command_goes_on(tmp_path, store):
+    lines = "\n".join(f"line {i % 7} of this" for i in range(12)).encode()
+    inputs = inputs_of(tmp_path / "files", {"train": ([lines], [lines]), "test": ([b"line 2, of this\n"], [b"x"])})
+    inputs.splits["train"].source[0].rename(tmp_path / "plain")
+    packed = tmp_path / "files" / "train.0.s.gz"
+    packed.write_bytes(gzip.compress(lines))
+    splits = {**inputs.splits, "train": inputs.splits["train"].model_copy(update={"source": [packed]})}
+    inputs, filters = in_store(replace(inputs, splits=splits)), FilterConfig(drop_duplicates=True)
+    done: list[str] = []
+
+    def counted(run):
+        def count(worker, arguments, jobs):
+            for result in run(worker, arguments, jobs):
+                if worker.__name__ != "ReadLines":  # the sample of lines is no work that is kept
+                    done.extend([worker.__name__] * len(jobs[result[0]].get("shards", [1])))
+                yield result
+
+        return count
+
+    whole = BUCKET / "whole"
+    expected = stage(whole, on_ray(whole, inputs, filters, counted(runner())), inputs, 3)
+    undisturbed = sorted(done)
+    assert {"Unpack", "CheckBlock", "GatherKeys", "WriteText"} == set(undisturbed)
+    for lives in range(len(undisturbed) + 1):
+        out = BUCKET / f"killed-{lives}"
+        done.clear()
+        with suppress(Killed):
+            stage(out, on_ray(out, inputs, filters, counted(runner(lives, lives))), inputs, 3)
+            assert lives > 10  # this one was not killed
+            break
+        found = stage(out, on_ray(out, inputs, filters, counted(runner(lives))), inputs, 3)
+        assert found == expected
+        assert sorted(done) == undisturbed, "a part that was done was done again"
+
+
+def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):
+    """An error of the store says nothing about the lines: the job ends, and the next one continues."""
+    inputs, filters = everything(tmp_path / "files")
+    inputs, out, opened = in_store(inputs), BUCKET / "out", store.open_input_file
+
+    def refuses(key: str):
+        if key.endswith("train.0.s") and len(list((BUCKET / "out").objects())) > 9:
+            raise OSError("When reading: AWS Error SLOW_DOWN")
+        return opened(key)
+
+    store.open_input_file = refuses
+    with pytest.raises(StoreRefuses, match=r"train.0.s: the object store refuses: .*SLOW_DOWN"):
+        on_ray(out, inputs, filters, runner()).digests()
+    before = {name: stamp for name, (_, stamp) in out.listing().items() if "/block-" in name}
+    assert before
+    store.open_input_file = opened
+    on_ray(out, inputs, filters, runner()).digests()
+    assert before == {name: stamp for name, (_, stamp) in out.listing().items() if name in before}
+
+
+def test_ranges_of_objects_against_a_pass_over_all(store):
+    contents = [b"a\nb\r\n\n c \nlast", b"", b"\xef\xbb\xbfx\ny\n", b"\xef\xbb\xbf", b"\n", "ä\u2028ö\n".encode() * 9]
+    paths = [put(str(i), content) for i, content in enumerate(contents)]
+    lines = list(read_lines(paths))
+    for chunk in (1, 7, 64):
+        files = []
+        for path in paths:
+            stamp = stamp_of(path)
+            files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
+        side = CutSide(tuple(files))
+        assert side.lines == len(lines)
+        for start in range(len(lines) + 1):
+            for stop in range(start, len(lines) + 1):
+                assert list(read_range(side.pieces(start, stop))) == lines[start:stop]
+    for content in (b"other", contents[0].replace(b"last", b"lost")):  # another size, and the same size at another time
+        object_chunks._chunk.cache_clear()
+        put("0", content)
+        with pytest.raises(UserError, match="s3://bucket/0 changed while it was read"):
+            list(read_range(side.pieces(0, 1)))
+
+
+def test_neighbours_share_the_chunks_of_an_object(store):
+    content = os.urandom(100)
+    path = put("x", content)
+    with io.BufferedReader(ChunkedObject(path, path.stamp()), 5) as file:
+        for start in (0, 3, 15, 17, 40, 39, 96, 100):
+            file.seek(start)
+            assert file.read(7) == content[start : start + 7]
+        assert file.seek(-4, io.SEEK_END) == 96 and file.read() == content[96:]
+    assert len(store.opened) == 4, "chunks 0, 1, 2 and 6"
+    with pytest.raises(ObjectChanged):
+        ChunkedObject(path, (100, 1)).read(1)
+
+
+def test_a_stream_to_an_object_is_complete_or_absent(store):
+    content = os.urandom(1000)
+    with (BUCKET / "x").open_output() as file:
+        file.write(content)
+    with open_seekable(BUCKET / "x") as file:
+        file.seek(990)
+        assert file.read(100) == content[990:]
+    with suppress(ValueError), (BUCKET / "x").open_output() as file:
+        file.write(content)
+        raise ValueError
+    assert not (BUCKET / "x").exists()
+    packed = put("x.gz", gzip.compress(content))
+    assert Unpack()(str(packed), str(BUCKET / "plain")) and (BUCKET / "plain").read_bytes() == content
+    assert mark_of(BUCKET / "plain").exists() and mark_of(BUCKET / "plain") == as_path("s3://bucket/plain.json")
+    put("x.gz", gzip.compress(content)[:-3])
+    assert not Unpack()(str(packed), str(BUCKET / "other")) and not list(BUCKET.glob("other*"))
+
+
+def test_stamps_of_objects(tmp_path, store, monkeypatch):
+    inputs = in_store(inputs_of(tmp_path / "files", {"train": ([b"a\n"], [b"a\n"])}))
+    before = stamps_of(inputs)
+    assert before and before == stamps_of(inputs) and changed_just_now(inputs)
+    monkeypatch.setattr(input_note, "SETTLED_NS", 0)
+    assert not changed_just_now(inputs)
+    put("inputs/train.0.s", b"b\nb\n")
+    assert stamps_of(inputs) != before
+    (BUCKET / "inputs/train.0.s").unlink()
+    assert stamps_of(inputs) is None
+
+
+def test_work_folders_of_other_inputs_are_removed(tmp_path, store):
+    put("out/.work-0123/block-000000.json", b"{}")
+    inputs, out = in_store(inputs_of(tmp_path / "files", {"train": ([b"a\n" * 4], [b"a\n" * 4])})), BUCKET / "out"
+    on_ray(out, inputs, FilterConfig(), runner()).digests()
+    assert not (out / ".work-0123").objects() and out.folders()
+    with line_list(tmp_path / DROPPED) as dropped:
+        on_ray(out, inputs, FilterConfig(), runner()).write("mark", 2, TextNotices({}, inputs.line), dropped)
