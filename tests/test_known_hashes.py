@@ -1,6 +1,8 @@
 """Files that had their hash are not read again until something about them changes."""
 
+import json
 import os
+import shutil
 import time
 
 import pytest
@@ -9,6 +11,8 @@ from treeproc.common import known_hashes
 from treeproc.common.files import cache_folder, file_sha256
 from treeproc.common.known_hashes import unlike
 from treeproc.common.transfers import in_parallel
+from treeproc.stages import hash_files
+from treeproc.stages.hash_files import HashNames, hasher
 
 
 @pytest.fixture
@@ -123,3 +127,34 @@ def test_results_come_in_order_and_no_more_than_so_many_are_begun():
     assert [next(found) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(ValueError, match="^5$"):
         next(found)
+
+
+def test_jobs_hash_many_bytes_to_the_same(tmp_path, reads, hashes, monkeypatch):
+    """In jobs of some bytes each, whose results come in any order; wrong and missing files are named as ever."""
+    folder, jobs_run = tmp_path / "data", []
+    for number in range(6):
+        write(folder, f"{number}.arrow", bytes([number]) * 40)
+        hashes[f"{number}.arrow"] = file_sha256(folder / f"{number}.arrow")
+    hashes["2.arrow"] = "0" * 64
+    hashes["none.arrow"] = "1" * 64
+
+    def run(worker, arguments, jobs):
+        assert worker is HashNames
+        jobs_run.extend(json.loads(json.dumps(job))["names"] for job in jobs)
+        return ((number, worker(**arguments)(**jobs[number])) for number in reversed(range(len(jobs))))
+
+    expected = unlike(folder, hashes)
+    assert expected == ["2.arrow", "none.arrow"]
+    shutil.rmtree(cache_folder())
+    assert unlike(folder, hashes, hasher(run)) == expected and not jobs_run, "few bytes are hashed here"
+    shutil.rmtree(cache_folder())
+    monkeypatch.setattr(hash_files, "LEAST_BYTES", 1)
+    monkeypatch.setattr(hash_files, "JOB_BYTES", 80)
+    assert unlike(folder, hashes, hasher(run)) == expected
+    assert jobs_run == [
+        ["a.arrow", "b.arrow", "vocab/c.txt", "0.arrow", "1.arrow"],
+        ["2.arrow", "3.arrow"],
+        ["4.arrow", "5.arrow"],
+    ]
+    jobs_run.clear()
+    assert unlike(folder, hashes, hasher(run)) == expected and jobs_run == [["2.arrow"]], "the others are known"

@@ -22,6 +22,7 @@ from treeproc.shards.schema import SIZE_COUNTS_SCHEMA
 from treeproc.shards.size_counts import CountedLengths, SizeCounts, StoredCounts
 from treeproc.shards.store import read_index
 from treeproc.stages.lengths import write_lengths
+from treeproc.verify import verify
 
 
 @pytest.fixture
@@ -173,3 +174,34 @@ def test_a_limit_of_the_machine_is_blamed_and_not_the_data(encoded, monkeypatch,
         source.batch([len(source) - 1])
     with pytest.raises(UserError, match=f"lengths.arrow is not damaged, but this process has no .*{limit}"):
         open_lengths(encoded, "train")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("nodes", 7, "nodes"),
+        ("tgt_pieces", 99, "tgt_pieces"),
+        ("rows", 1, "rows"),
+        ("leaves", -1, "leaves"),
+        ("leaves", -999, "rows"),
+        ("shard", 9, ""),
+    ],
+)
+def test_verify_counts_the_shards_again(column, value, what, tmp_path):
+    """Counts that were written wrong have a right hash. Those of one shard are found among all."""
+    encoded = write_toy_data(tmp_path / "data", shards=4) / "encoded"
+    store_counts(encoded)
+    path = encoded / "size_counts.arrow"
+    assert not [problem for problem in verify(tmp_path / "data").problems if problem.path == path]
+
+    def change(number: int, columns: dict) -> dict:
+        if number == 1:
+            columns[column][0 if column != "shard" else slice(None)] += value
+        return columns
+
+    rewrite(encoded, change)
+    index = read_index(encoded)
+    index["files"]["size_counts.arrow"] = file_sha256(path)
+    (encoded / "index.json").write_bytes(json_bytes(index))
+    found = [problem.what for problem in verify(tmp_path / "data").problems if problem.path == path]
+    assert len(found) == 1 and found[0].startswith(f"{what} of train differ from those" if what else "names other shards"), found

@@ -244,13 +244,13 @@ def test_finished_objects_are_read_once(data, monkeypatch):
     asked = folder, [record.name for record in records], [record.fingerprint for record in records]
     monkeypatch.setattr(known_hashes, "SETTLED_NS", 0)
     monkeypatch.setattr(known_hashes, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
-    assert finished_shards(*asked) == records
+    assert list(finished_shards(*asked)) == records
     reads.clear()
-    assert finished_shards(*asked) == records and not reads
+    assert list(finished_shards(*asked)) == records and not reads
     time.sleep(1.1)  # the times of objects are in seconds
     victim = folder / records[0].name
     victim.write_bytes(victim.read_bytes())
-    assert finished_shards(*asked) == records and reads == [victim]
+    assert list(finished_shards(*asked)) == records and reads == [victim]
 
 
 def test_training_reads_the_objects(data, fresh_cache):

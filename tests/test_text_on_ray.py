@@ -184,7 +184,7 @@ def workers_of(pid: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith(b"ray::") and b"IDLE" not in (folder / "cmdline").read_bytes():
+            if (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
                 workers.add(int(folder.name))
 
     def is_below(child: int) -> bool:

@@ -20,6 +20,7 @@ from treeproc.inspection.shard_verifier import STAGES, file_problem, schema_fact
 from treeproc.inspection.stage_findings import Problem, StageFindings
 from treeproc.inspection.verifier_pool import run_here, run_in_processes, run_on_ray
 from treeproc.shards.shard import Shard
+from treeproc.shards.size_counts import SIZE_COUNTS
 from treeproc.shards.store import Index, read_index, stage_folder
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -65,7 +66,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
         report.shards += len(stage.records)
         report.rows += stage.rows
     if "encoded" in stages:
-        report.problems += stages["encoded"].lengths_problems()
+        report.problems += stages["encoded"].sizes_problems(_has_counts(indices))
     return report
 
 
@@ -76,6 +77,7 @@ def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages:
         "columns": {name: index.get("columns") for name, index in indices.items()},
         "first": {name: _first_schema(stage) for name, stage in stages.items()},
         "sizes": _vocabulary_sizes(stages["encoded"].folder, indices["encoded"]) if "encoded" in stages else {},
+        "shard_rows": stages["encoded"].shard_rows() if _has_counts(indices) else None,
     }
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
     jobs, total, processes = _Jobs(names, stages), sum(stage.rows for stage in stages.values()), len(os.sched_getaffinity(0))
@@ -91,6 +93,10 @@ def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages:
             counts = [stages[name].add(names[number], facts) for name, facts in result.items()]
             problems += sum(found for _, found in counts)
             progress.update(sum(rows for rows, _ in counts), f"{problems:,} problems")
+
+
+def _has_counts(indices: Mapping[str, Index]) -> bool:
+    return "encoded" in indices and SIZE_COUNTS in indices["encoded"].get("files", {})
 
 
 class _Jobs(Sequence[dict]):

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from treeproc.common.errors import UserError
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 SETTLED_NS = 2_000_000_000
 
 Stamp = tuple[int, int, int]  # bytes, time of change in nanoseconds, inode
+# Yields the sha256 of each file of a folder, given with its bytes, in order; None for one that cannot be read.
+HashFiles = Callable[[AnyPath, Mapping[str, int]], Iterable[str | None]]
 
 
 def file_stamp(path: Path) -> Stamp:
@@ -84,16 +86,21 @@ class KnownHashes:
             return {}
 
 
-def unlike(folder: AnyPath, hashes: Mapping[str, str]) -> list[str]:
+def hash_here(folder: AnyPath, sizes: Mapping[str, int]) -> Iterator[str | None]:
+    """The sha256 of each file, by threads of this process; None for one that cannot be read. `sizes` are bytes by name."""
+    return in_parallel(lambda name: sha256_of(folder / name), sizes)
+
+
+def unlike(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFiles = hash_here) -> list[str]:
     """Names of the files of `folder` that are missing or have not got their sha256, in order.
 
-    Files that are known by a note are not read; the others are, several at a time, and noted.
+    Files that are known by a note are not read. `hash_files` reads the others, and they are noted.
     """
     known, there = KnownHashes(folder), stamps(folder, hashes)
     unread = [name for name, sha256 in hashes.items() if name in there and not known.has(name, sha256, there[name])]
     logger.info("hashes of %s: %d known, %d files read", folder, len(there) - len(unread), len(unread))
-    right = {name for name in there if name not in set(unread)}
-    for name, found in zip(unread, in_parallel(lambda name: _sha256(folder / name), unread), strict=True):
+    right = there.keys() - set(unread)
+    for name, found in zip(unread, hash_files(folder, {name: there[name][0] for name in unread}), strict=True):
         if found == hashes[name]:
             right.add(name)
             known.add(name, found, there[name])
@@ -101,7 +108,8 @@ def unlike(folder: AnyPath, hashes: Mapping[str, str]) -> list[str]:
     return [name for name in hashes if name not in right]
 
 
-def _sha256(path: AnyPath) -> str | None:
+def sha256_of(path: AnyPath) -> str | None:
+    """The sha256 of a file; None if it cannot be read."""
     try:
         return file_sha256(path)
     except OSError:

@@ -1,6 +1,7 @@
-"""Everything that can be wrong with one shard, in all stages of a data set: files, rows, and the places in `lengths.arrow`."""
+"""Everything that can be wrong with one shard, in all stages of a data set: files, rows, and its sizes in other files."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -10,9 +11,11 @@ from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256, file_size
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
-from treeproc.shards.lengths import read_lengths
+from treeproc.shards.lengths import open_lengths
+from treeproc.shards.mapped import Column
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import Shard
+from treeproc.shards.size_counts import SizeCounts, StoredCounts
 from treeproc.shards.store import ShardRecord, read_sidecar, sidecar_path
 from treeproc.stages.lengths import example_ids, row_sizes
 
@@ -43,7 +46,8 @@ class ShardVerifier:
     """Verifies the shards of one name, one after the other; a process or an actor has one.
 
     `columns` are those that the index of a stage names, `first` those of its first sound shard, as pairs of name and type;
-    `sizes` are those of the vocabularies (`checks.encoded_problems`).
+    `sizes` are those of the vocabularies (`checks.encoded_problems`). If there is a `size_counts.arrow`, `shard_rows` are rows of
+    the encoded shards by split.
     """
 
     def __init__(
@@ -52,16 +56,20 @@ class ShardVerifier:
         columns: Mapping[str, list[str] | None],
         first: Mapping[str, list[list[str]] | None],
         sizes: Mapping[str, int],
+        shard_rows: Mapping[str, Sequence[int]] | None = None,
     ):
         self._folders, self._columns, self._first, self._sizes = folders, columns, first, sizes
-        self._lengths: tuple[str, Mapping[str, np.ndarray] | None] = ("", None)
+        self._shard_rows = shard_rows or {}
+        self._split = ""
+        self._lengths: Mapping[str, Column] | None = None
+        self._counts: StoredCounts | None = None
 
     def __call__(self, start: int, **records: ShardRecord) -> dict[str, dict]:
         """By stage, what was found about the shard of this record, as JSON; `start` is its first row in `lengths.arrow`.
 
         `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or
         None, example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id.
-        `lengths` names columns that differ, and is None if the shard cannot be opened.
+        `lengths` and `size_counts` name columns of these files that differ, and are None if the shard cannot be opened.
         """
         found: dict[str, dict] = {}
         sound: dict[str, Shard | None] = {}
@@ -72,7 +80,8 @@ class ShardVerifier:
 
     def _look(self, stage: str, record: ShardRecord, sound: Mapping[str, Shard | None], start: int) -> tuple[dict, Shard | None]:
         folder = self._folders[stage]
-        found: dict = {"file": file_problem(folder, record), "opening": "", "rows": [], "ids": [], "order": [], "lengths": None}
+        found: dict = {"file": file_problem(folder, record), "opening": "", "rows": [], "ids": [], "order": []}
+        found |= {"lengths": None, "size_counts": None}
         try:
             shard = Shard(folder, record)
         except UserError as error:
@@ -80,7 +89,7 @@ class ShardVerifier:
                 found["opening"] = str(error).removeprefix(f"{folder / record.name}").removeprefix(":").split(";")[0].strip()
             return found, None
         if stage == "encoded":
-            found["lengths"] = self._unlike_lengths(shard, start)
+            found |= self._unlike_sizes(shard, start)
         if found["file"]:
             return found, None
         if what := self._schema_problem(stage, shard):
@@ -118,18 +127,34 @@ class ShardVerifier:
             found = _parsed(shard, earlier) if stage == "parsed" else iter(())
         yield from ((row, int(ids[row]), what) for row, what in found)
 
-    def _unlike_lengths(self, shard: Shard, start: int) -> list[str]:
-        """Columns of `lengths.arrow` that are not those of the shard; none if that file cannot be read."""
-        split = shard.record.split
-        if self._lengths[0] != split:
-            try:
-                self._lengths = split, read_lengths(self._folders["encoded"], split)
-            except UserError:
-                self._lengths = split, None
-        lengths, rows = self._lengths[1], slice(start, start + len(shard))
-        if lengths is None:
+    def _unlike_sizes(self, shard: Shard, start: int) -> dict[str, list[str]]:
+        """Columns of the files of sizes that are not those of the shard; none of a file that cannot be read."""
+        self._open_sizes(shard.record.split)
+        sizes, rows = row_sizes(shard), slice(start, start + len(shard))
+        lengths = self._lengths or {}
+        unlike = [name for name in lengths if not np.array_equal(sizes[name], lengths[name][rows])]
+        return {"lengths": unlike, "size_counts": self._unlike_counts(shard.record.index, sizes)}
+
+    def _unlike_counts(self, index: int, sizes: Mapping[str, np.ndarray]) -> list[str]:
+        if self._counts is None:
             return []
-        return [name for name, values in row_sizes(shard).items() if not np.array_equal(values, lengths[name][rows])]
+        try:
+            stored = vars(self._counts.count(index, index + 1))
+        except (UserError, IndexError):  # numbers below 0, other rows than the index says, or no such shard
+            return ["rows"]
+        counted = vars(SizeCounts.of(sizes["leaves"], sizes["tgt_pieces"], sizes["nodes"]))
+        return [name for name in counted if not np.array_equal(counted[name], stored[name])]
+
+    def _open_sizes(self, split: str) -> None:
+        """Map the files of a split's sizes, unless they are those of the shard before."""
+        if self._split == split:
+            return
+        folder, self._split, self._lengths, self._counts = self._folders["encoded"], split, None, None
+        with suppress(UserError):
+            self._lengths = open_lengths(folder, split)
+        if split in self._shard_rows:
+            with suppress(UserError):
+                self._counts = StoredCounts(folder, split, np.array(self._shard_rows[split], np.int64))
 
 
 def schema_facts(shard: Shard) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Problems of a data set, gathered by stage. Their order does not depend on the order in which shards are verified."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,15 @@ from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256
 from treeproc.common.storage import AnyPath, inside
 from treeproc.inspection.checks import id_problems
-from treeproc.shards.lengths import read_lengths
+from treeproc.shards.lengths import open_lengths
+from treeproc.shards.size_counts import StoredCounts
 from treeproc.shards.store import ShardRecord
 
-# Columns of lengths.arrow.
-LENGTHS = ("leaves", "nodes", "tgt_pieces", "example_id", "shard", "row")
+# Columns of the files of sizes, by the names of the files.
+SIZES = {
+    "lengths": ("leaves", "nodes", "tgt_pieces", "example_id", "shard", "row"),
+    "size_counts": ("leaves", "tgt_pieces", "rows", "nodes"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class StageFindings:
         self.rows = self._rows.total()
         self._found: dict[str, list[tuple[int, Problem]]] = {kind: [] for kind in ("file", "opening", "rows", "order")}
         self._ids: dict[int, tuple[str, list[int]]] = {}  # split, first and last example_id of a sound shard
-        self._unlike_lengths: dict[str, set[str] | None] = {split: set() for split in self._rows}
+        # Columns that are not those of the shards, by split; None where a shard cannot be opened.
+        self._unlike: dict[str, dict[str, set[str] | None]] = {kind: {split: set() for split in self._rows} for kind in SIZES}
 
     def add(self, name: str, facts: Mapping) -> tuple[int, int]:
         """Keep what was found about a shard; returns its rows and the number of its problems."""
@@ -63,9 +68,9 @@ class StageFindings:
             self._found[kind] += [(place, Problem(path, what, row, line, mendable=False)) for row, line, what in facts[kind]]
         if facts["ids"]:
             self._ids[place] = record.split, facts["ids"]
-        before = self._unlike_lengths[record.split]
-        known = before is not None and facts["lengths"] is not None
-        self._unlike_lengths[record.split] = before | set(facts["lengths"]) if known else None
+        for kind, unlike in self._unlike.items():
+            before, found = unlike[record.split], facts[kind]
+            unlike[record.split] = None if before is None or found is None else before | set(found)
         return record.rows, sum(bool(facts[kind]) for kind in ("file", "opening")) + len(facts["rows"]) + len(facts["order"])
 
     def problems(self, files: Mapping[str, str]) -> Iterator[Problem]:
@@ -82,20 +87,42 @@ class StageFindings:
         self._compare_neighbours()
         yield from self._of("order")
 
-    def lengths_problems(self) -> Iterator[Problem]:
-        """Problems of `lengths.arrow` against the rows of the shards. If a shard cannot be opened, its split is not compared."""
-        path = self.folder / "lengths.arrow"
-        for split, unlike in self._unlike_lengths.items():
-            try:
-                lengths = read_lengths(self.folder, split)
-            except UserError as error:
-                yield Problem(path, str(error).removeprefix(f"{path} "))
-                continue
-            if unlike is None:
-                continue
-            wrong = [name for name in LENGTHS if name in unlike or len(lengths[name]) != self._rows[split]]
-            if wrong:
-                yield Problem(path, f"{', '.join(wrong)} of {split} differ from those of the shards")
+    def sizes_problems(self, has_counts: bool) -> Iterator[Problem]:
+        """Problems of `lengths.arrow`, and of `size_counts.arrow` where there is one, against the rows of the shards.
+
+        If a shard cannot be opened, its split is not compared.
+        """
+        for split in self._rows:
+            yield from self._compared("lengths", split, self._other_lengths)
+            if has_counts:
+                yield from self._compared("size_counts", split, self._other_counts)
+
+    def _compared(self, kind: str, split: str, others: Callable[[str], set[str]]) -> Iterator[Problem]:
+        path = self.folder / f"{kind}.arrow"
+        try:
+            wrong = others(split)
+        except UserError as error:
+            yield Problem(path, str(error).removeprefix(f"{path} "))
+            return
+        unlike = self._unlike[kind][split]
+        if names := [name for name in SIZES[kind] if unlike is not None and name in unlike | wrong]:
+            yield Problem(path, f"{', '.join(names)} of {split} differ from those of the shards")
+
+    def _other_lengths(self, split: str) -> set[str]:
+        """Columns of another length. Raises UserError if the file cannot be read."""
+        return {name for name, column in open_lengths(self.folder, split).items() if len(column) != self._rows[split]}
+
+    def _other_counts(self, split: str) -> set[str]:
+        """Nothing. Raises UserError if the file cannot be read or has other shards."""
+        StoredCounts(self.folder, split, np.array(self.shard_rows()[split], np.int64))
+        return set()
+
+    def shard_rows(self) -> dict[str, list[int]]:
+        """Rows of every shard, by split."""
+        found: dict[str, list[int]] = {split: [] for split in self._rows}
+        for record in self.records:
+            found[record.split].append(record.rows)
+        return found
 
     def _of(self, kind: str) -> Iterator[Problem]:
         found = sorted(self._found[kind], key=lambda one: one[0])  # stable: rows of a shard stay in their order

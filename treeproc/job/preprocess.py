@@ -22,6 +22,7 @@ from treeproc.job.text_on_ray import BadInput
 from treeproc.job.text_stage import NothingLeft, TextStage
 from treeproc.job.text_work import TextHere, can_run_on_ray, text_on_ray
 from treeproc.parsers import describe_in_words, describe_parser
+from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
@@ -32,8 +33,8 @@ from treeproc.stages.input_note import recall, stamps_of
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
-from treeproc.stages.running import run_here
-from treeproc.stages.shuffle import find_donors
+from treeproc.stages.running import Jobs, run_here
+from treeproc.stages.shuffle import Donors, find_donors
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -148,7 +149,7 @@ def _check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence
         raise UserError("subwords.joint: must be true, because examples have one side")
 
 
-def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, list[ShardRecord]]:
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, PackedRecords]:
     """The complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
@@ -193,7 +194,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         base = stage_folder(base, "text").parent
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
-    text, parsed = (list(index.records()) for index in stages)
+    text, parsed = (PackedRecords(index.records()) for index in stages)
     _check_sides(config, *(index["columns"] for index in stages))
     tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], _begun(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
@@ -264,25 +265,25 @@ class _Job:
     target_parser: dict | None
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
-    def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
+    def parse(self, text: PackedRecords) -> tuple[PackedRecords, PackedRecords]:
         """Words and trees of every text shard."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
         fingerprints = [fingerprint_of(record.sha256, self.parser, self.target_parser) for record in text]
-        jobs = [{"text": record, "fingerprint": fingerprint} for record, fingerprint in zip(text, fingerprints, strict=True)]
+        jobs = Jobs(range(len(text)), lambda place: {"text": text[place], "fingerprint": fingerprints[place]})
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
         work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, fingerprints, jobs)
         columns = parsed_columns(config.parser, config.target_parser)
         folder = self.out / "parsed"
         index = previous_index(folder, "totals")
-        if index is None or list(index.records()) != records or not has_files(folder, index):
+        if index is None or records != index.records() or not has_files(folder, index):
             facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
             files = write_fallbacks(folder, records, config.inputs().line)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
 
-    def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
+    def encode(self, text: PackedRecords, parsed: PackedRecords) -> dict:
         """Vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         folder.mkdir(exist_ok=True)
@@ -292,10 +293,10 @@ class _Job:
             if config.vocab_from is not None and config.new_pieces is None:
                 inputs_fingerprint = copy_vocabulary(self.out, config.vocab_from.absolute())
             else:
-                lines = [text[i] for i in train]
+                lines = text.take(train)
                 on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, "target" in stages[0]) >= LEAST_SAMPLE
                 run = ray_runner(folder, self.record) if on_ray else run_here
-                split = lines, [parsed[i] for i in train], config.subwords, config.tree, self.base, run
+                split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
                 if config.vocab_from is None:
                     inputs_fingerprint = write_vocabulary(self.out, *split, config.tags())
                 else:
@@ -307,13 +308,17 @@ class _Job:
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
-        jobs = [{"text": t, "parsed": p} for t, p in zip(text, parsed, strict=True)]
+        donors: list[Donors] | None = None
         if config.tree.tree_source == "shuffled":
             donors = find_donors(base / "parsed", parsed, config.tree.parsed_columns[0], config.tree.seed)
             every = fingerprint_of([record.sha256 for record in parsed])  # a line's tree comes from any of them
             fingerprints = [fingerprint_of(fingerprint, every) for fingerprint in fingerprints]
-            jobs = [job | {"donors": own} for job, own in zip(jobs, donors, strict=True)]
-        jobs = [job | {"fingerprint": fingerprint} for job, fingerprint in zip(jobs, fingerprints, strict=True)]
+
+        def job(place: int) -> dict:
+            of_shard = {"text": text[place], "parsed": parsed[place], "fingerprint": fingerprints[place]}
+            return of_shard if donors is None else of_shard | {"donors": donors[place]}
+
+        jobs = Jobs(range(len(text)), job)
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
@@ -342,7 +347,7 @@ class _Job:
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 
-    def _num_classes(self, records: list[ShardRecord]) -> int:
+    def _num_classes(self, records: PackedRecords) -> int:
         """The number of classes: of the examples, or of the data set of `vocab_from` for its models.
 
         Raises UserError when that has fewer.
@@ -357,7 +362,7 @@ class _Job:
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
-    ) -> list[ShardRecord]:
+    ) -> PackedRecords:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
         remove_leftovers(folder)

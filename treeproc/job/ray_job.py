@@ -27,6 +27,8 @@ from treeproc.shards.store import ShardRecord
 from treeproc.stages.input_note import stamps_of
 from treeproc.stages.text import Inputs
 
+# Jobs that Ray Data gets at once. It holds some kilobytes for each, and new actors load their models again for the next ones.
+MOST_JOBS = 32_768
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
 # Marks the record of a shard among the values of a job, which are JSON.
@@ -57,6 +59,10 @@ class _ShardActor:
             return {"result": result, "error": "", "usage": json.dumps(usage), "number": row["number"]}
         except UserError as error:
             return {"result": "", "error": str(error), "usage": "", "number": row["number"]}
+
+
+def _job_as_json(job: dict) -> str:
+    return json.dumps({name: _packed(value) for name, value in job.items()})
 
 
 def _packed(value: object) -> object:
@@ -120,7 +126,7 @@ def all_nodes_see(inputs: Inputs) -> bool:
 
 
 def _stamps_there(inputs: Inputs) -> str | None:
-    """The stamps that a node sees; None where an object store refuses it."""
+    """The stamps that a node sees; None if an object store refuses it."""
     try:
         return stamps_of(inputs)
     except UserError:
@@ -155,27 +161,27 @@ def run_jobs(
         return
     start_ray()
     _silence_ray_data()
-    rows = [
-        {"job": json.dumps({name: _packed(value) for name, value in job.items()}), "number": number}
-        for number, job in enumerate(jobs)
-    ]
     with _shared(folder) as token:
-        results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-            _ShardActor,
-            fn_constructor_args=(worker_class, arguments, token),
-            # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
-            # of this pipeline needs one.
-            compute=ray.data.ActorPoolStrategy(
-                min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(rows), max_tasks_in_flight_per_actor=2
-            ),
-            num_cpus=1.0,
-            num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
-        )
-        for row in results.iter_rows():
-            if row["error"]:
-                raise UserError(row["error"])
-            count_usage(json.loads(row["usage"]))
-            yield row["number"], _unpacked(json.loads(row["result"]))
+        for first in range(0, len(jobs), MOST_JOBS):
+            numbers = range(first, min(first + MOST_JOBS, len(jobs)))
+            rows = [{"job": _job_as_json(jobs[number]), "number": number} for number in numbers]
+            results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+                _ShardActor,
+                fn_constructor_args=(worker_class, arguments, token),
+                # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
+                # of this pipeline needs one.
+                compute=ray.data.ActorPoolStrategy(
+                    min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(numbers), max_tasks_in_flight_per_actor=2
+                ),
+                num_cpus=1.0,
+                num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
+            )
+            del rows
+            for row in results.iter_rows():
+                if row["error"]:
+                    raise UserError(row["error"])
+                count_usage(json.loads(row["usage"]))
+                yield row["number"], _unpacked(json.loads(row["result"]))
 
 
 def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict], **options: Any) -> Iterator[ShardRecord]:

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeproc.common.files import read_json
+from treeproc.common.known_hashes import hash_here
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.job.job_report import fallbacks
+from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.store import Index, ShardRecord, finished_shards, read_index
-from treeproc.stages.running import Run
+from treeproc.stages.hash_files import hasher
+from treeproc.stages.running import Jobs, Run
 
 logger = logging.getLogger(__name__)
 
@@ -37,30 +40,31 @@ def make_shards(
     *,
     in_this_process: bool,
     record: Recorder,
-) -> list[ShardRecord]:
+) -> PackedRecords:
     """Run the jobs of the shards that are not finished; returns all records in the order of `text`.
 
     `fingerprints` are those that finished shards have. Raises UserError when a worker does.
     """
+    names = [shard.name for shard in text]
     with phase("looking for finished shards"):
-        done = finished_shards(folder, [shard.name for shard in text], fingerprints)
-    by_name = {shard.name: shard for shard in done if shard}
-    if by_name:
-        logger.info("%s: %d of %d shards are finished already", work.label, len(by_name), len(text))
-    if len(by_name) < len(text):
+        found = finished_shards(folder, names, fingerprints, hash_here if in_this_process else hasher(ray_runner(folder, record)))
+    missing, before = found.missing(), found.present()
+    if before:
+        logger.info("%s: %d of %d shards are finished already", work.label, len(before), len(text))
+    if missing:
         record.note(**{folder.name: 0})
-        todo = [job for job, old in zip(jobs, done, strict=True) if old is None]
-        total, finished = (sum(shard.rows for shard in shards) for shards in (text, by_name.values()))
-        failed = sum(fallbacks(shard.counts) for shard in by_name.values())
+        todo, places = Jobs(missing, jobs.__getitem__), {names[place]: place for place in missing}
+        total, finished = (sum(shard.rows for shard in shards) for shards in (text, before))
+        failed = sum(fallbacks(shard.counts) for shard in before)
         with Progress(work.label, total, unit="examples", initial=finished) as progress:
             run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
             for number, shard in enumerate(run, start=1):
-                by_name[shard.name] = shard
+                found.put(places[shard.name], shard)
                 failed += fallbacks(shard.counts)
                 progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
                 record.keep_up(**{folder.name: number})
         record.note()
-    return [by_name[shard.name] for shard in text]
+    return found.present()
 
 
 def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:

@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,15 +22,17 @@ from treeproc.common.transfers import in_parallel
 from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
+from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.duplicates import number_of_partitions
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.hash_files import hasher
 from treeproc.stages.input_note import stamps_of
 from treeproc.stages.line_counts import mark_of
 from treeproc.stages.line_lists import LineList
 from treeproc.stages.notices import TextNotices, Wanted
-from treeproc.stages.running import Run, grouped
+from treeproc.stages.running import Jobs, Run, grouped, in_number_order
 from treeproc.stages.shard_notes import read_notes
 from treeproc.stages.text import Inputs, no_example, scan
 from treeproc.stages.text_blocks import (
@@ -106,30 +108,34 @@ class TextOnRay:
         """The records of all shards as they land; those that are finished are not written again."""
         parts = self._work / f"shards-{rows_per_shard}"
         parts.mkdir(exist_ok=True)
-        jobs = {
-            job["name"]: (split, job) for split in in_order(self._inputs.splits) for job in self._shards(split, rows_per_shard)
-        }
+        numbers = {split: -(-self.counts()[split] // rows_per_shard) for split in in_order(self._inputs.splits)}
+        places = [(split, index) for split, number in numbers.items() for index in range(number)]
+        names = [shard_name(split, index, numbers[split]) for split, index in places]
         with phase("looking for finished shards"):
-            done = finished_shards(self._out / "text", list(jobs), [fingerprint] * len(jobs))
-        notes_there = in_parallel(lambda record: record is not None and read_notes(parts, record.name) is not None, done)
-        records = {record.name: record for record, there in zip(done, notes_there, strict=True) if record and there}
-        yield from records.values()
+            found = finished_shards(self._out / "text", names, [fingerprint] * len(names), hasher(self._run))
+        have_notes = in_parallel(lambda place: found.holds(place) and read_notes(parts, names[place]), range(len(names)))
+        for place, notes in enumerate(have_notes):
+            if not notes:
+                found.put(place, None)
+        yield from found.present()
         arguments = {
             "folder": self._out / "text", "parts": parts, "work": self._work, "inputs": self._inputs, "filters": self._filters,
             "partitions": self._partitions(), "wanted": self._wanted, "fingerprint": fingerprint,
         }  # fmt: skip
-        todo = grouped([(rows_per_shard, job) for name, (_, job) in jobs.items() if name not in records])
-        for _, written in self._run(WriteText, arguments, [{"shards": group} for group in todo]):
+        missing = {names[place]: place for place in found.missing()}
+        groups = grouped([(rows_per_shard, place) for place in missing.values()])
+        jobs = Jobs(groups, lambda group: {"shards": [self._shard(names[p], *places[p], rows_per_shard) for p in group]})
+        for _, written in self._run(WriteText, arguments, jobs):
             for record in (ShardRecord(**facts) for facts in written):
-                records[record.name] = record
+                found.put(missing[record.name], record)
                 yield record
-        every_note = in_parallel(lambda name: read_notes(parts, name), jobs)
-        for (name, (split, _)), notes in zip(jobs.items(), every_note, strict=True):
+        every_note = in_parallel(lambda name: read_notes(parts, name), names)
+        for name, (split, _), notes in zip(names, places, every_note, strict=True):
             if notes is None:
                 raise UserError(f"{parts / name} is damaged; run the same command again")
             notices.merge(split, notes.notices)
             dropped.extend(notes.dropped)
-        self._sample(notices, [records[name] for name in jobs])
+        self._sample(notices, found.present())
         self._check_stamps()
 
     def remove(self) -> None:
@@ -201,7 +207,7 @@ class TextOnRay:
         arguments = {
             "work": self._work, "inputs": self._inputs, "filters": self._filters, "partitions": self._partitions(),
         }  # fmt: skip
-        fresh = _in_order(self._run(CheckBlock, arguments, [part.job() for part in todo]))
+        fresh = in_number_order(self._run(CheckBlock, arguments, [part.job() for part in todo]))
         for part in blocks:
             yield part, found[part.number] if part.number in found else next(fresh)
 
@@ -226,22 +232,19 @@ class TextOnRay:
         arguments = {"work": self._work, "blocks": train, "others": others, "partitions": self._partitions()}
         deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
 
-    def _shards(self, split: str, rows: int) -> Iterator[dict]:
-        """The job of every shard of a split."""
-        count = self.counts()[split]
-        number = -(-count // rows)
-        for index in range(number):
-            first, last = index * rows, min((index + 1) * rows, count) - 1
-            part = self._range(split, index, self._inputs.line(split, first) - 1, self._inputs.line(split, last))
-            yield {"name": shard_name(split, index, number), "index": index, **part.job()}
+    def _shard(self, name: str, split: str, index: int, rows: int) -> dict:
+        """The job of a shard."""
+        first, last = index * rows, min((index + 1) * rows, self.counts()[split]) - 1
+        part = self._range(split, index, self._inputs.line(split, first) - 1, self._inputs.line(split, last))
+        return {"name": name, "index": index, **part.job()}
 
-    def _sample(self, notices: TextNotices, records: Sequence[ShardRecord]) -> None:
+    def _sample(self, notices: TextNotices, records: PackedRecords) -> None:
         """Give the notices the lines whose language is checked."""
         sides = [side for side, one in self._wanted.items() if one.language is not None]
         for split in in_order(self._inputs.splits) if sides else ():
-            chosen = places_of([record for record in records if record.split == split])
+            chosen = places_of(records.take([place for place, record in enumerate(records) if record.split == split]))
             jobs = [{"shards": group} for group in grouped([(one.rows, (asdict(one), places)) for one, places in chosen])]
-            for found in _in_order(self._run(ReadLines, {"folder": self._out / "text", "sides": sides}, jobs)):
+            for found in in_number_order(self._run(ReadLines, {"folder": self._out / "text", "sides": sides}, jobs)):
                 for side in sides:
                     notices.add_sample(split, side, found["example_id"], found[side])
 
@@ -272,16 +275,6 @@ def _remove(work: AnyPath) -> None:
             return
         time.sleep(0.1)
     raise UserError(f"cannot remove {work}; remove it, and run the same command again")
-
-
-def _in_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
-    """The results of numbered jobs in the order of their numbers."""
-    waiting, number = {}, 0
-    for found, result in results:
-        waiting[found] = result
-        while number in waiting:
-            yield waiting.pop(number)
-            number += 1
 
 
 def _update(state: Any, path: AnyPath) -> None:

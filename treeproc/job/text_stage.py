@@ -4,18 +4,21 @@ import logging
 from dataclasses import dataclass
 
 from treeproc.common.files import file_sha256
+from treeproc.common.known_hashes import hash_here
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import previous_index, remove_leftovers
+from treeproc.job.shard_jobs import previous_index, ray_runner, remove_leftovers
 from treeproc.job.text_on_ray import remove_work
 from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
 from treeproc.readers import FORMATS
-from treeproc.shards.schema import SCHEMA_VERSION, in_order
-from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards, write_index
+from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.schema import SCHEMA_VERSION
+from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
+from treeproc.stages.hash_files import hasher
 from treeproc.stages.input_note import Known, changed_just_now, remember, stamps_of
 from treeproc.stages.line_lists import DROPPED, has_files, line_list
 
@@ -34,7 +37,7 @@ class TextStage:
     out: AnyPath
     record: Recorder
 
-    def make(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> list[ShardRecord]:
+    def make(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> PackedRecords:
         """Filtered examples as shards. Another text under the same folder is refused.
 
         `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
@@ -58,21 +61,21 @@ class TextStage:
             if records := self._finished_text(index, lines):
                 self._end_text(stamps, Known(counts, lines))
                 return records
-        records, notices, fingerprint = [], config.notices(), self._text_fingerprint(lines)
+        landed, notices, fingerprint = PackedRecords(), config.notices(), self._text_fingerprint(lines)
         self.record.note(text=0)
         with (
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
             Progress("text", sum(counts.values()), unit="examples") as progress,
         ):
             for record in work.write(fingerprint, config.rows_per_shard, notices, dropped_lines):
-                records.append(record)
+                landed.append(record)
                 progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
-                self.record.keep_up(text=len(records))
+                self.record.keep_up(text=len(landed))
         self.record.note()
-        order = in_order(config.splits)
-        records.sort(key=lambda record: (order.index(record.split), record.index))
+        records = in_index_order(landed)
+        filled = {record.split for record in records if record.rows}
         for split in config.splits:
-            if not any(record.rows for record in records if record.split == split):
+            if split not in filled:
                 why = reasons(dropped(records)[split])
                 raise NothingLeft(f"splits.{split}: the filters drop all examples (dropped: {why}); change filters or files")
         columns = ["example_id", *inputs.columns()]
@@ -87,13 +90,16 @@ class TextStage:
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
         return fingerprint_of(SCHEMA_VERSION, lines, *reading)
 
-    def _finished_text(self, index: dict, lines: dict[str, str]) -> list[ShardRecord] | None:
+    def _finished_text(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
         """The shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
         folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
-        records = list(index.records())
+        records = PackedRecords(index.records())
         if index["inputs"] != lines or not has_files(folder, index):
             return None
-        if not all(finished_shards(folder, [r.name for r in records], [fingerprint] * len(records))):
+        on_ray = self.config.workers != 0
+        hash_files = hasher(ray_runner(folder, self.record)) if on_ray else hash_here
+        names = [record.name for record in records]
+        if finished_shards(folder, names, [fingerprint] * len(names), hash_files).missing():
             return None
         self._say_notices(index.get("notices", {}))
         return records

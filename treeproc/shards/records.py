@@ -64,10 +64,19 @@ _RECORDS = TypeAdapter(list[ShardRecord])
 
 def write_parts(folder: AnyPath, records: Sequence[ShardRecord]) -> list[dict]:
     """Write the records, which are in the order of the index, as parts; returns what `index.json` says of them."""
-    splits = list(dict.fromkeys(record.split for record in records))
-    runs = [[record for record in records if record.split == split] for split in splits]
-    chunks = [run[start : start + _SHARDS_A_PART] for run in runs for start in range(0, len(run), _SHARDS_A_PART)]
-    return [_write_part(folder, f"index-{number:05d}.json", chunk) for number, chunk in enumerate(chunks)]
+    return [_write_part(folder, f"index-{number:05d}.json", chunk) for number, chunk in enumerate(_chunks(records))]
+
+
+def _chunks(records: Iterable[ShardRecord]) -> Iterator[list[ShardRecord]]:
+    """The records of each part."""
+    chunk: list[ShardRecord] = []
+    for record in records:
+        if chunk and (len(chunk) == _SHARDS_A_PART or chunk[0].split != record.split):
+            yield chunk
+            chunk = []
+        chunk.append(record)
+    if chunk:
+        yield chunk
 
 
 def _write_part(folder: AnyPath, name: str, records: Sequence[ShardRecord]) -> dict:

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
-from treeproc.common.known_hashes import unlike
+from treeproc.common.known_hashes import HashFiles, hash_here, unlike
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.transfers import in_parallel
+from treeproc.shards.packed_records import PackedRecords, RecordSlots
 from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
 from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
@@ -118,17 +119,21 @@ def read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | 
     return record if (record.name, record.fingerprint) == (name, fingerprint) else None
 
 
+def in_index_order(records: Iterable[ShardRecord]) -> PackedRecords:
+    """The records split by split, each in the order of its shards."""
+    packed, places = records if isinstance(records, PackedRecords) else PackedRecords(records), dict[str, list[tuple[int, int]]]()
+    for place, record in enumerate(packed):
+        places.setdefault(record.split, []).append((record.index, place))
+    return packed.take(place for split in in_order(places) for _, place in sorted(places[split]))
+
+
 def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object) -> dict:
     """Merge sidecars into `index.json`, the mark of a finished stage.
 
     `facts` go into the index as they are: the fingerprint of the stage, what was dropped, which
     parser ran.
     """
-    by_split: dict[str, list[ShardRecord]] = {}
-    for record in records:
-        by_split.setdefault(record.split, []).append(record)
-    ordered = [record for split in in_order(by_split) for record in sorted(by_split[split], key=lambda record: record.index)]
-    totals: dict[str, Counter] = {}
+    ordered, totals = in_index_order(records), dict[str, Counter]()
     for record in ordered:
         totals.setdefault(record.split, Counter()).update({"rows": record.rows, "bytes": record.bytes, **record.counts})
     many = len(ordered) > _MOST_INLINE
@@ -230,11 +235,21 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
     )
 
 
-def finished_shards(folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str]) -> list[ShardRecord | None]:
-    """The record of every shard that is complete and up to date; None for the others.
+def finished_shards(
+    folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str], hash_files: HashFiles = hash_here
+) -> RecordSlots:
+    """The record of every shard that is complete and up to date, by the place of its name; None for the others.
 
-    Shards are hashed several at a time, but for those that were found right before and have not changed (`known_hashes`).
+    `hash_files` hashes the shards, but for those that were found right before and have not changed (`known_hashes`).
     """
-    records = list(in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True)))
-    damaged = set(unlike(folder, {record.name: record.sha256 for record in records if record}))
-    return [record if record and record.name not in damaged else None for record in records]
+    found, hashes = RecordSlots(len(names)), {}
+    sidecars = in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True))
+    for place, record in enumerate(sidecars):
+        found.put(place, record)
+        if record is not None:
+            hashes[record.name] = record.sha256
+    damaged = set(unlike(folder, hashes, hash_files))
+    for place, name in enumerate(names):
+        if name in damaged:
+            found.put(place, None)
+    return found

@@ -39,7 +39,7 @@ class Known:
 def stamps_of(inputs: Inputs) -> str | None:
     """A hash of how the inputs are read, and of path, size and time of change of every file; None if one has none of these.
 
-    If a part of an archive or table is read, the whole file counts. Raises UserError where an object store refuses.
+    If a part of an archive or table is read, the whole file counts. Raises UserError if an object store refuses.
     """
     facts: list[object] = [inputs.format, inputs.tokenized]
     try:

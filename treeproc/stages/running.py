@@ -3,12 +3,33 @@
 Ray's driver takes some milliseconds a job, however small it is. So small pieces of work are grouped to jobs of GROUP_ROWS rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
 
 GROUP_ROWS = 50_000
 
 Item = TypeVar("Item")
+
+
+class Jobs(Sequence[dict]):
+    """The jobs of items, each made when it is asked for: half a million jobs would take gigabytes."""
+
+    def __init__(self, items: Sequence[Item], make: Callable[[Item], dict]):
+        self._items, self._make = items, make
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, number: int) -> dict: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[dict]: ...
+    def __getitem__(self, number: int | slice) -> dict | list[dict]:
+        if isinstance(number, slice):
+            return [self._make(item) for item in self._items[number]]
+        return self._make(self._items[number])
+
+
 # Yields the number of every job and what the worker returned, in any order.
 Run = Callable[[type, dict, Sequence[dict]], Iterator[tuple[int, Any]]]
 
@@ -31,3 +52,13 @@ def grouped(items: Sequence[tuple[int, Item]]) -> list[list[Item]]:
         groups[-1].append(item)
         left -= rows
     return groups
+
+
+def in_number_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
+    """The results of numbered jobs in the order of their numbers."""
+    waiting, number = {}, 0
+    for found, result in results:
+        waiting[found] = result
+        while number in waiting:
+            yield waiting.pop(number)
+            number += 1

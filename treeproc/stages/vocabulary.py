@@ -15,7 +15,7 @@ from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import OPTIONAL_VOCABULARY_FILES, VOCABULARY_FILES, ShardRecord, fingerprint_of
 from treeproc.stages.encode import TreeConfig
-from treeproc.stages.running import Run, grouped, run_here
+from treeproc.stages.running import Jobs, Run, grouped, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
@@ -122,6 +122,11 @@ def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[li
     return found["label"], found["tag"], found["deprel"]
 
 
+def _bare(record: ShardRecord) -> dict:
+    """A record without its counts, as JSON."""
+    return asdict(replace(record, counts={}, longest={}))
+
+
 def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_sides: bool) -> int:
     """The number of rows of the training split that words are learned from."""
     return min(sum(record.rows for record in text), max(1, config.max_training_lines // (1 + has_both_sides)))
@@ -146,17 +151,21 @@ def count_vocabulary(
         return counts
     most = sampled_rows(text, config, {"source", "target"} <= set(columns[0]))
     shards, first = [], 0
-    for lines, trees in zip(text, parsed, strict=True):
+    for place, (lines, trees) in enumerate(zip(text, parsed, strict=True)):
         names = _names_of(trees, tree, tree.arcs_column in columns[1])
         if names is not None:
             counts.add_names(*names)
         last = first + lines.rows
         if names is None or _chosen_before(first, num_rows, most) < _chosen_before(last, num_rows, most):
-            bare = {stage: asdict(replace(one, counts={}, longest={})) for stage, one in (("text", lines), ("parsed", trees))}
-            shards.append((lines.rows, bare | {"first": first, "names": names is None}))
+            shards.append((lines.rows, (place, first, names is None)))
         first = last
+
+    def job(group: Sequence[tuple[int, int, bool]]) -> dict:
+        bare = [{"text": _bare(text[place]), "parsed": _bare(parsed[place])} for place, _, _ in group]
+        return {"shards": [one | {"first": first, "names": names} for one, (_, first, names) in zip(bare, group, strict=True)]}
+
     arguments = {"base": base, "config": config, "tree": tree, "num_rows": num_rows, "most": most}
-    for _, found in run(CountShards, arguments, [{"shards": group} for group in grouped(shards)]):
+    for _, found in run(CountShards, arguments, Jobs(grouped(shards), job)):
         for side, words in found["words"].items():
             counts.words[side].update(words)
         counts.add_names(found["labels"], found["tags"], found["deprels"])
