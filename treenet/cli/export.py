@@ -23,7 +23,7 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
-from treenet.translation.line_translator import Checkpoint
+from treenet.translation.translate_settings import Checkpoint
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
