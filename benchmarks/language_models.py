@@ -23,6 +23,7 @@ from training_data import NUM_LABELS
 
 from treenet.config import TrainConfig
 from treenet.data.batch import collate
+from treenet.data.examples import Examples
 from treenet.data.input_kinds import InputKind
 from treenet.models import VocabSizes, build_causal_lm
 from treenet.tasks.causal_lm import CausalBatch, to_causal
@@ -36,7 +37,7 @@ CASES: Mapping[str, dict] = {
 
 
 @dataclass(frozen=True)
-class Sentences:
+class Sentences(Examples):
     """Random examples, as updates of causal models read them."""
 
     examples: Sequence[dict]
