@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from treenet.config import TrainConfig
+from treenet.config import TrainConfig, flatten
 from treenet.runs.checkpoint import (
     AVERAGED,
     INITIAL,
@@ -35,7 +35,7 @@ from treenet.runs.old_checkpoints import rename_weights
 from treenet.runs.vocabularies import KINDS, Vocabularies
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
-from treeproc.common.settings import UserError, differences, load_settings
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
 _CLASSES = "num_classes"
@@ -125,10 +125,17 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
         "new": len(matches.new),
     }
     meta = {name: value for name, value in sizes.items() if name in (*KINDS, _CLASSES) or name.endswith("fingerprint")}
-    models = [one.model.model_dump(mode="json") for one in (their_config, config)]
-    meta |= {"model": models[1], "init": facts, "changes": differences(*models), "matches": matches.record()}
+    changes = _changed_settings(their_config, config)
+    meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "changes": changes, "matches": matches.record()}
     publish(target, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
     return meta
+
+
+def _changed_settings(before: TrainConfig, now: TrainConfig) -> list[str]:
+    """Return the settings of the model that both architectures read and that differ. Some of them change no shape."""
+    theirs, own = (flatten(config.model.model_dump(mode="json")) for config in (before, now))
+    names = [name for name in own if name in theirs and name != "name" and theirs[name] != own[name]]
+    return [f"{name}: {theirs[name]} -> {own[name]}" for name in names]
 
 
 def _open_source(run: Path, folder: Path, task: Task) -> _Source:
