@@ -67,6 +67,7 @@ SLOW = {
     "significance::test_an_interval_of_95_percent_holds_the_truth_so_often",
     "tree_attention::test_self_attention_equals_oracle",
     "word_frequency::test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here",
+    "word_noise::test_equals_the_slow_reference",
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ PAIR_COLUMNS = ("leaves", "nodes", "spans", "score")
 # Settings by task: a model of trees where there is one.
 TASKS = {
     "translation": ["batch.tokens_per_device=24"],
-    "sampled": ["batch.tokens_per_device=24", "sampling.bpe_dropout=0.3"],
+    "sampled": ["batch.tokens_per_device=24", "sampling.bpe_dropout=0.3", "sampling.word_dropout=0.1"],
     "classification": ["task=classification"],
     "relatedness": ["task=relatedness", "model.name=tree_lstm", "optimizer.label_smoothing=0"],
     "masked_lm": ["task=masked_lm", "model.name=transformer"],

@@ -193,10 +193,23 @@ class SamplingConfig(Settings):
         "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"
     )
 
+    shuffle_distance: int = Field(
+        0, ge=0, le=1000, description="places that a source word moves at most (Lample et al., 2018); its tree stays; 0: none"
+    )
+    word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a source word is left out, and its place in the tree"
+    )
+    word_mask: float = Field(0.0, ge=0, lt=1, description="probability that a source word becomes one unknown piece")
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether source words move, are left out or become unknown."""
+        return bool(self.shuffle_distance or self.word_dropout or self.word_mask)
+
     @property
     def is_off(self) -> bool:
         """Whether training reads the examples as they are."""
-        return not self.bpe_dropout
+        return not (self.bpe_dropout or self.has_noise)
 
 
 class TrainConfig(Settings):

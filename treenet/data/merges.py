@@ -33,6 +33,7 @@ class Merges:
     merged: np.ndarray  # [M] the piece that a pair becomes
     priority: np.ndarray  # [V] int64, lower for pieces that were learned earlier
     blank: int  # the piece of a blank alone; -1 if there is none
+    is_tag: np.ndarray  # [V] bool, whether a piece is a tag in front of lines
 
     @classmethod
     def load(cls, path: AnyPath) -> "Merges":
@@ -43,7 +44,7 @@ class Merges:
         except (OSError, DecodeError):
             raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}") from None
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
-            raise UserError(f"{path} is not a byte-pair model, but sampling.bpe_dropout needs its merges; set it to 0")
+            raise UserError(f"{path} is not a byte-pair model, but sampling needs its merges; leave sampling out")
         return cls._of_pieces(model.pieces)
 
     @classmethod
@@ -63,7 +64,8 @@ class Merges:
         keys = np.array(sorted(pairs), dtype=np.int64)
         merged = np.array([pairs[key] for key in keys.tolist()], dtype=np.int64)
         _, priority = np.unique([-piece.score for piece in pieces], return_inverse=True)
-        return cls(flat, edges_of(lengths), keys, merged, priority.astype(np.int64), ids.get(BLANK, -1))
+        is_tag = np.array([piece.type == piece.USER_DEFINED for piece in pieces])
+        return cls(flat, edges_of(lengths), keys, merged, priority.astype(np.int64), ids.get(BLANK, -1), is_tag)
 
     def begins_word(self, pieces: np.ndarray) -> np.ndarray:
         """Return whether each piece begins with a blank, [P] bool."""

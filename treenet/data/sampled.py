@@ -1,11 +1,11 @@
-"""Training examples that every epoch samples anew: their words are divided into other pieces, and the trees follow.
+"""Training examples that every epoch samples anew: other pieces of words, and noise on source words. The trees follow.
 
 All draws follow from (seed, epoch, example, side). They do not depend on batch-mates, ranks, loader processes or resume. The plan
 of batches keeps the sizes of the data set. So all models share batches, and a batch of sampled examples may be larger.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.merges import Merges
 from treenet.data.row_lists import ALWAYS, RowLists
-from treenet.data.word_trees import PieceTrees, WordTrees, over_words
+from treenet.data.word_noise import WordDraws, add_noise
+from treenet.data.word_trees import PieceTrees, over_words
 from treenet.structure.ragged import Ragged
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, take
@@ -41,16 +42,20 @@ class Sampler:
     def source(self, rows: RowLists, epoch: int) -> RowLists:
         """The leaves and trees of an epoch, of rows that were read with words and tags. Other fields stay."""
         words = over_words(rows)
-        pieces, counts = words.pieces, words.counts
-        if self.config.sides != "target":
+        if self._divides("source"):
             pieces, counts = self._divide(rows, words.pieces, words.counts, words.words, epoch, _SOURCE)
-        made = self._trees.over_pieces(WordTrees(words.trees, words.tags, words.words, pieces, counts))
+            words = replace(words, pieces=pieces, counts=counts)
+        if self.config.has_noise:
+            draws = WordDraws(np.asarray(rows.example_ids), words.words, self._seed, epoch)
+            fixed = self._merges.is_tag[words.pieces[edges_of(words.counts)[:-1]]]
+            words = add_noise(words, self.config, draws, fixed)
+        made = self._trees.over_pieces(words)
         return RowLists(**vars(rows) | {name: getattr(made, name) for name in (*ALWAYS[:-1], *_WORD_COLUMNS)})
 
     def targets(self, rows: RowLists, epoch: int) -> Ragged:
         """The target pieces of an epoch."""
         targets = Ragged.of(rows.targets)
-        if self.config.sides == "source" or not len(targets.flat):
+        if not self._divides("target") or not len(targets.flat):
             return targets
         begins = self._merges.begins_word(targets.flat)
         edges = edges_of(targets.lengths)
@@ -59,6 +64,10 @@ class Sampler:
         before = edges_of(begins.astype(np.int64))[edges]
         pieces, counts = self._divide(rows, targets.flat, np.diff(first), np.diff(before), epoch, _TARGET)
         return Ragged(pieces, np.diff(edges_of(counts)[before]))
+
+    def _divides(self, side: str) -> bool:
+        """Whether the words of a side are divided anew."""
+        return self.config.bpe_dropout > 0 and self.config.sides in ("both", side)
 
     def _divide(
         self, rows: RowLists, pieces: np.ndarray, counts: np.ndarray, words: np.ndarray, epoch: int, purpose: int

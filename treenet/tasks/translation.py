@@ -50,6 +50,11 @@ class Translation(Task):
                 f"valid_metric={self.score} needs a validation split, but {data} has none; preprocess with splits.valid"
             )
         check_structure(self.config, index, self.encoder)
+        if self.config.sampling.word_dropout and self.reads.reads_arcs:
+            raise UserError(
+                "sampling.word_dropout leaves out words that govern others, but this model reads arcs "
+                f"(model.name = {self.config.model.name}); set it to 0, and use sampling.word_mask instead"
+            )
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
         folder, reads = self.config.data / "encoded", self.reads.for_device(device)
