@@ -33,8 +33,8 @@ STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 # Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
 _NOTE = re.compile(
     r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
-    r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished before|start)|[\d,]+ of [\d,]+ |"
-    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; it is made again|\S+ (on|of) |[\w ]+, \d+ s$|"
+    r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished already|start)|[\d,]+ of [\d,]+ |"
+    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|\S+ (on|of) |[\w ]+, \d+ s$|"
     r"[\w ,]+ \.\.\.$"  # a running child
 )
 

@@ -17,6 +17,7 @@ from bracketed_data import write_bracketed_data
 from treenet import __version__
 from treenet.cli.main import COMMANDS, describe_commands
 from treenet.cli.shipped import CONFIGS, find_config, shipped_names
+from treeproc.common import command_names
 from treeproc.common.command_names import as_called, command_of
 from treeproc.common.extras import EXTRAS, describe_missing, require
 from treeproc.common.settings import UserError
@@ -169,15 +170,16 @@ def test_messages_name_commands_as_they_were_called(monkeypatch):
         "--config workflows/configs/sst5.yaml; workflows/configs has more; my/workflows.py stays"
     )
     assert as_called(text) == text
-    monkeypatch.setattr(sys, "argv", ["tree-attention train"])
-    assert (
-        str(UserError(text))
-        == as_called(text)
-        == (
-            "run tree-attention train --out RUN, tree-attention average-checkpoints, tree-attention verify DATA, --config sst5; "
-            "tree-attention configs has more; my/workflows.py stays"
-        )
+    named = (
+        "run tree-attention train --out RUN, tree-attention average-checkpoints, tree-attention verify DATA, --config sst5; "
+        "tree-attention configs has more; my/workflows.py stays"
     )
+    monkeypatch.setattr(sys, "argv", ["tree-attention train"])
+    assert str(UserError(text)) == as_called(text) == as_called(named) == named
+    monkeypatch.setattr(command_names, "_HAS_SCRIPTS", False)  # an installation has no scripts, but a submitted job brings some
+    for program, expected in (("ipykernel_launcher.py", named), ("job/workflows/evaluate.py", text), ("", named)):
+        monkeypatch.setattr(sys, "argv", [program])
+        assert as_called(text) == expected
 
 
 def test_a_configuration_is_a_file_or_a_shipped_name(tmp_path, monkeypatch, repository):
