@@ -33,7 +33,7 @@ BANNED = [
     (r"\ball but\b", "all except"),
     (r"\bby hand\b.*\bby hand\b", "manually, once"),
     (r"\braises? \w+ where\b|\bnone where\b", "if"),
-    (r"(?<!there )\b(?:is|are) no (?!longer|better|more|other|less|such|worse)", "is not a"),
+    (r"(?<!there )\b(?:is|are) no (?!longer|better|more|other|less|such|worse|\w+er than)", "is not a"),
     (r"\b(?:has|have) not(?=[.,;:)]|$)", "lacks; does not have"),
 ]
 _BANNED = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in BANNED]
