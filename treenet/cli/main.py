@@ -21,6 +21,7 @@ COMMANDS = {
     "evaluate": ("treenet.cli.evaluate", "translate a split and score it, or compare two systems"),
     "translate": ("treenet.cli.translate", "translate raw text"),
     "back-translate": ("treenet.cli.back_translate", "more training pairs, from text of the target language"),
+    "align": ("treenet.cli.align", "align words of sentence pairs by the attention of a model"),
     "serve": ("treenet.cli.serve", "translate over HTTP: a page, and JSON for programs"),
     "score-lm": ("treenet.cli.score_lm", "perplexity of a language model, and its choices in minimal pairs"),
     "export": ("treenet.cli.export", "a trained model for other programs: ONNX, CTranslate2, or a run folder that needs no data"),

@@ -1,0 +1,164 @@
+"""Alignments against loops over weights, the error rate against its equation, and align.py on a run of random weights."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from model_cases import example_of, tiny_model
+from strategies import Tree
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+
+from treenet.analysis.alignment import (
+    ReferenceLinks,
+    alignment_error_rate,
+    format_links,
+    link_nodes,
+    link_words,
+    number_words,
+    parse_links,
+    word_attention,
+)
+from treenet.analysis.attention_stats import attend_examples
+from treeproc.common.settings import UserError
+
+ROOT = Path(__file__).parents[1]
+SAMPLES = ROOT / "tests" / "samples"
+LINKS = st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=6)
+
+
+@pytest.mark.parametrize("case", ["transformer", "tree_transformer"])
+@pytest.mark.parametrize("layer", [None, 1, 2])
+def test_words_get_the_attention_of_their_pieces_leaves_and_nodes(case, layer):
+    model = tiny_model(case)
+    tree = Tree(6, [(0, 6, 4), (0, 2, 2), (3, 6, 4), (4, 6, 4)])  # (start, end, subtree_end)
+    example = example_of(tree, 3, target_length=5, reads=model.reads)
+    [attended] = attend_examples(model, [example])
+    source, target = np.array([0, 0, 1, 2, 2, 3]), np.array([0, 1, 1, 1, 2])
+    found = word_attention(attended, source, target, layer)
+    layers = [layer - 1] if layer else [0, 1]
+    spans = list(zip(example["spans"]["start"].tolist(), example["spans"]["end"].tolist(), strict=True))[: attended.num_nodes]
+    expected, nodes = np.zeros((3, 4)), np.zeros((3, len(spans)))
+    for piece, word in enumerate(target.tolist()):
+        share = 1 / (target == word).sum() / len(layers) / attended.weights.shape[1]
+        for row in (attended.weights[one, head, piece].tolist() for one in layers for head in range(attended.weights.shape[1])):
+            for leaf in range(6):
+                expected[word, source[leaf]] += row[leaf] * share
+            for node, (start, end) in enumerate(spans):
+                nodes[word, node] += row[6 + node] * share
+                for leaf in range(start, end):
+                    expected[word, source[leaf]] += row[6 + node] / (end - start) * share
+    assert found == pytest.approx(expected) and found.sum(1) == pytest.approx(1)
+    assert link_words(found) == [(int(np.argmax(expected[word])), word) for word in range(3)]
+    linked = link_nodes(attended, source, target, layer)
+    assert len(linked) == (3 if case == "tree_transformer" else 0)
+    for one in linked:
+        best = int(np.argmax(nodes[one.target]))
+        start, end = spans[best]
+        assert (one.start, one.end) == (source[start], source[end - 1] + 1)
+        assert one.label == example["nodes"]["label"][best] and one.weight == pytest.approx(nodes[one.target, best])
+
+
+def test_words_are_counted_at_blanks():
+    assert number_words(["▁Der", "▁al", "te", "▁", "Hund", "."]).tolist() == [0, 1, 1, 2, 2, 2]
+    assert number_words(["a", "b", "▁c"]).tolist() == [0, 0, 1]
+    assert number_words([]).tolist() == []
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(LINKS, LINKS, LINKS), min_size=1, max_size=4))
+def test_the_error_rate_is_that_of_the_equation(lines):
+    found = [links for links, _, _ in lines]
+    references = [ReferenceLinks(frozenset(sure), frozenset(sure | more)) for _, sure, more in lines]
+    pairs = list(zip(found, references, strict=True))
+    a_s = sum(1 for links, reference in pairs for link in links if link in reference.sure)
+    a_p = sum(1 for links, reference in pairs for link in links if link in reference.possible)
+    size = sum(len(links) + len(reference.sure) for links, reference in pairs)
+    assert alignment_error_rate(found, references) == pytest.approx(1 - (a_s + a_p) / size if size else 0)
+
+
+def test_links_are_read_and_written_in_pharaoh_form():
+    assert parse_links("1-0 0p2 ") == ReferenceLinks(frozenset({(1, 0)}), frozenset({(1, 0), (0, 2)}))
+    assert format_links([(2, 1), (0, 3)]) == "0-3 2-1" and parse_links(" ").possible == frozenset()
+    for wrong in ("1_2", "1-2-3", "-1-2", "a-b", "1234567-1", "١-٢"):
+        with pytest.raises(ValueError, match="a link must have the form 2-3"):
+            parse_links(wrong)
+
+
+def test_reference_links_of_the_sample_name_words_of_their_lines():
+    sides = [(SAMPLES / f"aligned.{name}").read_text().splitlines() for name in ("en", "de", "links")]
+    assert [len(side) for side in sides] == [20] * 3
+    for source, target, links in zip(*sides, strict=True):
+        possible = parse_links(links).possible
+        assert {one for one, _ in possible} == set(range(len(source.split(" "))))
+        assert {other for _, other in possible} == set(range(len(target.split(" "))))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "run", write_vocabulary(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def align(capfdbinary):
+    main = runpy.run_path(str(ROOT / "workflows" / "align.py"))["main"]
+
+    def call(*arguments: object) -> tuple[list[str], str]:
+        capfdbinary.readouterr()
+        main([*map(str, arguments)])
+        sys.stdout.flush()
+        printed = capfdbinary.readouterr()
+        return printed.out.decode().split("\n")[:-1], printed.err.decode()
+
+    return call
+
+
+def write(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
+def test_the_command_writes_a_line_for_each_pair(align, run, tmp_path):
+    random = np.random.default_rng(0)
+    sources, targets = ([" ".join(random.choice(SEARCH_WORDS, random.integers(1, 7))) for _ in range(9)] for _ in range(2))
+    sources[3], targets[5], sources[7] = "ba\x01", "", ""
+    targets[7] = ""
+    files = [f"{name}={write(tmp_path / name, lines)}" for name, lines in (("input", sources), ("target", targets))]
+    found, errors = align("--out", run, *files)
+    assert len(found) == 9 and [number for number, line in enumerate(found) if not line] == [3, 5, 7]
+    assert "line 4: control character U+0001" in errors
+    for line, source, target in zip(found, sources, targets, strict=True):
+        links = sorted(parse_links(line).sure)
+        assert not links or sorted(word for _, word in links) == list(range(len(target.split())))
+        assert all(word < len(source.split()) for word, _ in links)
+    assert align("--out", run, *files, "lines_at_once=2")[0] == found
+    records = [json.loads(line) for line in align("--out", run, *files, "json_lines=true")[0]]
+    assert [format_links(map(tuple, one["links"])) for one in records] == found
+    assert all(len(one["nodes"]) == len(one["links"]) for one in records) and records[0]["nodes"][0]["label"]
+    references = write(tmp_path / "references", found)
+    assert "alignment error rate 0.0 % on 9 lines" in align("--out", run, *files, f"references={references}")[1]
+    output = tmp_path / "out"
+    assert align("--out", run, *files, f"output={output}")[0] == [] and output.read_text().splitlines() == found
+
+
+def test_what_cannot_be_aligned_is_refused_in_one_line(align, run, tmp_path):
+    source, short = write(tmp_path / "in", ["ba be", "bo"]), write(tmp_path / "short", ["ba"])
+    one = write(tmp_path / "one", ["0-0"])
+    wrong = write(tmp_path / "wrong", ["0-0", "0:0"])
+    recurrent = write_run(tmp_path / "recurrent", write_vocabulary(tmp_path / "data"), name="bilstm")
+    for out, arguments, message in [
+        (run, [f"target={short}"], "has 2 lines, but .*short has 1"),
+        (run, [f"target={source}", f"references={one}"], "has 2 lines, but .*one has 1"),
+        (run, [f"target={source}", f"references={wrong}"], "wrong, line 2: a link must have the form 2-3"),
+        (run, [f"target={source}", "layer=2"], "layer must be at most 1, but is 2"),
+        (run, [], "target: .*missing"),
+        (recurrent, [f"target={source}"], "bilstm has no Transformer decoder"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            align("--out", out, f"input={source}", *arguments)

@@ -1,0 +1,154 @@
+"""Align the words of sentence pairs by the cross-attention of a trained model.
+
+    python workflows/align.py --out RUN input=FILE target=FILE
+    python workflows/align.py --out RUN input=FILE target=FILE trees=FILE json_lines=true
+    python workflows/align.py --out RUN input=FILE target=FILE references=LINKS
+
+RUN is the folder of a training run of a model with a Transformer decoder. The model reads the given translations, and each target
+word is linked to the source word that gets most of its attention. Words are what stands between blanks. The command writes one
+line for each pair, with links such as 0-0 1-2. With references, it prints the alignment error rate on standard error.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from treenet.analysis.alignment import (
+    ReferenceLinks,
+    alignment_error_rate,
+    format_links,
+    link_nodes,
+    link_words,
+    number_words,
+    parse_links,
+    word_attention,
+)
+from treenet.analysis.attention_stats import SentenceAttention, attend_examples, read_labels
+from treenet.cli.shipped import find_config
+from treenet.models.decoders.transformer import TransformerDecoder
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.loading import LoadedRun, load_run
+from treenet.runs.mirror import read_run
+from treenet.translation.line_translator import EncodedLine, build_line_source
+from treeproc.common.files import is_stream, named_output
+from treeproc.common.setting_effects import Effect
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.storage import DataPath
+from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
+from treeproc.readers import read_lines
+
+
+class AlignSettings(Settings):
+    """Settings of align.py."""
+
+    input: DataPath = Field(description="raw text, one sentence a line, plain or .gz")
+    target: DataPath = Field(description="its translations, one line for each line of the input")
+    trees: DataPath | None = Field(
+        None,
+        description="trees in Penn Treebank brackets, one line for each line of the input; unset, the command parses the lines",
+    )
+    references: Path | None = Field(
+        None, description="reference links, one line for each line of the input: 2-3 is sure, 2p3 is only possible"
+    )
+    output: DataPath | None = Field(
+        None, description="file to write; unset, standard output. The file appears when it is complete"
+    )
+    checkpoint: str = Field(
+        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    layer: PositiveInt | None = Field(
+        None, description="decoder layer whose attention counts, 1 is the lowest; null: the mean of all"
+    )
+    json_lines: bool = Field(
+        False, description="write a JSON object a line, also with the nodes to which target words attend most"
+    )
+    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the command does not align longer lines")
+    lines_at_once: Annotated[PositiveInt, Effect.NONE] = Field(1000, description="lines that the command reads together")
+
+
+class Aligner:
+    """A model, its parser and its vocabulary. Raises UserError if the model has no Transformer decoder, or not the layer."""
+
+    def __init__(self, run: LoadedRun, settings: AlignSettings):
+        decoder = getattr(run.model, "decoder", None)
+        if not isinstance(decoder, TransformerDecoder):
+            raise UserError(
+                f"{run.config.model.name} has no Transformer decoder, so it has no attention weights; choose another run"
+            )
+        if settings.layer is not None and settings.layer > len(decoder.layers):
+            raise UserError(f"layer must be at most {len(decoder.layers)}, but is {settings.layer}")
+        self._run, self._settings, self._labels = run, settings, read_labels(run.data)
+        given_trees = settings.trees is not None
+        self._source = build_line_source(RawLineEncoder, run, given_trees=given_trees, max_pieces=settings.max_leaves)
+
+    def align(self, lines: Sequence[RawLine], first: int) -> Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]:
+        """Yield each line with its links and its links to nodes. `first` is the 0-based number of the first line."""
+        encoded = self._source.encode(lines, first)
+        attended = attend_examples(self._run.model, (line.row for line in encoded if self._has_pieces(line)))
+        for line in encoded:
+            yield (line, *(self._links(next(attended)) if self._has_pieces(line) else ([], [])))
+
+    def _has_pieces(self, line: EncodedLine) -> bool:
+        return line.row is not None and all(len(side) for side in (line.row["leaves"]["piece"], line.row["tgt_pieces"]))
+
+    def _links(self, attention: SentenceAttention) -> tuple[list[tuple[int, int]], list[dict]]:
+        names = self._run.processor.id_to_piece
+        source = number_words([names(int(piece)) for piece in attention.example["leaves"]["piece"]])
+        target = number_words([names(int(piece)) for piece in attention.example["tgt_pieces"]])
+        links = link_words(word_attention(attention, source, target, self._settings.layer))
+        nodes = link_nodes(attention, source, target, self._settings.layer)
+        return links, [{**asdict(node), "label": self._labels[node.label], "weight": round(node.weight, 4)} for node in nodes]
+
+
+def read_references(settings: AlignSettings) -> list[ReferenceLinks] | None:
+    """Read the reference links. Raises UserError for a line of another form."""
+    if settings.references is None:
+        return None
+    references = []
+    for number, line in enumerate(read_lines([settings.references]), start=1):
+        try:
+            references.append(parse_links(line))
+        except ValueError as error:
+            raise UserError(f"{settings.references}, line {number}: {error}") from None
+    return references
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True)
+    args = parser.parse_intermixed_args(argv)
+    if args.out is None or args.sample:
+        raise UserError("give --out RUN, the folder of a training run; this command has no sample")
+    settings = load_settings(AlignSettings, args.config, args.overrides)
+    named = {name: getattr(settings, name) for name in ("input", "target", "trees", "references", "output")}
+    paths = {"--out": args.out} | {name: path for name, path in named.items() if path is not None}
+    refuse_relative_in_job(paths)
+    references = read_references(settings)
+    count_lines([path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)])
+    with ExitStack() as stack:
+        folder = stack.enter_context(read_run(args.out, *checkpoint_names(settings.checkpoint)))
+        aligner = Aligner(load_run(folder, checkpoint=settings.checkpoint), settings)
+        file = stack.enter_context(named_output(settings.output)) if settings.output is not None else sys.stdout.buffer
+        lines = read_raw_lines(settings.input, settings.trees, settings.target)
+        found: list[list[tuple[int, int]]] = []  # kept only to be compared
+        number = 0
+        while part := list(islice(lines, settings.lines_at_once)):
+            for line, links, nodes in aligner.align(part, number):
+                number += 1
+                found += [links] if references is not None else []
+                if problem := line.problem or line.note:
+                    print(f"warning: {settings.input}, line {number}: {problem}", file=sys.stderr)
+                record = {"line": number, "links": sorted(links), "nodes": nodes}
+                text = json.dumps(record, ensure_ascii=False) if settings.json_lines else format_links(links)
+                file.write(f"{text}\n".encode())
+        file.flush()
+    if references is not None:
+        rate = alignment_error_rate(found, references)
+        print(f"alignment error rate {100 * rate:.1f} % on {len(references):,} lines", file=sys.stderr)
