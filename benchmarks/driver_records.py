@@ -1,7 +1,7 @@
 """Memory and time of the driver for the records of many shards: three stages whose work is empty, their indices, a resume.
 
     python benchmarks/driver_records.py                   # 500,000 shards: a billion rows in shards of 2,000
-    python benchmarks/driver_records.py --shards 20000    # 15 seconds
+    python benchmarks/driver_records.py --shards 20000    # half a minute of CPU
 
 It runs `make_shards` and `write_index` for the stages, without Ray. There is no text and no shard. The records have as many
 counts as those of real stages: 3, 60 and 20. `peak_mb` is the highest resident memory of the process so far, and `start_mb` that

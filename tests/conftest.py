@@ -65,6 +65,8 @@ SLOW = {
     "phrases::test_micro_batches_and_ranks_change_no_loss_of_tags", "phrases::test_tags_are_learnt_and_belong_to_no_nll",
     "search::test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses",
     "significance::test_an_interval_of_95_percent_holds_the_truth_so_often",
+    "text_in_stores::test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process",
+    "text_in_stores::test_killed_after_any_job_the_same_command_goes_on",
     "tree_attention::test_self_attention_equals_oracle",
     "word_frequency::test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here",
     "word_noise::test_equals_the_slow_reference",
