@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.common.progress import phase
+from treeproc.common.progress import format_seconds, phase
 from treeproc.common.ray_session import start_ray, there_is_a_cluster
 from treeproc.job.job_report import count_lines, fallbacks
 from treeproc.job.preprocess import PreprocessConfig, text_alone
@@ -38,13 +38,14 @@ def dry_run(config: PreprocessConfig) -> str:
     rate = probe.rows / seconds
     total = sum(record.rows for record in records)
     failures = fallbacks(parsed.counts)
+    expected = total / (rate * actors) + loaded - started
     lines = [
         "dry run: the command writes nothing to --out",
         *count_lines(records),
         f"  parser: {describe_in_words(parser)}",
         f"  plan: {len(records):,} shards of up to {config.rows_per_shard:,} input examples, {actors} at a time {where}",
         f"  probe: {probe.rows:,} examples in {seconds:.1f} s, {rate:,.1f} examples/s by one worker, {failures} without a parse",
-        f"  parsing takes about {(total / (rate * actors) + loaded - started) / 3600:.2f} hours",
+        f"  parsing takes about {expected / 3600:.2f} hours ({format_seconds(expected)})",
     ]
     return "\n".join(lines)
 
