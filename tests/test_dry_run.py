@@ -91,7 +91,7 @@ def test_a_run_that_is_there_is_only_looked_at(data, tmp_path, monkeypatch):
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
     monkeypatch.setattr(dry_run_module, "train_job", lambda config, folder: write_probe(folder, config))
     text = dry_run(make_config(data), run_dir)
-    assert "--out holds update 5: 15 are left" in text
+    assert "--out holds update 5; 15 updates remain" in text
     assert "(0:34)" in text  # 15 updates of 2 s and one validation of 4 s
     assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
