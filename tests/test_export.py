@@ -73,7 +73,7 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
     "name, settings, message",
     [
         ("lightconv", ["--to", "onnx"], "ONNX takes transformer and tree_transformer, but the run is lightconv"),
-        ("tree_transformer", ["--to", "ctranslate2"], "takes transformer alone, but the run is tree_transformer"),
+        ("tree_transformer", ["--to", "ctranslate2"], "takes only transformer, but the run is tree_transformer"),
         ("transformer", ["--to", "onnx", "quantization=int8"], "needs to = 'ctranslate2', but to is 'onnx'"),
         ("transformer", ["checkpoint=9"], "model.safetensors is missing"),
         ("data", [], "is not a run"),

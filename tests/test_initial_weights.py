@@ -310,7 +310,7 @@ def test_a_vocabulary_that_moved_or_changed_is_refused_only_if_it_is_needed(data
     base = tmp_path / "base"
     shutil.copytree(run, base)
     text = (base / "config.yaml").read_text()
-    for place, message in ((tmp_path / "gone", "gone is not there"), (other_data, "the vocabulary of .* must be")):
+    for place, message in ((tmp_path / "gone", "gone is missing"), (other_data, "the vocabulary of .* must be")):
         (base / "config.yaml").write_text(text.replace(f"data: {data}", f"data: {place}"))
         start(config_of(data, base), tmp_path / "same")
         with pytest.raises(UserError, match=message):

@@ -69,7 +69,7 @@ def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
     assert len(lines) == 3 + len(row["leaves"]["piece"]) + len(row["nodes"]["label"])
     source, target = (line.partition(": ")[2] for line in lines[-2:])
     assert target.replace(" ", "").replace("▁", " ").split() == list(reversed(source.split()))
-    with pytest.raises(UserError, match=r"valid has no line 99 \(there are 1 to 12"):
+    with pytest.raises(UserError, match=r"valid has no line 99 \(its lines are 1 to 12"):
         draw_line(data, "valid", 99)
     plot(describe(data)[1], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

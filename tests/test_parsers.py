@@ -272,8 +272,8 @@ def test_given_trees_and_their_labels():
     for bad, message in (
         (Given(words), "no trees with words"),
         (Given(words, trees), "gives no arcs"),
-        (Given(words, ["(S (D The))"], arcs), "1 leaves over 5 words"),
-        (Given(words, ["(S (D The)"], arcs), "cannot be read: 1 bracket"),
+        (Given(words, ["(S (D The))"], arcs), "1 leaves, but 5 words"),
+        (Given(words, ["(S (D The)"], arcs), "cannot read a given tree: 1 bracket"),
     ):
         with pytest.raises(UserError, match=message):
             with_arcs.parse([line], [bad])

@@ -283,7 +283,7 @@ def test_sentences_are_those_of_the_largest_differences(folder):
     assert gains[first] == gains[legible].max() and gains[last] == gains[legible].min()
     assert choose_examples(runs, runs[0], "test", 2, (8, 4, 8)) == [7, 3]
     assert len(choose_examples(runs[:1], runs[0], "test", 3, ())) == 3 and choose_examples(runs, runs[0], "test", 0, ()) == []
-    with pytest.raises(UserError, match="has no line 99; there are 1 to 8"):
+    with pytest.raises(UserError, match="has no line 99; its lines are 1 to 8"):
         choose_examples(runs, runs[0], "test", 2, (1, 99))
 
 

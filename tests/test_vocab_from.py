@@ -143,9 +143,7 @@ def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp
     path.write_text("<unk>\nX\nY\n")
     with pytest.raises(UserError, match=r"labels.txt is missing or damaged"):
         preprocess(PreprocessConfig.model_validate(new_settings(text, other)), tmp_path / "out")
-    with pytest.raises(
-        UserError, match=r"vocab_from: .*none/config.yaml is not readable; give the folder of a finished data set"
-    ):
+    with pytest.raises(UserError, match=r"vocab_from: cannot read .*none/config.yaml; give the folder of a finished data set"):
         PreprocessConfig.model_validate(new_settings(text, tmp_path / "none"))
 
 

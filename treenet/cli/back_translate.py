@@ -210,7 +210,7 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(__doc__, BackTranslateConfig, find_config=find_config).parse_intermixed_args(argv)
     if args.out is None or args.sample:
-        raise UserError("give --out DIR, data=DATA and text=[FILE]; there is no sample for it")
+        raise UserError("give --out DIR, data=DATA and text=[FILE] (this command has no --sample)")
     config = load_settings(BackTranslateConfig, args.config, args.overrides)
     paths = {"--out": args.out, "data": config.data, "run": config.run} | {f"text.{i}": p for i, p in enumerate(config.text)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})

@@ -43,7 +43,7 @@ def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, in
     """
     total = sum(1 for line in read_lines(files) if line)
     if not total:
-        raise UserError(f"text: {', '.join(map(str, files))}: there is no line with text; give a sentence a line")
+        raise UserError(f"text: {', '.join(map(str, files))}: there is no line with text; give one sentence a line")
     most = min(wanted, total)
     with atomic_output(out) as output:
         for number, line in enumerate(line for line in read_lines(files) if line):

@@ -26,7 +26,7 @@ def export_ctranslate2(run: LoadedRun, out: Path, max_positions: int, quantizati
     require("ctranslate2", "CTranslate2")
     if (name := run.config.model.name) != _NAME:
         raise UserError(
-            f"CTranslate2 knows no trees and takes {_NAME} alone, but the run is {name}; --to onnx takes tree_transformer, and "
+            f"CTranslate2 reads no trees and takes only {_NAME}, but the run is {name}; --to onnx takes tree_transformer, and "
             "--to safetensors every model"
         )
     from ctranslate2.converters import Converter

@@ -21,7 +21,7 @@ def write_export(out: Path, run: LoadedRun, form: str, fill: Callable[[Path], Se
     An earlier export in `out` is replaced. Raises UserError if `out` holds anything else, or if the disk refuses.
     """
     if out.exists() and not (out / EXPORT).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} must be a new folder or an earlier export, but is something else; give another --out")
+        raise UserError(f"{out} must be a new folder or an earlier export, but is something else; choose another --out")
     index = read_index(run.data / "encoded")
     meta = {
         "format": form,

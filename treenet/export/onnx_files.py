@@ -62,7 +62,7 @@ def export_onnx(run: LoadedRun, out: Path, max_positions: int) -> None:
     if (name := run.config.model.name) not in EXPORTED:
         raise UserError(f"ONNX takes {' and '.join(EXPORTED)}, but the run is {name}; --to safetensors takes every model")
     if sum(weight.nbytes for weight in run.model.parameters()) > _MOST_BYTES:
-        raise UserError("an ONNX file holds at most 2 GB, but the weights have more; --to safetensors takes them")
+        raise UserError("an ONNX file holds at most 2 GB, but the weights are larger; --to safetensors takes them")
     model = with_positions(run.model, max_positions)
     graphs = {ENCODER: _encoder(model), DECODER: _decoder(model)}
 

@@ -19,7 +19,7 @@ def show_encoder(page: Page) -> list[str]:
         return []
     said = (
         f"Self-attention of the encoder on {report.split}. A query is a leaf or a node of the source. It attends to leaves, and "
-        "in tree models to nodes too. Under the subtree mask a leaf attends to leaves alone, and a node to its own subtree."
+        "in tree models to nodes too. Under the subtree mask, a leaf attends only to leaves, and a node attends to its subtree."
     )
     out = [paragraph(said)]
     sha256 = {run.name: run.weights_sha256 for run in report.runs}
@@ -28,7 +28,7 @@ def show_encoder(page: Page) -> list[str]:
     shares = [_shares(stats) for stats in report.encoder.values()]
     for title in shares[0]:
         rows.append([text(title), *(_share(found[title][0]) for found in shares)])
-        rows.append([text(f"{title}, were attention even"), *(_even(found[title]) for found in shares)])
+        rows.append([text(f"{title}, with even attention"), *(_even(found[title]) for found in shares)])
     for title in ("leaves", "nodes"):
         counts = (getattr(stats, title).queries for stats in report.encoder.values())
         rows.append([text(f"queries that are {title}"), *(number(count) for count in counts)])
@@ -38,7 +38,7 @@ def show_encoder(page: Page) -> list[str]:
     )
     out.append(page.table(caption, head, rows))
     if others := [run.name for run in report.runs if run.name in report.attention and run.name not in report.encoder]:
-        out.append(paragraph(f"Not listed, for their encoders have other layers: {', '.join(others)}.", class_="note"))
+        out.append(paragraph(f"The table leaves out runs whose encoders have other layers: {', '.join(others)}.", class_="note"))
     of_trees = {name: stats for name, stats in report.encoder.items() if stats.by_label}
     if not of_trees:
         return out

@@ -155,7 +155,7 @@ def _open_source(run: Path, folder: Path, task: Task) -> _Source:
             stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
             shapes = {name: tuple(file.get_slice(key).get_shape()) for name, key in stored.items()}
     except (OSError, SafetensorError) as error:
-        raise UserError(f"init: {folder / WEIGHTS} cannot be read: {error}") from None
+        raise UserError(f"init: cannot read {folder / WEIGHTS}: {error}") from None
     parameters = {name: Parameter(shape, own[name].place if name in own else None) for name, shape in shapes.items()}
     vocabularies = Vocabularies(task.config.data, fingerprint, sizes)
     return _Source(folder, parameters, stored, vocabularies, meta["files"][WEIGHTS]["sha256"])
@@ -170,4 +170,4 @@ def _copy_values(source: _Source, matches: Matches, weights: Mapping[str, Tensor
             values = file.get_tensor(source.stored[name]).to(weights[name].dtype)
             weights[name].index_copy_(rows.dim, rows.own, values.index_select(rows.dim, rows.theirs))
     if recorded_sha256(source.folder) != source.sha256:
-        raise UserError(f"init: {source.folder} changed while it was read; run the command again")
+        raise UserError(f"init: {source.folder} changed while it was read; run the same command again")

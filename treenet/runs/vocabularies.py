@@ -35,8 +35,8 @@ class Vocabularies:
         again = "run its workflows/preprocess.py again"
         if not self.data.is_dir():
             raise UserError(
-                f"init: {self.data} is not there, and its vocabulary is needed to match rows; where the data set moved, run the "
-                "training command of that run with data=NEW, which records the place"
+                f"init: {self.data} is missing, but its vocabulary is needed to match rows; if it moved, run the training "
+                "command of that run with data=NEW, which records the new place"
             )
         if (found := read_index(self.data / "encoded")["vocab_fingerprint"]) != self.fingerprint:
             raise UserError(

@@ -56,7 +56,7 @@ def _read_settings(folder: AnyPath) -> dict:
     except (OSError, UnicodeDecodeError):
         values = None
     if not isinstance(values, dict):
-        raise UserError(f"vocab_from: {path} is not readable; give the folder of a finished data set")
+        raise UserError(f"vocab_from: cannot read {path}; give the folder of a finished data set")
     return values
 
 
