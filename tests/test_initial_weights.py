@@ -13,12 +13,13 @@ from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
 from treenet.config import TrainConfig
+from treenet.export.run_folder import export_run
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import describe_run, run_training
 from treenet.runs.checkpoint import checkpoint_folders, publish, read_meta
 from treenet.runs.initial_weights import split_init, start_from_init
-from treenet.runs.loading import load_model
+from treenet.runs.loading import load_model, load_run
 from treenet.runs.matching import vocabulary_places
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
@@ -233,6 +234,17 @@ def test_a_checkpoint_can_be_named_and_a_path_is_of_its_run(data, run, tmp_path)
     ):
         found, checkpoint = split_init(as_path(path))
         assert (str(found), checkpoint) == expected
+
+
+def test_an_exported_run_brings_its_vocabulary(data, other_data, run, tmp_path):
+    """Its data set is not there, and rows are matched by piece."""
+    moved = tmp_path / "data"
+    shutil.copytree(data, moved)
+    run_training(make_config(moved, *SHORT), tmp_path / "run")
+    export_run(tmp_path / "run", load_run(tmp_path / "run"), tmp_path / "exported", "averaged")
+    shutil.rmtree(moved)
+    expected = start(config_of(other_data, run), tmp_path / "expected")
+    assert same(start(config_of(other_data, tmp_path / "exported"), tmp_path / "out"), expected)
 
 
 def test_untrained_scores_of_a_run_are_those_of_its_start(data, run, tmp_path):

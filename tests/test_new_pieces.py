@@ -123,6 +123,16 @@ def test_lower_case_stays_lower_case():
     assert max(new.encode("zebra")) >= 300
 
 
+def test_a_new_tag_in_front_of_lines_is_one_piece():
+    old = train_pieces(OLD, CONFIG, ["<2de>"])
+    words = Counter(["<2de>", "<2fr>", "zebra", "zebra"] * 3)
+    model, added = add_pieces(old, words, 3, CONFIG, ["<2de>", "<2fr>"])
+    before, new = SentencePieceProcessor(model_proto=old), SentencePieceProcessor(model_proto=model)
+    pieces = new.encode("<2fr> the zebra")
+    assert new.id_to_piece(pieces[0]) == "\u2581<2fr>" and pieces[0] == len(before)
+    assert new.encode("<2de> the dog") == before.encode("<2de> the dog") and len(new) == len(before) + 1 + added
+
+
 # Data sets.
 
 

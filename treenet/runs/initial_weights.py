@@ -29,6 +29,7 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names, checkpoint_path, recorded_sha256
 from treenet.runs.facts import InitFacts, read_facts
+from treenet.runs.loading import data_of
 from treenet.runs.matching import Matches, Parameter, describe_matches, match_parameters, model_parameters
 from treenet.runs.mirror import read_run
 from treenet.runs.old_checkpoints import rename_weights
@@ -157,7 +158,7 @@ def _open_source(run: Path, folder: Path, task: Task) -> _Source:
     except (OSError, SafetensorError) as error:
         raise UserError(f"init: cannot read {folder / WEIGHTS}: {error}") from None
     parameters = {name: Parameter(shape, own[name].place if name in own else None) for name, shape in shapes.items()}
-    vocabularies = Vocabularies(task.config.data, fingerprint, sizes)
+    vocabularies = Vocabularies(data_of(run, task.config), fingerprint, sizes)
     return _Source(folder, parameters, stored, vocabularies, meta["files"][WEIGHTS]["sha256"])
 
 

@@ -85,7 +85,7 @@ def load_model(
     start = INITIAL if config.init else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None
-    data = data or _data_of(run, config)
+    data = data or data_of(run, config)
     if not data.is_dir():
         raise UserError(
             f"{data}, the data set of {run}, is missing; if it moved, run the training command of the run with data=NEW, which "
@@ -115,7 +115,7 @@ def load_model(
     )
 
 
-def _data_of(run: Path, config: TrainConfig) -> AnyPath:
+def data_of(run: Path, config: TrainConfig) -> AnyPath:
     """Return the data set of a run: the part of it that an exported run holds, else the one of its settings."""
     held = run / HELD_DATA
     return held if (held / "encoded" / "index.json").is_file() else config.data

@@ -300,7 +300,9 @@ class _Job:
                 if config.vocab_from is None:
                     inputs_fingerprint = write_vocabulary(self.out, *split, config.tags())
                 else:
-                    inputs_fingerprint = grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split)
+                    inputs_fingerprint = grow_vocabulary(
+                        self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags()
+                    )
             num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
             progress.update(num_pieces)
         tree = config.tree.facts()

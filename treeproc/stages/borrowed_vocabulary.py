@@ -50,6 +50,7 @@ def grow_vocabulary(
     tree: TreeConfig,
     base: Path | None = None,
     run: Run = run_here,
+    line_tags: Sequence[str] = (),
 ) -> str:
     """The vocabulary of the data set `other` with what the training split adds; returns its fingerprint.
 
@@ -59,10 +60,12 @@ def grow_vocabulary(
     folder = data / "encoded"
     contents, theirs = _read_vocabulary(other)
     inputs_fingerprint = fingerprint_of(theirs, new_pieces, fingerprint_of_inputs(text, parsed, config, tree))
+    if line_tags:
+        inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
     if _is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
-    model, added = add_pieces(contents["vocab/pieces.model"], counts.words["source"], new_pieces, config)
+    model, added = add_pieces(contents["vocab/pieces.model"], counts.words["source"], new_pieces, config, line_tags)
     if added < new_pieces:
         logger.info("the training split has %s new pieces that occur twice, fewer than new_pieces = %s", added, new_pieces)
     found = {"labels": node_labels(counts, tree), "tags": counts.tags, "deprels": counts.deprels}

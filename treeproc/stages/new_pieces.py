@@ -7,7 +7,7 @@ old pieces, or is a character that the old vocabulary wrote in bytes.
 import heapq
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import sentencepiece
@@ -23,12 +23,20 @@ _APART = ""  # stands for bytes, and joins nothing
 Pair = tuple[str, str]
 
 
-def add_pieces(model: bytes, words: Mapping[str, int], most: int, config: SubwordConfig) -> tuple[bytes, int]:
+def add_pieces(
+    model: bytes, words: Mapping[str, int], most: int, config: SubwordConfig, tags: Sequence[str] = ()
+) -> tuple[bytes, int]:
     """Return a sentencepiece model with up to `most` new pieces after its own, and their number.
 
-    `words` are blank-separated words with counts, as `train_pieces` takes them.
+    `words` are blank-separated words with counts, as `train_pieces` takes them. Each of the `tags` that the model lacks becomes
+    one more piece.
     """
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto, kinds = sentencepiece_model_pb2.ModelProto.FromString(model), sentencepiece_model_pb2.ModelProto.SentencePiece
+    symbols = {tag: f"{_BLANK}{tag.lower() if config.lowercase else tag}" for tag in tags}
+    words = {word: count for word, count in words.items() if word not in symbols}
+    lowest = min(piece.score for piece in proto.pieces)
+    for symbol in sorted({*symbols.values()} - {piece.piece for piece in proto.pieces}):
+        proto.pieces.add(piece=symbol, score=0.0, type=kinds.USER_DEFINED)
     sequences, characters = _split_words(model, words)
     chosen = _choose_characters(characters, sum(words[word] * len(word) for word in words), config)[:most]
     known = {piece.piece for piece in proto.pieces} | set(chosen)
@@ -36,9 +44,8 @@ def add_pieces(model: bytes, words: Mapping[str, int], most: int, config: Subwor
     for sequence, count in sequences.items():
         kept[tuple(symbol if symbol in known else _APART for symbol in sequence)] += count
     new = [*chosen, *learn_pieces(kept, known, most - len(chosen), _may_join if config.vocab_size else _may_always_join)]
-    lowest = min(piece.score for piece in proto.pieces)
     for number, name in enumerate(new, start=1):
-        proto.pieces.add(piece=name, score=lowest - number, type=sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL)
+        proto.pieces.add(piece=name, score=lowest - number, type=kinds.NORMAL)
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(), len(new)
 
