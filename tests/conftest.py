@@ -45,6 +45,8 @@ SLOW = {
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
     "training_resume", "training_updates", "translate", "translate_constraints",
     "translate_ensemble", "translate_terminal", "trust", "trust_arrow",
+    "tuning::test_a_search_is_killed_and_continues", "tuning::test_the_report_has_the_best_finished_trial_and_the_importances",
+    "tuning::test_systems_begin_with_the_same_draws_and_recorded_trials_come_first",
     "verify", "valid_metric", "vocab_from", "vocabulary_counts",
     "api_trees::test_self_attention_equals_the_oracle",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",

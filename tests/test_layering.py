@@ -65,6 +65,7 @@ TREENET_ROOMS = (
 ON_RAY = {
     ("api", "shards"),  # inside a method
     ("experiments", "ray_cells"),
+    ("experiments", "tuning_trials"),
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_train"),
     ("serving", "replicas"),
@@ -122,7 +123,11 @@ def test_packages_of_extras_are_loaded_where_they_are_used(path):
     elif parts[:2] == ("treeproc", "parser_training"):
         allowed = {"matplotlib", "stanza"}
     elif parts[:2] == ("treenet", "serving"):
-        allowed = {"entrance": {"fastapi"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
+        allowed = {"connections": {"uvicorn"}, "entrance": {"fastapi"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(
+            parts[2], set()
+        )
+    elif parts == ("treenet", "experiments", "tuning_trials"):
+        allowed = {"optuna", "ray"}
     elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
         allowed = {"ray"}
     assert {name.split(".")[0] for name in imports(path, module_level_only=True)} & EXTRAS.keys() <= allowed

@@ -82,17 +82,17 @@ def _end_with(driver: Connection, stop: Callable[[], None]) -> None:
 
 
 def _run_logged(cell: Cell, work: CellWork) -> CellResult:
-    with _printing_to(cell.folder / LOG):
+    with printing_to_log(cell.folder):
         return run_cell(cell, work)
 
 
 @contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    """Redirect output in this context to the end of the file, also that of libraries in C."""
+def printing_to_log(folder: Path) -> Iterator[None]:
+    """Redirect output in this context to the end of FOLDER/log.txt, also that of libraries in C."""
     sys.stdout.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
-        with open(path, "ab") as file:
+        with open(folder / LOG, "ab") as file:
             for descriptor in (1, 2):
                 os.dup2(file.fileno(), descriptor)
         yield

@@ -45,7 +45,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
                     (cell.folder / STOP_FILE).touch()  # repeatedly, because a run that starts removes it
                 if time.monotonic() > stopped_at + STOP_S:
                     break
-            while waiting and len(running) < (parallel or _room(waiting[0].config)):
+            while waiting and len(running) < (parallel or room(waiting[0].config)):
                 cell = waiting.popleft()
                 make_run_folder(cell.folder)
                 ledger.start(cell)
@@ -59,7 +59,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
             follow.show(running.values(), ledger.counts())
 
 
-def _room(config: TrainConfig) -> int:
+def room(config: TrainConfig) -> int:
     """Return the number of cells that the cluster has room for now, at least one: a cluster may grow for it."""
     return max(1, int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)) // config.workers)
 
@@ -77,7 +77,7 @@ def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
             raise error.cause from None
 
     try:
-        _wait_until_free(cell.folder)
+        wait_until_free(cell.folder)
     except UserError as error:
         return CellResult(FAILED, 0.0, error=str(error))
     return run_cell(cell, replace(work, score=score))
@@ -87,7 +87,7 @@ def _score(work: CellWork, folder: Path) -> dict:
     return work.score(folder)
 
 
-def _wait_until_free(folder: Path) -> None:
+def wait_until_free(folder: Path) -> None:
     """Wait for the lock of a run. Raises UserError if it is not free after FREE_S."""
     deadline = time.monotonic() + FREE_S
     while True:

@@ -19,6 +19,7 @@ EXTRAS = {
     "sacremoses": "report",
     "scipy": "report",
     "tensorboard": "report",
+    "optuna": "tune",
     "fastapi": "serve",
     "uvicorn": "serve",
 }

@@ -1,0 +1,206 @@
+"""Searches over settings: the space, the record of trials, and a whole search on Ray Tune that is killed and continues."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from toydata import write_toy_data
+
+from treenet.config import TrainConfig
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, TuningConfig, best_trial
+from treenet.experiments.tuning_report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
+from treeproc.common.settings import UserError, build_settings, load_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+SEARCH = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "batch": {"max_tokens": 64},
+    "max_steps": 30,
+    "log_every": 5,
+    "checkpoint_every": 5,
+    "validate_every": 5,
+    "workers": 0,
+    "tune": {"trials": 3, "parallel": 2},
+}
+
+
+SYSTEM = {"transformer": {"model": {"name": "transformer"}}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+def settings(data: Path, **tune) -> TuningConfig:
+    return build_settings(TuningConfig, {**SEARCH, "data": str(data), "tune": {**SEARCH["tune"], **tune}}, "here")
+
+
+@pytest.mark.parametrize(
+    "tune, message",
+    [
+        ({"space": {"model.dropout": {"choices": [0.1], "low": 0}}}, "give choices, or low and high, not both"),
+        ({"space": {"model.dropout": {"low": 0.3, "high": 0.3}}}, "give choices, or low and a larger high"),
+        ({"space": {"model.dropout": {"low": 0, "high": 0.3, "scale": "log"}}}, "a log scale needs a low above 0"),
+        ({"space": {"model.dropout": {"choices": [0.1, 0.1]}}}, "must hold every value once"),
+        ({"space": {"seed": {"choices": [1, 2]}}}, "space.seed: trials differ in no such setting"),
+        (
+            {"space": {"model.name": {"choices": ["transformer"]}}},
+            "systems.tree_transformer sets model.name, which the space draws",
+        ),
+        ({"systems": {"a/b": {}}}, "systems: a name is part of a folder's"),
+        ({"more_trials": {"other": 3}}, "more_trials must be of tree_transformer, transformer"),
+    ],
+)
+def test_a_space_that_makes_no_sense_is_refused(tune, message, data):
+    with pytest.raises(UserError, match=message):
+        settings(data, **tune)
+
+
+def test_a_setting_that_does_not_exist_is_refused_before_the_first_trial(data, tmp_path):
+    with pytest.raises(UserError, match="tune.systems.transformer with model.dropot=0.1.*model.dropot"):
+        Trials(tmp_path, settings(data, space={"model.dropot": {"choices": [0.1, 0.2]}}), "transformer")
+
+
+def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
+    config = settings(data)
+    trials = Trials(tmp_path, config, "transformer")
+    first = trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2})
+    trials.add_point(first, 5, 4.0)
+    trials.add_point(first, 5, 3.0)  # a continued run reports an update again
+    trials.end(first, DONE)
+    trials.add_point(first, 10, 2.0)  # what ended stays
+    trials.end(first, FAILED, "late")
+    Trials(tmp_path, config, "tree_transformer").begin({"optimizer.learning_rate": 0.002, "model.dropout": 0.1})
+
+    again = Trials(tmp_path, settings(data, trials=9, parallel=1), "transformer")
+    assert again.trials == [Trial(0, first.values, DONE, [[5, 4.0]])] == again.ended()
+    cell = again.cell(0, first.values)
+    assert (cell.folder, cell.config.model.name) == (tmp_path / "cells" / "transformer-000", "transformer")
+    assert (cell.config.optimizer.learning_rate, cell.config.model.dropout) == (0.001, 0.2)
+
+    with pytest.raises(UserError, match="trials of other settings .*tune.search: 'optuna' -> 'random'.*choose another --out"):
+        Trials(tmp_path, settings(data, search="random"), "transformer")
+    with pytest.raises(UserError, match="max_steps: 30 -> 40"):
+        Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
+
+
+@pytest.mark.parametrize(
+    "damage", [{"number": "../x"}, {"number": 7}, {"curve": [[1]]}, {"status": "new"}, {"more": 1}, {"values": []}]
+)
+def test_a_damaged_record_is_refused(damage, data, tmp_path):
+    trials = Trials(tmp_path, settings(data), "transformer")
+    trials.end(trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2}), DONE)
+    content = json.loads((tmp_path / "trials.json").read_bytes())
+    content["systems"]["transformer"]["trials"][0] |= damage
+    (tmp_path / "trials.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="trials.json is damaged"):
+        Trials(tmp_path, settings(data), "transformer")
+
+
+def record(data: Path, folder: Path, config: TuningConfig) -> dict[str, Trials]:
+    """Two systems whose criterion depends on the learning rate alone, with one stopped and one failed trial."""
+    systems = {name: Trials(folder, config, name) for name in config.tune.systems}
+    for trials in systems.values():
+        for number in range(LEAST_TRIALS + 4):
+            rate = 3e-4 * 1.3**number
+            trial = trials.begin({"optimizer.learning_rate": rate, "model.dropout": (0.1, 0.2, 0.3)[number % 3]})
+            trials.add_point(trial, 5, 5.0)
+            trials.add_point(trial, 30, 1 + number / 10)
+            trials.end(trial, STOPPED if number == 0 else DONE)
+        trials.end(trials.begin({"optimizer.learning_rate": 0.005, "model.dropout": 0.1}), FAILED, "no")
+    return systems
+
+
+def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path):
+    config = settings(data)
+    systems = record(data, tmp_path, config)
+    said = write_tuning(config, systems, tmp_path)
+    report = json.loads((tmp_path / "tuning.json").read_bytes())
+    facts = report["systems"]["transformer"]
+    assert (facts[DONE], facts[STOPPED], facts[FAILED], facts["best"]["number"]) == (LEAST_TRIALS + 3, 1, 1, 1)  # 0 was stopped
+    assert facts["importance"]["optimizer.learning_rate"] > 0.7 and sum(facts["importance"].values()) == pytest.approx(
+        1, abs=1e-3
+    )
+    assert (tmp_path / "importance.png").read_bytes().startswith(b"\x89PNG") and "not fair" not in said
+    best = load_settings(TrainConfig, tmp_path / "best-transformer.yaml")
+    assert best.optimizer.learning_rate == pytest.approx(3e-4 * 1.3) and best.model.name == "transformer"
+    assert len(draw(report).axes[0].patches) == 2 * 2
+    assert f"{report['criterion']}" == "validation nll" and "1.1000" in format_table(report)
+
+    unequal = settings(data, more_trials={"transformer": 20})
+    assert "not fair" in format_table(build_report(unequal, systems))
+    few = Trials(tmp_path / "few", config, "transformer")
+    assert importance(config, few) == {} and best_trial(few.trials) is None
+    assert "no trial is done" in format_table(build_report(config, {"transformer": few}))
+
+
+def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, tmp_path):
+    from treenet.experiments.tuning_trials import _Search
+
+    config = settings(data)
+    drawn = {}
+    for name in config.tune.systems:
+        trials = Trials(tmp_path, config, name)
+        search = _Search(config, trials)
+        drawn[name] = [search.suggest(f"trial{number}") for number in range(4)]
+        assert [trial.values for trial in trials.trials] == [draw["values"] for draw in drawn[name]]
+        assert [draw["number"] for draw in drawn[name]] == [0, 1, 2, 3]
+        for one in drawn[name]:
+            assert 3e-4 <= one["values"]["optimizer.learning_rate"] <= 1e-2 and one["values"]["model.dropout"] in (
+                0.1,
+                0.2,
+                0.3,
+            )
+    assert drawn["transformer"] == drawn["tree_transformer"]
+
+    again = Trials(tmp_path, config, "transformer")
+    search = _Search(config, again)
+    assert [search.suggest(f"again{number}") for number in range(5)][:4] == drawn["transformer"] and len(again.trials) == 5
+
+
+@pytest.mark.timeout(600)
+def test_a_search_is_killed_and_continues(data, tmp_path):
+    """A search with a run that fails, and a kill in the middle."""
+    space = {"optimizer.learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}, "model.num_heads": {"choices": [2, 3]}}
+    config = {**SEARCH, "data": str(data), "tune": {**SEARCH["tune"], "space": space, "grace_steps": 10, "systems": SYSTEM}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    command = [sys.executable, str(ROOT / "workflows" / "tune.py"), "--config", str(tmp_path / "config.yaml")]
+    command += ["--out", str(tmp_path / "out")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    trials = tmp_path / "out" / "trials.json"
+    with open(tmp_path / "log", "w") as log:
+        job = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        deadline = time.monotonic() + 250
+        while not (trials.exists() and any(trial["curve"] for trial in _trials(trials))):
+            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.1)
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    before = _trials(trials)
+
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = _trials(trials)
+    assert [trial["values"] for trial in found[: len(before)]] == [trial["values"] for trial in before]
+    assert [trial["number"] for trial in found] == [0, 1, 2]
+    for trial in found:
+        bad = trial["values"]["model.num_heads"] != 2
+        assert (trial["status"] == FAILED) == bad and ("d_model" in trial["error"]) == bad, trial
+        assert bad or (trial["status"] == DONE) == (trial["curve"][-1][0] == 30)
+        steps, best = [point[0] for point in trial["curve"]], [point[1] for point in trial["curve"]]
+        assert steps == sorted(set(steps)) and best == sorted(best, reverse=True)
+    assert "validation nll" in done.stdout and (tmp_path / "out" / "tuning.json").exists()
+
+    content = trials.read_bytes()
+    again = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert again.returncode == 0 and trials.read_bytes() == content and "Ray" not in again.stderr
+
+
+def _trials(path: Path) -> list[dict]:
+    return json.loads(path.read_bytes())["systems"]["transformer"]["trials"]

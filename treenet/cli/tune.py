@@ -1,0 +1,53 @@
+"""Search for good settings, with the same number of trials for every system.
+
+    python workflows/tune.py --config FILE.yaml --out TUNING data=DATA tune.trials=16
+    python workflows/tune.py --sample --out TUNING data=DATA
+
+FILE.yaml is a configuration of a training run, with or without a section `tune`. The section names the systems and the space: the
+settings that trials draw. Ray Tune runs the trials. Optuna proposes their values, and ASHA stops bad ones early. A trial is a
+training run in TUNING/cells.
+
+The same command continues, also after a kill; more trials add to those that ended. At the end, the command prints a table, and
+writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each system as TUNING/best-SYSTEM.yaml.
+"""
+
+from collections.abc import Sequence
+
+from treenet.cli.shipped import CONFIGS, find_config
+from treenet.experiments.tuning import Trials, TuningConfig
+from treenet.experiments.tuning_report import write_tuning
+from treenet.jobs.train_run import make_run_folder
+from treeproc.common.extras import require
+from treeproc.common.files import locked
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+
+SAMPLE = CONFIGS / "tune_sample.yaml"
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config)
+    parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
+    args = parser.parse_intermixed_args(argv)
+    if args.sample == (args.config is not None):
+        raise UserError("give --config FILE.yaml (workflows/configs has some), or --sample for a small search; --help lists all")
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the search")
+    config = load_settings(TuningConfig, SAMPLE if args.sample else args.config, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out})
+    for package in ("ray", "optuna", "matplotlib"):
+        require(package, "a search over settings")
+    out = args.out.resolve()
+    if args.dry_run:
+        for name in config.tune.systems:
+            trials = Trials(out, config, name)
+            states = ", ".join(f"{trial.number}: {trial.status}" for trial in trials.trials) or "none yet"
+            print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
+        return
+    from treenet.experiments.tuning_trials import run_trials  # imports Ray
+
+    make_run_folder(out)
+    with locked(out):
+        systems = {name: Trials(out, config, name) for name in config.tune.systems}
+        for trials in systems.values():
+            run_trials(config, trials, lambda line: print(line, flush=True))
+        print(f"\n{write_tuning(config, systems, out)}")

@@ -1,0 +1,129 @@
+"""The report of a search over settings: a table, the importance of each setting, and the best settings of each system as a file.
+
+Importance is that of PED-ANOVA (Watanabe, Bansal and Hutter, IJCAI 2023): how much the distribution of a setting among the best
+trials differs from that among all trials. The importances of a system add up to 1.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, describe_values
+from treenet.runs.learning_curves import write_png
+from treenet.tasks.registry import build_task
+from treeproc.common.command_names import as_called
+from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.settings import dump_settings
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Fewer trials than these have no importance: PED-ANOVA compares the best tenth of them with all.
+LEAST_TRIALS = 8
+_BEST_SHARE = 0.25
+
+
+def write_tuning(config: TuningConfig, systems: Mapping[str, Trials], out: Path) -> str:
+    """Write tuning.json, importance.png and best-SYSTEM.yaml. Returns the report for a person."""
+    report = build_report(config, systems)
+    atomic_write(out / "tuning.json", json_bytes(report))
+    files = [out / "tuning.json"]
+    if any(facts["importance"] for facts in report["systems"].values()):
+        write_png(draw(report), out / "importance.png")
+        files.append(out / "importance.png")
+    for name, trials in systems.items():
+        if best := best_trial(trials.trials):
+            path = out / f"best-{name}.yaml"
+            atomic_write(path, dump_settings(trials.config_of(best.values)).encode())
+            files.append(path)
+    return "\n".join([format_table(report), "", *(f"written: {path}" for path in files)])
+
+
+def build_report(config: TuningConfig, systems: Mapping[str, Trials]) -> dict:
+    """Return the facts of all systems, as tuning.json has them."""
+    task = build_task(config)
+    return {
+        "criterion": f"1 - {task.score}" if task.score else "validation nll",
+        "space": {key: dimension.model_dump(mode="json") for key, dimension in config.tune.space.items()},
+        "systems": {name: _facts(config, trials) for name, trials in systems.items()},
+    }
+
+
+def _facts(config: TuningConfig, trials: Trials) -> dict:
+    best = best_trial(trials.trials)
+    return {
+        "wanted": config.tune.trials_of(trials.system),
+        **{status: sum(trial.status == status for trial in trials.trials) for status in (DONE, STOPPED, FAILED)},
+        "updates": sum(trial.curve[-1][0] for trial in trials.trials if trial.curve),
+        "best": best and {"number": best.number, "criterion": best.best, "values": best.values},
+        "importance": importance(config, trials),
+    }
+
+
+def importance(config: TuningConfig, trials: Trials) -> dict[str, float]:
+    """Return the importance of each setting, by the criterion of all trials with a validation; empty below LEAST_TRIALS."""
+    import optuna  # after the search, in the same process; a report of records alone does not need Ray
+
+    from treenet.experiments.tuning_trials import distribution
+
+    found = [trial for trial in trials.trials if math.isfinite(trial.best)]
+    space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}
+    if len(found) < LEAST_TRIALS:
+        return {}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="minimize")
+    for trial in found:
+        study.add_trial(optuna.trial.create_trial(params=dict(trial.values), distributions=space, value=trial.best))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE)
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: round(float(share), 4) for key, share in shares.items()}
+
+
+def format_table(report: dict) -> str:
+    """Return the table for a person."""
+    rows = [("system", "done", "stopped", "failed", "updates", report["criterion"], "best settings")]
+    for name, facts in report["systems"].items():
+        best = facts["best"]
+        shown = (f"{best['criterion']:.4f}", describe_values(best["values"])) if best else ("-", "no trial is done")
+        rows.append((name, *(f"{facts[key]:,.0f}" for key in (DONE, STOPPED, FAILED, "updates")), *shown))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)), row[-1]]
+        )
+        for row in rows
+    ]
+    if len({facts["wanted"] for facts in report["systems"].values()}) > 1:
+        lines.append("warning: the systems had different numbers of trials, so a comparison of their best is not fair")
+    for name, facts in report["systems"].items():
+        if facts["importance"]:
+            shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
+            lines.append(f"importance for {name}: {shares}")
+    lines.append(
+        "The best of several trials looks better than it is. Compare the systems with these settings over seeds, on test: "
+        + as_called("python workflows/scaling.py --config FILE.yaml")
+    )
+    return "\n".join(lines)
+
+
+def draw(report: dict) -> "Figure":
+    """Draw the importance of each setting, one group of bars for each system."""
+    from matplotlib.figure import Figure
+
+    shown = {name: facts["importance"] for name, facts in report["systems"].items() if facts["importance"]}
+    keys = list(report["space"])
+    figure = Figure(figsize=(7, 1.2 + 0.35 * len(keys) * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, shares) in enumerate(shown.items()):
+        places = [at + (number - (len(shown) - 1) / 2) * 0.8 / len(shown) for at in range(len(keys))]
+        axes.barh(places, [shares.get(key, 0.0) for key in keys], height=0.8 / len(shown), label=name)
+    axes.set_yticks(range(len(keys)), keys)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel(f"importance for {report['criterion']}")
+    axes.legend(loc="lower right", frameon=False)
+    return figure

@@ -1,0 +1,190 @@
+"""Trials of a search on Ray Tune: Tune chooses and stops them, and each trains its cell in a task.
+
+Tune's own files hold pickles, so nothing reads them again. A command that continues gives Tune the recorded trials first: a trial
+that ended reports its recorded curve, and one that was running continues from its checkpoint.
+"""
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C ends the command, as everywhere; Tune would only end a search
+
+import optuna
+import ray
+from ray import tune
+from ray.tune.experiment import Trial as RayTrial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
+from ray.tune.search.optuna import OptunaSearch
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from treenet.experiments.grid import CellWork, run_cell
+from treenet.experiments.ledger import FAILED as CELL_FAILED
+from treenet.experiments.ledger import Cell, CellResult
+from treenet.experiments.process_cells import printing_to_log
+from treenet.experiments.ray_cells import room, wait_until_free
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Dimension, Trials, TuningConfig, describe_values
+from treenet.jobs.train_run import make_run_folder, run_training
+from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.registry import build_task
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import UserError
+
+POLL_S = 1.0
+# A trial's own process waits for its training, which requests what it needs. Tune takes no empty request.
+_NEXT_TO_NOTHING = {"memory": 1}
+CRITERION = "criterion"
+_STEP, _STATUS, _ERROR = "step", "status", "error"
+
+
+def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None]) -> None:
+    """Run the trials of one system until it has `trials_of` ended ones, and record each."""
+    wanted = config.tune.trials_of(trials.system)
+    if len(trials.ended()) >= wanted:
+        return
+    start_ray()
+    cells = room(config) if config.workers else int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 1))
+    parallel = config.tune.parallel or max(1, cells)
+    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // parallel) if not config.workers else 0
+    scheduler: Any = FIFOScheduler()
+    if config.tune.stop_early:
+        # One update more than a run has, so that no trial is stopped at its end.
+        scheduler = ASHAScheduler(
+            time_attr=_STEP, max_t=config.max_steps + 1, grace_period=min(config.grace, config.max_steps),
+            reduction_factor=config.tune.keep_one_in,
+        )  # fmt: skip
+    folder = Path(tempfile.mkdtemp(prefix="ray-tune-"))
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        tune.Tuner(
+            tune.with_resources(tune.with_parameters(_run_trial, trials=trials, cpus=cpus), _NEXT_TO_NOTHING),
+            tune_config=tune.TuneConfig(
+                metric=CRITERION, mode="min", num_samples=wanted, max_concurrent_trials=parallel, scheduler=scheduler,
+                search_alg=_Search(config, trials),
+            ),
+            run_config=tune.RunConfig(name=trials.system, storage_path=str(folder), verbose=0, callbacks=[_Record(trials, log)]),
+        ).fit()  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Search(OptunaSearch):
+    """Optuna's search; it numbers and records what it draws, and draws the recorded trials first."""
+
+    def __init__(self, config: TuningConfig, trials: Trials):
+        sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=config.tune.seed)
+        if config.tune.search == "optuna":
+            sampler = optuna.samplers.TPESampler(seed=config.tune.seed)
+        space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}
+        known = [dict(trial.values) for trial in trials.trials]
+        super().__init__(space, metric=CRITERION, mode="min", points_to_evaluate=known or None, sampler=sampler)
+        self._trials, self._next = trials, 0
+
+    def suggest(self, trial_id: str) -> dict | None:
+        values = super().suggest(trial_id)
+        if values is None:
+            return None
+        if self._next == len(self._trials.trials):
+            self._trials.begin(values)
+        number, self._next = self._next, self._next + 1
+        return {"number": number, "values": self._trials.trials[number].values}
+
+
+def distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
+    """Return a dimension as Optuna's distribution."""
+    if dimension.choices:
+        return optuna.distributions.CategoricalDistribution(dimension.choices)
+    kind = optuna.distributions.IntDistribution if dimension.is_whole else optuna.distributions.FloatDistribution
+    return kind(dimension.low, dimension.high, log=dimension.scale == "log")
+
+
+class _Record(tune.Callback):
+    """Writes what trials report to trials.json, and prints a line when one ends."""
+
+    def __init__(self, trials: Trials, log: Callable[[str], None]):
+        self._trials, self._log = trials, log
+
+    def on_trial_result(self, iteration: int, trials: list[RayTrial], trial: RayTrial, result: dict, **info: object) -> None:
+        if _STATUS not in result:
+            self._trials.add_point(self._of(trial), result[_STEP], result[CRITERION])
+
+    def on_trial_complete(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: object) -> None:
+        last = trial.last_result or {}
+        self._end(trial, last.get(_STATUS, STOPPED), last.get(_ERROR, ""))
+
+    def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: object) -> None:
+        self._end(trial, FAILED, f"the process of the trial died; see {self._trials.cell_folder(self._of(trial).number)}")
+
+    def _of(self, trial: RayTrial) -> Any:
+        return self._trials.trials[trial.config["number"]]
+
+    def _end(self, trial: RayTrial, status: str, error: str = "") -> None:
+        found = self._of(trial)
+        known = found in self._trials.ended()
+        self._trials.end(found, status, error)
+        if not known:
+            facts = f" at update {found.curve[-1][0]:,.0f}: best {found.best:.4f}" if found.curve else ""
+            why = f": {error}" if error else ""
+            self._log(f"{self._trials.system}-{found.number:03d}: {status}{facts}{why} ({describe_values(found.values)})")
+
+
+def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
+    """Report a recorded trial, or train one and report its validations."""
+    known = trials.trials[values["number"]] if values["number"] < len(trials.trials) else None
+    if known in trials.ended():
+        for step, criterion in known.curve:
+            tune.report({_STEP: step, CRITERION: criterion})
+        _end(known.status, known.curve, known.error)
+        return
+    try:
+        cell = trials.cell(values["number"], values["values"])
+        make_run_folder(cell.folder)
+    except UserError as error:
+        _end(FAILED, [], str(error))
+        return
+    task = ray.remote(num_cpus=cpus, num_gpus=int(cell.config.use_gpu and not cell.config.workers))(_train)
+    outside = PlacementGroupSchedulingStrategy(placement_group=None)  # type: ignore[arg-type]  # as documented: not in the trial's
+    running = task.options(name=cell.name, scheduling_strategy=outside).remote(cell, os.environ.get("RAY_ADDRESS"), cpus)
+    criterion, curve = build_task(cell.config).criterion, []
+    while True:
+        ended, _ = ray.wait([running], timeout=POLL_S)
+        for line in read_metrics(cell.folder):
+            if line["event"] == "valid" and line["step"] > (curve[-1][0] if curve else 0) and math.isfinite(criterion(line)):
+                curve.append([line["step"], min(criterion(line), curve[-1][1] if curve else math.inf)])
+                tune.report({_STEP: curve[-1][0], CRITERION: curve[-1][1]})
+        if ended:
+            break
+    result: CellResult = ray.get(running)
+    if result.status == CELL_FAILED:
+        _end(FAILED, curve, result.error)
+    elif not curve:
+        _end(FAILED, curve, f"the run has no finite validation in {cell.config.max_steps} updates")
+    else:
+        _end(DONE, curve)
+
+
+def _end(status: str, curve: list[list[float]], error: str = "") -> None:
+    """Report how a trial ended. A failed one is the worst that the search has seen."""
+    step, criterion = (curve[-1][0], curve[-1][1]) if curve else (1, math.inf)
+    tune.report({_STEP: step, CRITERION: math.inf if status == FAILED else criterion, _STATUS: status, _ERROR: error})
+
+
+def _train(cell: Cell, address: str | None, cpus: int) -> CellResult:
+    """Train the run of a trial, and print to its log.txt."""
+    import torch
+
+    if address:
+        os.environ["RAY_ADDRESS"] = address
+    if cpus:
+        torch.set_num_threads(cpus)
+    try:
+        wait_until_free(cell.folder)
+    except UserError as error:
+        return CellResult(CELL_FAILED, 0.0, error=str(error))
+    with printing_to_log(cell.folder):
+        return run_cell(cell, CellWork(run_training, lambda folder: {}))
