@@ -6,11 +6,12 @@
 Lines 2n - 1 and 2n are a pair: the right sentence, and the same with the verb in the other number. Both have the same tree, so it
 gives a grammar no hint. The tags differ, and no language model reads them. The kinds:
 
+- pronoun: "He is here"
 - simple: "The boy is here"
 - phrase: "The boy with the dogs is here". The noun before the verb has the other number.
 - clause: "The boy who likes the dogs is here". The same, in a relative clause.
 
-All combinations of the words below are written, 48 or 144 pairs a kind. The words are frequent in the shipped sample.
+All combinations of the words below are written, 20, 48 or 144 pairs a kind. The words are frequent in the shipped sample.
 """
 
 import argparse
@@ -32,7 +33,8 @@ VERBS = {
     ("has", "have"): ("(NP (DT a) (NN problem))",),
 }
 LIKES = ("likes", "like")
-KINDS = ("simple", "phrase", "clause")
+PRONOUNS = [("He", False), ("She", False), ("It", False), ("We", True), ("They", True)]
+KINDS = ("pronoun", "simple", "phrase", "clause")
 
 
 def noun_phrase(article: str, noun: str, plural: bool) -> str:
@@ -43,28 +45,28 @@ def verb_form(forms: tuple[str, str], plural: bool) -> str:
     return f"({'VBP' if plural else 'VBZ'} {forms[plural]})"
 
 
-def subjects(kind: str, noun: tuple[str, str], plural: bool) -> Iterator[str]:
-    """Subjects of one noun, in one number."""
-    head = noun_phrase("The", noun[plural], plural)
-    if kind == "simple":
-        yield head
+def subjects(kind: str) -> Iterator[tuple[str, bool]]:
+    """Subjects, and whether they are plural."""
+    if kind == "pronoun":
+        yield from ((f"(NP (PRP {pronoun}))", plural) for pronoun, plural in PRONOUNS)
         return
-    for other in OBJECTS:
-        attractor = noun_phrase("the", other[not plural], not plural)
-        if kind == "phrase":
-            yield f"(NP {head} (PP (IN with) {attractor}))"
-        else:
-            clause = f"(S (VP {verb_form(LIKES, plural)} {attractor}))"
-            yield f"(NP {head} (SBAR (WHNP (WP who)) {clause}))"
+    for noun, plural in itertools.product(NOUNS, (False, True)):
+        head = noun_phrase("The", noun[plural], plural)
+        if kind == "simple":
+            yield head, plural
+            continue
+        for other in OBJECTS:
+            attractor = noun_phrase("the", other[not plural], not plural)
+            clause = f"(SBAR (WHNP (WP who)) (S (VP {verb_form(LIKES, plural)} {attractor})))"
+            yield f"(NP {head} {f'(PP (IN with) {attractor})' if kind == 'phrase' else clause})", plural
 
 
 def pairs(kind: str) -> Iterator[tuple[str, str]]:
     """The right and the wrong sentence of every pair."""
-    for noun, plural in itertools.product(NOUNS, (False, True)):
-        for subject, (forms, rests) in itertools.product(subjects(kind, noun, plural), VERBS.items()):
-            for rest in rests:
-                right, wrong = (f"(S {subject} (VP {verb_form(forms, number)} {rest}))" for number in (plural, not plural))
-                yield right, wrong
+    for (subject, plural), (forms, rests) in itertools.product(subjects(kind), VERBS.items()):
+        for rest in rests:
+            right, wrong = (f"(S {subject} (VP {verb_form(forms, number)} {rest}))" for number in (plural, not plural))
+            yield right, wrong
 
 
 def main() -> None:
