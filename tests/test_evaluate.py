@@ -20,6 +20,8 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
+from treenet.evaluation.origin import RunState
+from treenet.evaluation.run_results import read_scores
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
@@ -64,6 +66,22 @@ def test_evaluation_writes_translations_and_scores(run):
     assert scores["num_examples"] == 9 and 0 <= scores["bleu"] <= 100 and "tok:13a" in scores["bleu_signature"]
     assert scores["checkpoint"] == "averaged" and scores["decoding"]["beam_size"] == 3
     assert set(scores["data"]) == {"fingerprint", "text_fingerprint", "tree_fingerprint", "vocab_fingerprint"}
+
+
+def test_a_result_names_how_it_was_decoded_and_samples_have_one_of_their_own(run):
+    _, plain = evaluate_run(run, EvaluateSettings())
+    for chosen in ({"method": "sampling", "top_k": 5}, {"method": "mbr", "mbr_samples": 4}, {"diversity_groups": 3}):
+        name, scores = evaluate_run(run, EvaluateSettings(decoding=DecodingConfig(**chosen)))
+        assert name == ".".join(["test", *filter(None, [chosen.get("method")])])
+        assert scores["decoding"].items() >= chosen.items() and scores["asked"]["decoding"] == chosen
+        assert RunState(run).judge(scores).changed == ""
+        config = run / "config.yaml"
+        before = config.read_text()
+        config.write_text(before.replace("beam_size: 3", "beam_size: 6"))
+        assert "decoding.beam_size 3, now 6" in RunState(run).judge(scores).changed
+        config.write_text(before)
+    assert set(read_scores(run)) == {"test", "test.sampling", "test.mbr"}
+    assert not plain["decoding"].keys() & {"method", "seed", "diversity_groups"}, "records of beam search are as before"
 
 
 def test_a_second_evaluation_changes_nothing_and_others_are_added(run):

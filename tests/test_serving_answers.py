@@ -65,6 +65,20 @@ def test_whatever_is_batched_the_translations_are_those_of_translate(translator,
                 assert [one["score"] for one in found["hypotheses"]] == pytest.approx(scores, abs=1e-5)
 
 
+def test_samples_of_a_request_do_not_depend_on_the_requests_beside_it(run):
+    sampler = SentenceTranslator(ServeSettings(decoding={"method": "sampling"}), run)
+    questions = [
+        Question(("ba be bi", "do du"), 3, False),
+        Question(("ba be bi",), 3, False),
+        Question(("ba be bi", "do du"), 3, False),
+    ]
+    together = [read(answer)["lines"] for answer in sampler.answer(questions)]
+    alone = [read(sampler.answer([question])[0])["lines"] for question in questions]
+    assert [list(map(without_numbers, lines)) for lines in together] == [list(map(without_numbers, lines)) for lines in alone]
+    assert len({one["text"] for one in together[0][0]["hypotheses"]}) > 1
+    assert without_numbers(together[0][0]) == without_numbers(together[1][0])
+
+
 def test_an_answer_has_tree_and_attention(translator, run):
     [line] = read(translator.answer([Question(("ba bebe bi",), 2, True)])[0])["lines"]
     expected = load_run(run).attention("ba bebe bi")
