@@ -57,6 +57,7 @@ SLOW = {
     "classifiers::test_every_model_learns_eight_sentences",
     "dropout_compiled", "dropout::test_compiled_dropout_drops_the_same",
     "losses::test_a_compiled_chunk_of_the_loss_gives_the_same",
+    "metrics::test_the_command_reads_further_references",
     "encode::test_batches_agree_with_the_slow_oracle",
     "files::test_a_full_disk_leaves_the_old_output", "filters::test_killed_and_run_again_gives_the_same_bytes",
     "gpu_benchmark",

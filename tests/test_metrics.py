@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from sacrebleu.metrics import BLEU
 from strategies import trees
 
+from treenet.cli import evaluate
 from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
 from treenet.evaluation.metrics import (
+    METRICS,
     SeedComparison,
     bleu_statistics,
     build_tokenizer,
@@ -49,6 +51,59 @@ def test_bleu_of_a_known_case():
     """Six of seven words with one wrong at the end: precisions 5/6, 4/5, 3/4, 2/3 and brevity exp(1 - 7/6)."""
     scores = compute_scores(["a b c d e x"], ["a b c d e f g"])
     assert scores["bleu"] == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25 * 2.718281828 ** (1 - 7 / 6))
+
+
+def test_ter_counts_edits_and_moved_blocks():
+    """Of 4 reference words: one replaced, one inserted; two words moved as one block, which is one edit."""
+    assert compute_scores(REFERENCES, REFERENCES)["ter"] == 0
+    for hypothesis, edits in (("a b c x", 1), ("a b b c d", 1), ("c d a b", 1), ("x y z w", 4), ("a b c d", 0)):
+        assert compute_scores([hypothesis], ["a b c d"])["ter"] == pytest.approx(100 * edits / 4)
+    assert METRICS["ter"].lower_is_better and not METRICS["bleu"].lower_is_better
+
+
+def slow_bleu_counts(hypothesis: list[str], references: list[list[str]], order: int) -> tuple[int, int]:
+    """Matching n-grams, each counted at most as often as in the reference that has most of it; and all n-grams."""
+    grams = [tuple(hypothesis[i : i + order]) for i in range(len(hypothesis) - order + 1)]
+    most = {gram: max([tuple(r[i : i + order]) for i in range(len(r))].count(gram) for r in references) for gram in set(grams)}
+    return sum(min(grams.count(gram), most[gram]) for gram in set(grams)), len(grams)
+
+
+def test_further_references_count_as_in_the_definition_of_bleu():
+    hypotheses = ["a b c d e f", "g h i a b c d"]
+    first, second = ["a b c x e f g", "g h i j k l m"], ["z b c d e y", "a b c d h i"]
+    precisions = []
+    for order in range(1, 5):
+        counts = [
+            slow_bleu_counts(h.split(), [one.split(), other.split()], order)
+            for h, one, other in zip(hypotheses, first, second, strict=True)
+        ]
+        precisions.append(sum(match for match, _ in counts) / sum(total for _, total in counts))
+    length, closest = 13, 6 + 7  # of the references of a line, that of the closest length
+    expected = 100 * math.exp(min(0, 1 - closest / length)) * math.prod(precisions) ** 0.25
+    scores = compute_scores(hypotheses, first, more_references=[second])
+    assert scores["bleu"] == pytest.approx(expected) and scores["bleu"] > compute_scores(hypotheses, first)["bleu"]
+    assert scores["bleu_signature"].startswith("nrefs:2|")
+    assert scores["ter"] < compute_scores(hypotheses, first)["ter"]
+
+
+def test_a_comparison_takes_further_references():
+    first, second = [line.replace("sat", "was") for line in REFERENCES], REFERENCES
+    alone = compare_systems(first, second, REFERENCES, 20)["bleu"]
+    both = compare_systems(first, second, REFERENCES, 20, [first])["bleu"]
+    assert alone.difference > 1 and both.baseline == both.system == pytest.approx(100) and both.p_value == 1
+    with pytest.raises(UserError, match="must have one line per reference"):
+        compare_systems(first, second, REFERENCES, 20, [first[1:]])
+
+
+def test_the_command_reads_further_references(tmp_path, capsys):
+    files = {"found": ["a b c d e"], "first": ["a b x d e"], "second": ["a b c d f"], "short": []}
+    for name, lines in files.items():
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines))
+    given = [f"hypotheses={tmp_path / 'found'}", f"references={tmp_path / 'first'}"]
+    evaluate.main([*given, f"more_references=[{tmp_path / 'second'}]"])
+    assert "nrefs:2" in capsys.readouterr().out
+    with pytest.raises(UserError, match="more_references: .*short must have 1 lines, but has 0"):
+        evaluate.main([*given, f"more_references=[{tmp_path / 'short'}]"])
 
 
 def test_case_and_tokenisation_are_those_of_13a():

@@ -1,9 +1,10 @@
-"""Translate a split with a trained model and score it with sacrebleu: BLEU, tokenised and compound-split BLEU, and chrF.
+"""Translate a split with a trained model and score it with sacrebleu: BLEU, tokenised and compound-split BLEU, chrF and TER.
 
     python workflows/evaluate.py --out RUN target_language=de
     python workflows/evaluate.py --out RUN split=valid checkpoint=20000 decoding.beam_size=10
     python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
     python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
+    python workflows/evaluate.py --out RUN more_references=[FILE2,FILE3]
 
 RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
 input. It adds the scores to RUN/scores.json, also by length and depth of the source. Baselines and controls have other names, for
@@ -30,6 +31,7 @@ from treenet.evaluation.buckets import format_buckets
 from treenet.evaluation.comparison import format_comparison
 from treenet.evaluation.evaluate import (
     EvaluateSettings,
+    References,
     compare_results,
     evaluate_run,
     format_scores,
@@ -57,10 +59,12 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
     return System(str(path), list(read_lines([path])))
 
 
-def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, references: list[str] | None, out: Path | None) -> None:
+def run_compare(
+    paths: Sequence[AnyPath], settings: EvaluateSettings, references: list[str] | None, more: References, out: Path | None
+) -> None:
     with ExitStack() as stack:
         baseline, system = (find_system(path, settings, stack) for path in paths)
-        found = compare_results(baseline, system, references, settings)
+        found = compare_results(baseline, system, references, settings, more)
     print(format_comparison(found))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -94,17 +98,18 @@ def main(argv: Sequence[str]) -> None:
     if settings.references and settings.data:
         raise UserError("references: replaces the references of a data set; leave data out, or references")
     references = list(read_lines([settings.references])) if settings.references else None
+    more = [list(read_lines([path])) for path in settings.more_references]
     if args.compare:
-        return run_compare(args.compare, settings, references, args.out)
+        return run_compare(args.compare, settings, references, more, args.out)
     if settings.hypotheses:
         lines = list(read_lines([settings.hypotheses]))
         if args.out is None:
-            return print_scores(*score_file(lines, references, settings, None), None)
+            return print_scores(*score_file(lines, references, settings, None, more), None)
         with read_run(args.out) as folder:
-            name, scores = score_file(lines, references, settings, folder)
+            name, scores = score_file(lines, references, settings, folder, more)
         return print_scores(name, scores, args.out)
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
-        name, scores = evaluate_run(run, settings)
+        name, scores = evaluate_run(run, settings, more)
     print_scores(name, scores, args.out)

@@ -31,14 +31,16 @@ def compare(
     split: str,
     config: CompareConfig,
     numbers: Sequence[int] | None = None,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> dict:
     """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
-    `sources` are only shown. `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped
-    lines. If unset, the sentences are counted. The systems must have been checked against the references.
+    The bootstrap also takes `more_references`; wins and losses are by `references` alone. `sources` are only shown.
+    `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped lines. If unset, the sentences
+    are counted. The systems must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
-    metrics = compare_systems(baseline.lines, system.lines, references, config.samples)
+    metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references)
     chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
     difference = chrf[1] - chrf[0]
     order = np.argsort(difference, kind="stable")
@@ -68,6 +70,7 @@ def compare(
         "references_fingerprint": fingerprint_of(list(references)),
         "split": split,
         "num_examples": len(references),
+        **({"num_references": 1 + len(more_references)} if more_references else {}),
         "metrics": {name: asdict(found) | {"difference": found.difference} for name, found in metrics.items()},
         "num_better": len(wins),
         "num_worse": len(losses),

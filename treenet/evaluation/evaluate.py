@@ -37,6 +37,8 @@ from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import read_index, stage_folder
 
+References = Sequence[Sequence[str]]  # further references, each with a line for every example
+
 
 class EvaluateSettings(Settings):
     """Settings of evaluate.py: the split, the weights and the decoding."""
@@ -65,6 +67,11 @@ class EvaluateSettings(Settings):
     )
     references: Annotated[Path | None, Effect.NONE] = Field(
         None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
+    )
+    more_references: list[Path] = Field(
+        [],
+        description="files of further references, plain or .gz, one line for each example of the split. BLEU, chrF and TER are "
+        "then of all references; scores of single lines and of buckets are of the first",
     )
     compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
 
@@ -96,9 +103,10 @@ def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int
     return translate_examples(run.model, examples, decoding, num_best=num_best, processor=run.processor, device=device)
 
 
-def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
+def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()) -> tuple[str, dict]:
     """Write `translations.NAME.txt` and the entry NAME of `scores.json` into the run folder.
 
+    `more` has the lines of the files `settings.more_references`.
     Returns NAME and its scores. Raises UserError if the folder is not a run, or if run and data do not fit.
     """
     if settings.use_gpu and not torch.cuda.is_available():
@@ -118,9 +126,10 @@ def evaluate_run(folder: Path, settings: EvaluateSettings) -> tuple[str, dict]:
     read_scores(folder)
     build_tokenizer(tokenizer_of(run.data, settings))
     references = read_references(run.data, settings.split)
+    check_more_references(references, more, settings)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
     scores = {
-        **score_lines(lines, references, run.data, settings),
+        **score_lines(lines, references, run.data, settings, more),
         **origin(run, settings),
         "shuffle_trees": settings.shuffle_trees,
         "decoding": decoding_of(settings.decoding, run).model_dump(),
@@ -137,9 +146,15 @@ def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
     return choose_tokenizer(tokenized, settings.target_language)
 
 
-def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath | None, settings: EvaluateSettings) -> dict:
+def score_lines(
+    lines: Sequence[str],
+    references: Sequence[str],
+    data: AnyPath | None,
+    settings: EvaluateSettings,
+    more: References = (),
+) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
-    scores = compute_scores(lines, references, tokenizer_of(data, settings))
+    scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
     scores["split"] = settings.split
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
@@ -150,6 +165,13 @@ def score_lines(lines: Sequence[str], references: Sequence[str], data: AnyPath |
             sources = [row["source"] for row in read_split(data, "text", settings.split)]
             scores["tags"] = score_tags(sources, tags, lines, references)
     return scores
+
+
+def check_more_references(references: Sequence[str], more: References, settings: EvaluateSettings) -> None:
+    """Raise UserError if a file of `settings.more_references`, with the lines `more`, has not as many lines as `references`."""
+    for path, lines in zip(settings.more_references, more, strict=True):
+        if len(lines) != len(references):
+            raise UserError(f"more_references: {path} must have {len(references):,} lines, but has {len(lines):,}")
 
 
 def data_of(run: Path) -> AnyPath | None:
@@ -166,7 +188,11 @@ def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
 
 
 def score_file(
-    lines: Sequence[str], references: Sequence[str] | None, settings: EvaluateSettings, out: Path | None
+    lines: Sequence[str],
+    references: Sequence[str] | None,
+    settings: EvaluateSettings,
+    out: Path | None,
+    more: References = (),
 ) -> tuple[str, dict]:
     """Score the lines of `settings.hypotheses`, against `settings.references` if it is set. Returns a name and the scores.
 
@@ -181,8 +207,9 @@ def score_file(
     else:
         data, of = None, str(settings.references)
     check_lines(lines, references, str(settings.hypotheses), of)
+    check_more_references(references, more, settings)
     scores = {
-        **score_lines(lines, references, data, settings),
+        **score_lines(lines, references, data, settings, more),
         "hypotheses": settings.hypotheses.name,
         "weights_sha256": None,
         "weights": "none: lines of another system",
@@ -197,7 +224,13 @@ def score_file(
     return name, write_result(out, name, lines, references, scores)
 
 
-def compare_results(baseline: System, system: System, references: Sequence[str] | None, settings: EvaluateSettings) -> dict:
+def compare_results(
+    baseline: System,
+    system: System,
+    references: Sequence[str] | None,
+    settings: EvaluateSettings,
+    more: References = (),
+) -> dict:
     """Compare two systems on the references of a file, or else of the data set of a run."""
     sources, numbers, of = None, None, str(settings.references)
     split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
@@ -211,7 +244,8 @@ def compare_results(baseline: System, system: System, references: Sequence[str] 
         sources, numbers = ([row[place] for row in rows] for place in (0, 1))
     for one in (baseline, system):
         one.check(split, references, of)
-    return compare(baseline, system, sources, references, split, settings.compare, numbers)
+    check_more_references(references, more, settings)
+    return compare(baseline, system, sources, references, split, settings.compare, numbers, more)
 
 
 def format_scores(everything: dict[str, dict]) -> str:

@@ -5,6 +5,9 @@ tokens of the Moses tokeniser, as in the paper and most earlier papers. Compare 
 
 `bleu_compound_split` is the same, with hyphenated words cut at their hyphens on both sides. The published scores of WMT'14
 English-German use it since Vaswani et al. (2017). It is higher by some tenths.
+
+`ter` is the number of edits to the closest reference, in per cent of the words of a reference (Snover et al., 2006). An edit
+inserts, removes or replaces a word, or moves a block of words. Lower is better.
 """
 
 import re
@@ -14,7 +17,7 @@ from importlib.metadata import version
 from typing import Literal
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric as SacrebleuMetric
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
@@ -70,6 +73,7 @@ class Metric:
     build: Callable[[bool], SacrebleuMetric]
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
     compared: bool = False  # whether it is used to test two systems
+    lower_is_better: bool = False
 
 
 # The metrics of every evaluation, in the order of its table.
@@ -81,6 +85,7 @@ METRICS = {
         "compound-split BLEU", "split BLEU", lambda _: BLEU(tokenize="none", force=True), "tokens_of_compounds"
     ),
     "chrf": Metric("chrF", "chrF", lambda _: CHRF(), compared=True),
+    "ter": Metric("TER (lower is better)", "TER", lambda _: TER(), lower_is_better=True),
 }
 METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()}
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
@@ -121,22 +126,30 @@ def split_compounds(tokens: str) -> str:
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", tokens)
 
 
-def compute_scores(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str = INTERNATIONAL) -> dict:
+def compute_scores(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str = INTERNATIONAL,
+    more_references: Sequence[Sequence[str]] = (),
+) -> dict:
     """Compute the `METRICS` of a corpus with their signatures, in the form of scores.json. `tokenizer` makes the tokens.
 
-    A signature names the tokeniser.
+    `more_references` are further references, each with a line for every hypothesis. A signature names the tokeniser and the
+    number of references.
     """
-    check_lines(hypotheses, references)
+    for more in (references, *more_references):
+        check_lines(hypotheses, more)
     split = build_tokenizer(tokenizer)
-    tokens = [[split(line) for line in side] for side in (hypotheses, references)]
+    lines = [hypotheses, references, *more_references]
+    tokens = [[split(line) for line in side] for side in lines]
     compounds = [[split_compounds(line) for line in side] for side in tokens]
-    forms = {"lines": (hypotheses, references), "tokens": tokens, "tokens_of_compounds": compounds}
+    forms = {"lines": lines, "tokens": tokens, "tokens_of_compounds": compounds}
     moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
     names = {"tokens": f"{tokenizer}{moses}", "tokens_of_compounds": f"{tokenizer}+compounds{moses}"}
     scores: dict = {"num_examples": len(references)}
     for name, one in METRICS.items():
-        metric, (system, reference) = one.build(tokenizer == NO_TOKENIZER), forms[one.reads]
-        scores[name] = metric.corpus_score(system, [reference]).score
+        metric, (system, *every_reference) = one.build(tokenizer == NO_TOKENIZER), forms[one.reads]
+        scores[name] = metric.corpus_score(system, every_reference).score
         signature, tokens_of = metric.get_signature().format(), names.get(one.reads)
         scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens_of}") if tokens_of else signature
     return scores
@@ -150,19 +163,24 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.nd
 
 
 def compare_systems(
-    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], num_samples: int = 1000
+    baseline: Sequence[str],
+    system: Sequence[str],
+    references: Sequence[str],
+    num_samples: int = 1000,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> dict[str, Comparison]:
     """Make a paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics with the mark `compared`.
 
     Sacrebleu fixes the seed of the samples, and the signature states it.
     """
-    check_lines(baseline, references, "baseline translations")
-    check_lines(system, references, "system translations")
+    for more in (references, *more_references):
+        check_lines(baseline, more, "baseline translations")
+        check_lines(system, more, "system translations")
     compared = [name for name, metric in METRICS.items() if metric.compared]
     test = PairedTest(
         [("baseline", baseline), ("system", system)],
         {name: METRICS[name].build(True) for name in compared},
-        [references],
+        [references, *more_references],
         test_type="bs",
         n_samples=num_samples,
     )

@@ -2,8 +2,7 @@
 
 from html import escape
 
-import numpy as np
-
+from treenet.evaluation.metrics import METRICS
 from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.report.bucket_charts import FREQUENCY, chart_name, charted_metric
@@ -30,8 +29,9 @@ def show_scores(page: Page) -> list[str]:
             for metric in scores.metrics:
                 value = row.values.get(metric)
                 fresh = [other for other in scores.rows if not other.standing.changed]
-                best = max((other.values.get(metric, -np.inf) for other in fresh), default=None)
-                cells.append(number(value, ".2f", "n best" if value == best and row in fresh and len(scores.rows) > 1 else "n"))
+                best = _best(metric, [other.values[metric] for other in fresh if metric in other.values])
+                is_best = value is not None and value == best and row in fresh and len(scores.rows) > 1
+                cells.append(number(value, ".2f", "n best" if is_best else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
                     cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
@@ -42,7 +42,7 @@ def show_scores(page: Page) -> list[str]:
         if tested:
             caption += (
                 f" Differences are to {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) is about "
-                f"{ABOUT_WEIGHTS}, not about models trained with other seeds. The highest value of a column is bold, also with a "
+                f"{ABOUT_WEIGHTS}, not about models trained with other seeds. The best value of a column is bold, also with a "
                 "high p."
             )
         out.append(page.table(caption, head, rows))
@@ -56,6 +56,12 @@ def show_scores(page: Page) -> list[str]:
             out += _buckets(page, scores, chart_name(place, kind), kind, buckets)
         out += _frequencies(page, scores, chart_name(place, FREQUENCY), frequencies)
     return out
+
+
+def _best(metric: str, values: list[float]) -> float | None:
+    """Return the best value: the highest, of TER the lowest."""
+    lower = metric in METRICS and METRICS[metric].lower_is_better
+    return (min if lower else max)(values, default=None)
 
 
 def _origins(scores: ScoreTable) -> str:
