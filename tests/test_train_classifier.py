@@ -132,7 +132,7 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     run_training(make_config(data, "max_steps=28", "average=last"), run)
     warn_of_stale_results(run)
     message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert [line.partition("scores.json, ")[2].partition(":")[0] for line in message] == list(before)
+    assert [line.partition("scores.json, ")[2].partition(" is stale: ")[0] for line in message] == list(before)
     command = f"python workflows/train_classifier.py --config {run}/config.yaml --out {run}"
     assert all(line.endswith(f"; to renew it: {command}") for line in message)
     with pytest.raises(
