@@ -240,7 +240,7 @@ def test_other_settings_or_text_are_refused(data, text, tmp_path):
         "train": {"source": [other], "target": [text / "train.de"]},
         "test": {"source": [text / "test.en"], "target": [text / "test.de"]},
     }
-    with pytest.raises(UserError, match="the text of train is not the one"):
+    with pytest.raises(UserError, match="the text of train differs from the text of"):
         preprocess(config_of(text, splits=splits), data)
     assert snapshot(data) == before
 

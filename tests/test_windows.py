@@ -238,5 +238,5 @@ def test_counts_of_other_rows_are_refused():
     lengths, sizes = rows_of(shards)
     wrong = ShardSizes(sizes.rows, lambda first, last: SizeCounts(*(np.array([x]) for x in (8, 8, 10, 0))))
     plan = BatchPlan.build(lengths, BatchConfig(max_tokens=20, window_rows=10), text_fingerprint="text", seed=1, shards=wrong)
-    with pytest.raises(UserError, match="do not belong together"):
+    with pytest.raises(UserError, match="does not fit lengths.arrow"):
         plan.batch(0)
