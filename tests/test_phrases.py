@@ -312,5 +312,5 @@ def test_phrases_that_cannot_be_are_refused(options, message):
 
 @pytest.mark.parametrize("layers", [{"num_encoder_layers": 1}, {"hybrid": {"num_recurrent_layers": 2}}])
 def test_a_hybrid_has_both_kinds_of_layers(layers):
-    with pytest.raises(UserError, match="num_recurrent_layers must be less than model.num_encoder_layers = ., the others"):
+    with pytest.raises(UserError, match="num_recurrent_layers must be less than model.num_encoder_layers = ., because the other"):
         tiny_model("lstm_hybrid", **layers)
