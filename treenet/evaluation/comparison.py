@@ -36,8 +36,8 @@ def compare(
     """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
     The bootstrap also takes `more_references`; wins and losses are by `references` alone. `sources` are only shown.
-    `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped lines. If unset, the sentences
-    are counted. The systems must have been checked against the references.
+    `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped lines. If unset, the
+    sentences are counted. The systems must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
     metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references)
