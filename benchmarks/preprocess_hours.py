@@ -1,0 +1,50 @@
+"""Hours and dollars of preprocessing on clusters, computed from measured figures: the table of docs/preprocessing.md.
+
+    python benchmarks/preprocess_hours.py
+
+Nothing runs on a cluster here. `MEASURED` has figures of one core (docs/results/preprocess.md); `ASSUMED` has what nobody measured.
+Every stage takes the longer of two times: that of its tasks on all cores, and that of the driver.
+"""
+
+MEASURED = {
+    "parse_s": 1 / 195,  # a WMT line of 23 words with the shipped models
+    "encode_s": 1 / 33_700,
+    "text_task_s": 18.2e-6,
+    "text_driver_s": 2.0e-6,
+    "vocabulary_task_s": 5.9e-6,  # a line of the sample
+    "job_driver_s": 6.6e-3,  # the driver's time for a job without work
+    "start_s": 15,  # Ray, actors and models
+}
+ASSUMED = {"efficiency": 0.85, "vocabulary_s": 120, "sample": 4_000_000, "dollars_a_core_hour": 0.05, "dollars_a_gpu_hour": 3}
+PAIRS_A_JOB = 50_000
+CLUSTERS = (("16 nodes of 16 cores", 256, 0), ("one node of 96 cores, 8 GPUs", 96, 8), ("8 nodes of 96 cores, 64 GPUs", 768, 64))
+PAIRS = (4_500_000, 100_000_000, 1_000_000_000)
+
+
+def stages(pairs: int, cores: int) -> dict[str, float]:
+    """Seconds of each stage for `pairs` pairs on `cores` cores."""
+    speed = cores * ASSUMED["efficiency"]
+    driver = pairs / PAIRS_A_JOB * MEASURED["job_driver_s"]
+    return {
+        "start": MEASURED["start_s"],
+        "text": max(pairs * MEASURED["text_task_s"] / speed, pairs * MEASURED["text_driver_s"] + 3 * driver),
+        "parsing": max(pairs * MEASURED["parse_s"] / speed, driver),
+        "vocabulary": min(pairs, ASSUMED["sample"]) * MEASURED["vocabulary_task_s"] / speed + ASSUMED["vocabulary_s"],
+        "encoding": max(pairs * MEASURED["encode_s"] / speed, driver),
+    }
+
+
+def main() -> None:
+    print("| cluster | pairs | hours | dollars | " + " | ".join(f"{name}, s" for name in stages(1, 1)) + " |")
+    print("|---" * (4 + len(stages(1, 1))) + "|")
+    for name, cores, gpus in CLUSTERS:
+        price = cores * ASSUMED["dollars_a_core_hour"] if not gpus else gpus * ASSUMED["dollars_a_gpu_hour"]
+        for pairs in PAIRS:
+            seconds = stages(pairs, cores)
+            hours = sum(seconds.values()) / 3600
+            cells = [name, f"{pairs / 1e6:,g} million", f"{hours:.2g}", f"{hours * price:,.3g}", *(f"{s:,.0f}" for s in seconds.values())]
+            print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
