@@ -2,8 +2,8 @@
 
     python benchmarks/preprocess_hours.py
 
-Nothing runs on a cluster here. `MEASURED` has figures of one core (docs/results/preprocess.md); `ASSUMED` has what nobody measured.
-Every stage takes the longer of two times: that of its tasks on all cores, and that of the driver.
+Nothing runs on a cluster here. `MEASURED` has figures of one core (docs/results/preprocess.md); `ASSUMED` has the others.
+A stage takes as long as its tasks on all cores, or as long as the driver, whichever is longer.
 """
 
 MEASURED = {
@@ -35,15 +35,16 @@ def stages(pairs: int, cores: int) -> dict[str, float]:
 
 
 def main() -> None:
-    print("| cluster | pairs | hours | dollars | " + " | ".join(f"{name}, s" for name in stages(1, 1)) + " |")
-    print("|---" * (4 + len(stages(1, 1))) + "|")
+    names = list(stages(1, 1))
+    print("| cluster | pairs | hours | dollars | " + " | ".join(f"{name}, s" for name in names) + " |")
+    print("|---" * (4 + len(names)) + "|")
     for name, cores, gpus in CLUSTERS:
-        price = cores * ASSUMED["dollars_a_core_hour"] if not gpus else gpus * ASSUMED["dollars_a_gpu_hour"]
+        price = gpus * ASSUMED["dollars_a_gpu_hour"] if gpus else cores * ASSUMED["dollars_a_core_hour"]
         for pairs in PAIRS:
             seconds = stages(pairs, cores)
             hours = sum(seconds.values()) / 3600
-            cells = [name, f"{pairs / 1e6:,g} million", f"{hours:.2g}", f"{hours * price:,.3g}", *(f"{s:,.0f}" for s in seconds.values())]
-            print("| " + " | ".join(cells) + " |")
+            cells = [name, f"{pairs / 1e6:,g} million", f"{hours:.2g}", f"{hours * price:,.0f}"]
+            print("| " + " | ".join(cells + [f"{one:,.0f}" for one in seconds.values()]) + " |")
 
 
 if __name__ == "__main__":
