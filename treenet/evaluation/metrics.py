@@ -140,15 +140,16 @@ def compute_scores(
     for more in (references, *more_references):
         check_lines(hypotheses, more)
     split = build_tokenizer(tokenizer)
-    lines = [hypotheses, references, *more_references]
+    lines: list[Sequence[str]] = [hypotheses, references, *more_references]
     tokens = [[split(line) for line in side] for side in lines]
     compounds = [[split_compounds(line) for line in side] for side in tokens]
-    forms = {"lines": lines, "tokens": tokens, "tokens_of_compounds": compounds}
+    forms: dict[str, Sequence[Sequence[str]]] = {"lines": lines, "tokens": tokens, "tokens_of_compounds": compounds}
     moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
     names = {"tokens": f"{tokenizer}{moses}", "tokens_of_compounds": f"{tokenizer}+compounds{moses}"}
     scores: dict = {"num_examples": len(references)}
     for name, one in METRICS.items():
-        metric, (system, *every_reference) = one.build(tokenizer == NO_TOKENIZER), forms[one.reads]
+        metric = one.build(tokenizer == NO_TOKENIZER)
+        system, *every_reference = forms[one.reads]
         scores[name] = metric.corpus_score(system, every_reference).score
         signature, tokens_of = metric.get_signature().format(), names.get(one.reads)
         scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens_of}") if tokens_of else signature

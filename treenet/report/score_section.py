@@ -29,7 +29,7 @@ def show_scores(page: Page) -> list[str]:
             for metric in scores.metrics:
                 value = row.values.get(metric)
                 fresh = [other for other in scores.rows if not other.standing.changed]
-                best = _best(metric, [other.values[metric] for other in fresh if metric in other.values])
+                best = best_value(metric, [other.values[metric] for other in fresh if metric in other.values])
                 is_best = value is not None and value == best and row in fresh and len(scores.rows) > 1
                 cells.append(number(value, ".2f", "n best" if is_best else "n"))
                 if metric in tested:
@@ -58,7 +58,7 @@ def show_scores(page: Page) -> list[str]:
     return out
 
 
-def _best(metric: str, values: list[float]) -> float | None:
+def best_value(metric: str, values: list[float]) -> float | None:
     """Return the best value: the highest, of TER the lowest."""
     lower = metric in METRICS and METRICS[metric].lower_is_better
     return (min if lower else max)(values, default=None)
