@@ -12,7 +12,6 @@ from toydata import write_toy_data
 from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
-from treenet.cli import export
 from treenet.config import TrainConfig
 from treenet.export.run_folder import export_run
 from treenet.jobs.dry_run import dry_run
@@ -112,13 +111,6 @@ def test_rows_are_matched_by_piece_and_label_and_all_else_is_as_without_init(dat
         assert meta["matches"]["in_part"][name].startswith(f"{shared} of {len(names(other_data))} ")
     others = weights.keys() - {TABLE, "encoder.label_embedding.weight"}
     assert all(torch.equal(weights[name], theirs[name]) for name in others)
-
-
-def test_an_exported_run_gives_the_same_start_without_its_data_set(other_data, run, tmp_path):
-    export.main([str(run), "--out", str(tmp_path / "exported")])
-    moved = (tmp_path / "exported").rename(tmp_path / "moved")
-    first, second = (start(config_of(other_data, one, "seed=7"), tmp_path / one.name) for one in (run, moved))
-    assert same(first, second)
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,10 @@ def test_every_script_is_a_command(repository):
 
 def test_extras_name_what_pyproject_installs(project):
     extras = project["optional-dependencies"]
-    names = ("serve", "ray", "parse", "report", "export")
+    names = ("serve", "ray", "parse", "report", "export", "tune")
     installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert installed == EXTRAS
-    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export]"]
+    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export,tune]"]
     base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
     assert not base & EXTRAS.keys()
 
