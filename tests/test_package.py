@@ -141,7 +141,7 @@ def test_every_script_is_a_command(repository):
 
 def test_extras_name_what_pyproject_installs(project):
     extras = project["optional-dependencies"]
-    names = ("serve", "ray", "parse", "report", "export", "tune")
+    names = ("serve", "tune", "ray", "parse", "report", "export")
     installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert installed == EXTRAS
     assert extras["all"] == ["tree-attention[ray,parse,report,serve,export,tune]"]
