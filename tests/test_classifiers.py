@@ -253,7 +253,7 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
     two["spans"] = {"start": [0, 1], "end": [1, len(two["leaves"]["piece"])], "subtree_end": [1, 2]}
     two["node_labels"] = [0, 1]
     side_by_side = write_labelled(tmp_path / "two", {"train": rows})
-    with pytest.raises(UserError, match=r"line 2 has several trees side by side .* tree\.documents: dummy_root"):
+    with pytest.raises(UserError, match=r"line 2 has several trees side by side.* tree\.documents: dummy_root"):
         open_source(side_by_side, "tree_transformer").batch([0, 1])
 
 

@@ -7,6 +7,7 @@ import pytest
 from treenet.config import ArchitectureSection, ModelConfig, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.tuning import TuningConfig
 from treenet.models import ARCHITECTURES
 from treeproc.common.settings import dump_settings, load_settings, read_yaml
 from treeproc.job.preprocess import PreprocessConfig, sample_splits
@@ -23,7 +24,7 @@ def test_configuration_loads(path, tmp_path):
     elif path.stem.startswith("parser_"):
         config = load_settings(TrainParserConfig, path)
     else:
-        cls = {"scaling": ScalingConfig, "seeds": SeedsConfig}.get(path.stem.partition("_")[0], TrainConfig)
+        cls = {"scaling": ScalingConfig, "seeds": SeedsConfig, "tune": TuningConfig}.get(path.stem.partition("_")[0], TrainConfig)
         config = load_settings(cls, path, ["data=somewhere"])
     (tmp_path / "again.yaml").write_text(dump_settings(config))
     assert load_settings(type(config), tmp_path / "again.yaml") == config

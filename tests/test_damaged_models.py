@@ -102,7 +102,7 @@ def test_exchanged_models_are_one_line(folder):
     os.rename(folder / "other.pt", folder / "tokenizer.pt")
     assert "is not the model that" in refused(folder, load=False)
     (folder / "scores.json").unlink()
-    assert "do not go together" in refused(folder, load=True)
+    assert "of different trainings" in refused(folder, load=True)
 
 
 @pytest.mark.parametrize("zipped", [False, True])

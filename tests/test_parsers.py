@@ -304,7 +304,9 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     for name in ("tokenizer", "pos", "constituency"):
         (tmp_path / "en" / f"{name}.pt").write_bytes(b"x")
     assert set(find_models(ParserConfig()).files) == {"tokenize", "pos", "constituency"}
-    with pytest.raises(UserError, match="no dependency parser for 'en'; shipped languages: none; name: stanza: install"):
+    with pytest.raises(
+        UserError, match="no dependency parser for 'en'; shipped languages: none; choose one of these: name: stanza: install"
+    ):
         find_models(ParserConfig(dependencies=True))
 
 

@@ -39,7 +39,7 @@ def make_lines(count: int, systems: Sequence[str] = ("plain", "tree", "other"), 
 
 
 def render(lines: Lines) -> str:
-    report = Report("Title", "test", [], [], None, {}, {}, [], [], [], {}, {}, lines=lines)
+    report = Report("Title", "test", [], [], None, {}, {}, [], [], [], {}, {}, {}, lines=lines)
     return render_page(report)
 
 

@@ -334,7 +334,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give --config FILE.yaml"),
+        ([], "give either --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x"], r"data: is missing \(data set that workflows/preprocess.py wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),

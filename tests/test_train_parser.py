@@ -192,8 +192,8 @@ def test_one_format_alone(folder, tmp_path, caplog):
     """Brackets alone give no arcs, CoNLL-U alone no constituents; a line says so."""
     caplog.set_level("INFO", logger="treeproc")
     fits = [f"{name}.fit.epochs=1" for name in NAMES]
-    sides = {"brackets": ("conllu", "depparse: left out, no treebank has CoNLL-U with arcs"),
-             "conllu": ("brackets", "constituency: left out, no treebank has brackets")}  # fmt: skip
+    sides = {"brackets": ("conllu", "depparse: left out, because no treebank has CoNLL-U with arcs"),
+             "conllu": ("brackets", "constituency: left out, because no treebank has brackets")}  # fmt: skip
     for side, (other, line) in sides.items():
         caplog.clear()
         models = train_parser(load(folder, f"treebanks.toy.{other}={{}}", *fits), tmp_path / side)

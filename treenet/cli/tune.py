@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
     args = parser.parse_intermixed_args(argv)
     if args.sample == (args.config is not None):
-        raise UserError("give --config FILE.yaml (workflows/configs has some), or --sample for a small search; --help lists all")
+        raise UserError("give either --config FILE.yaml (workflows/configs has some) or --sample for a small search")
     if args.out is None:
         raise UserError("give --out DIR, the folder of the search")
     config = load_settings(TuningConfig, SAMPLE if args.sample else args.config, args.overrides)
