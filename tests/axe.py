@@ -12,7 +12,7 @@ WIDTHS = (320, 1280)
 
 
 def violations(window: Browser, width: int) -> list[str]:
-    """What axe finds in the page at this width, in its light and its dark scheme, with all details open."""
+    """Return the findings of axe on the page at this width, light and dark, with all details open."""
     window.resize(width, 900, phone=width < 500)
     window.run("document.querySelectorAll('details').forEach((d) => d.open = true);")
     window.run(AXE.read_text(encoding="utf-8"))

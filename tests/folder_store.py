@@ -9,7 +9,7 @@ from treeproc.common import object_chunks, storage
 
 
 class FolderStore:
-    """What `RemotePath` asks of a file system of Arrow. `opened` are the objects of which ranges were read."""
+    """A folder with the methods that `RemotePath` calls of a file system. `opened`: the objects of which ranges were read."""
 
     def __init__(self, root: Path):
         self._root, self._files = root, pyarrow.fs.SubTreeFileSystem(str(root), pyarrow.fs.LocalFileSystem())

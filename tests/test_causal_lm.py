@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from toydata import write_toy_data
-from toyruns import TINY_RUN, final_weights, losses, same
+from toyruns import TINY_RUN, check_stop_and_resume, losses
 
 from treenet.config import TrainConfig
 from treenet.data.splits import read_split
@@ -78,15 +78,7 @@ def test_all_models_have_the_same_batches(data):
 @pytest.mark.parametrize("case", MODELS)
 def test_stopped_and_resumed_equals_uninterrupted(case, data, tmp_path):
     config = make_config(data, *MODELS[case], "max_steps=8", "validate_every=4")
-    for run in ("whole", "halves"):
-        (tmp_path / run).mkdir()
-    train(build_task(config), tmp_path / "whole")
-    asked = iter(range(1, 100))
-    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
-    assert (outcome.step, outcome.finished) == (5, False)
-    assert train(build_task(config), tmp_path / "halves").finished
-    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
-    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+    check_stop_and_resume(config, tmp_path, 5)
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
-from toyruns import TINY_RUN, final_weights, losses, same
+from toyruns import TINY_RUN, check_stop_and_resume, losses
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate_rows
@@ -128,15 +128,7 @@ def finished(tmp_path_factory) -> Path:
 
 def test_stopped_and_resumed_equals_uninterrupted(labelled, tmp_path):
     config = make_config(labelled, "max_steps=8", "validate_every=4")
-    for run in ("whole", "halves"):
-        (tmp_path / run).mkdir()
-    train(build_task(config), tmp_path / "whole")
-    asked = iter(range(1, 100))
-    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 5)
-    assert (outcome.step, outcome.finished) == (5, False)
-    assert train(build_task(config), tmp_path / "halves").finished
-    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
-    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+    check_stop_and_resume(config, tmp_path, 5)
 
 
 def test_micro_batches_mask_the_same(labelled, tmp_path):

@@ -49,6 +49,13 @@ def test_the_choice_is_that_of_a_slow_one(drawn, num_best):
     assert [(round(one.score, 9), one.log_prob, -one.ids[0]) for one in found] == sorted(expected, reverse=True)[:num_best]
 
 
+def test_equal_means_tie_whatever_the_order_of_their_terms():
+    texts = ["a", "ba", "aab", "ab", "baa"]
+    samples = [Hypothesis((number,), 0.0, 0.0) for number in range(len(texts))]
+    ranked = [texts[one.ids[0]] for one in choose_by_risk(samples, texts, 5)]
+    assert ranked[2:4] == ["ba", "ab"]  # mirrored pairs: their terms are the same in another order
+
+
 def test_a_text_that_was_drawn_often_counts_as_often():
     samples = [Hypothesis((n,), 0.0, -1.0) for n in range(5)]
     found = choose_by_risk(samples, ["ein Hund", "ein Hund", "ein Hund", "zwei Katzen", "zwei Katzen"], 5)

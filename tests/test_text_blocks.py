@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -113,22 +114,29 @@ def both(folder: Path, inputs: Inputs, filters: FilterConfig, rows: int = 2, see
     return expected
 
 
+LINE_FILES = [b"a\nb\r\n\n c \nlast", b"", b"\xef\xbb\xbfx\ny\n", b"\xef\xbb\xbf", b"\n", "ä\u2028ö\n".encode() * 9]
+
+
+def check_ranges(paths: Sequence[AnyPath], chunk: int) -> CutSide:
+    """Read every range of lines of the files, cut at chunks, and compare it with a pass over all. Returns the cut files."""
+    lines, files = list(read_lines(paths)), []
+    for path in paths:
+        stamp = stamp_of(path)
+        files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
+    side = CutSide(tuple(files))
+    assert side.lines == len(lines)
+    for start in range(len(lines) + 1):
+        for stop in range(start, len(lines) + 1):
+            assert list(read_range(side.pieces(start, stop))) == lines[start:stop]
+    return side
+
+
 def test_ranges_of_lines_against_a_pass_over_all(tmp_path):
-    contents = [b"a\nb\r\n\n c \nlast", b"", b"\xef\xbb\xbfx\ny\n", b"\xef\xbb\xbf", b"\n", "ä\u2028ö\n".encode() * 9]
-    paths = [tmp_path / str(i) for i in range(len(contents))]
-    for path, content in zip(paths, contents, strict=True):
+    paths = [tmp_path / str(i) for i in range(len(LINE_FILES))]
+    for path, content in zip(paths, LINE_FILES, strict=True):
         path.write_bytes(content)
-    lines = list(read_lines(paths))
     for chunk in (1, 3, 64):
-        files = []
-        for path in paths:
-            stamp = stamp_of(path)
-            files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
-        side = CutSide(tuple(files))
-        assert side.lines == len(lines)
-        for start in range(len(lines) + 1):
-            for stop in range(start, len(lines) + 1):
-                assert list(read_range(side.pieces(start, stop))) == lines[start:stop]
+        side = check_ranges(paths, chunk)
     paths[0].write_bytes(b"other")
     with pytest.raises(UserError, match="0 changed while it was read"):
         list(read_range(side.pieces(0, 1)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import store
-from test_text_blocks import Killed, inputs_of, on_ray, runner, small, stage
+from test_text_blocks import LINE_FILES, Killed, check_ranges, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common import object_chunks
 from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
@@ -18,8 +18,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.text_work import TextHere
-from treeproc.readers.line_ranges import CutSide, count_line_ends, cut_file, read_range, stamp_of
-from treeproc.readers.numbered_lines import read_lines
+from treeproc.readers.line_ranges import read_range
 from treeproc.stages import input_note
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.input_note import changed_just_now, stamps_of
@@ -167,20 +166,10 @@ def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):
 
 
 def test_ranges_of_objects_against_a_pass_over_all(store):
-    contents = [b"a\nb\r\n\n c \nlast", b"", b"\xef\xbb\xbfx\ny\n", b"\xef\xbb\xbf", b"\n", "ä\u2028ö\n".encode() * 9]
-    paths = [put(str(i), content) for i, content in enumerate(contents)]
-    lines = list(read_lines(paths))
+    paths = [put(str(i), content) for i, content in enumerate(LINE_FILES)]
     for chunk in (1, 7, 64):
-        files = []
-        for path in paths:
-            stamp = stamp_of(path)
-            files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
-        side = CutSide(tuple(files))
-        assert side.lines == len(lines)
-        for start in range(len(lines) + 1):
-            for stop in range(start, len(lines) + 1):
-                assert list(read_range(side.pieces(start, stop))) == lines[start:stop]
-    for content in (b"other", contents[0].replace(b"last", b"lost")):  # another size, and the same size at another time
+        side = check_ranges(paths, chunk)
+    for content in (b"other", LINE_FILES[0].replace(b"last", b"lost")):  # another size, and the same size at another time
         object_chunks._chunk.cache_clear()
         put("0", content)
         with pytest.raises(UserError, match="s3://bucket/0 changed while it was read"):

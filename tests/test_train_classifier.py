@@ -18,7 +18,7 @@ import torch
 from matplotlib import image
 from torch import nn
 from toylabels import make_rows, write_labelled, write_toy_labels
-from toyruns import final_weights, losses, same, train_ranks
+from toyruns import check_stop_and_resume, losses, train_ranks
 
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import BINARY_TREES
@@ -159,15 +159,7 @@ def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path)
 @pytest.mark.parametrize("name", ["tree_transformer", "bilstm", "child_sum_tree_lstm"])
 def test_stopped_and_resumed_equals_uninterrupted(data, tmp_path, name):
     config = make_config(data, f"model.name={name}", "max_steps=10", "model.dropout=0.3")
-    for run in ("whole", "halves"):
-        (tmp_path / run).mkdir()
-    train(build_task(config), tmp_path / "whole")
-    asked = iter(range(1, 100))
-    outcome = train(build_task(config), tmp_path / "halves", should_stop=lambda: next(asked) >= 6)
-    assert (outcome.step, outcome.finished) == (6, False)
-    assert train(build_task(config), tmp_path / "halves").finished
-    assert losses(tmp_path / "halves") == losses(tmp_path / "whole")
-    assert same(final_weights(tmp_path / "halves"), final_weights(tmp_path / "whole"))
+    check_stop_and_resume(config, tmp_path, 6)
     accuracies = [[line["accuracy"] for line in valid_lines(tmp_path / run)] for run in ("whole", "halves")]
     assert accuracies[0] == accuracies[1]
 

@@ -53,6 +53,19 @@ def same(first: dict, second: dict) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+def check_stop_and_resume(config: TrainConfig, folder: Path, stop: int) -> None:
+    """Train FOLDER/whole at once and FOLDER/halves with a stop after `stop` steps; losses and weights must be the same."""
+    for run in ("whole", "halves"):
+        (folder / run).mkdir()
+    train(build_task(config), folder / "whole")
+    asked = iter(range(1, 100))
+    outcome = train(build_task(config), folder / "halves", should_stop=lambda: next(asked) >= stop)
+    assert (outcome.step, outcome.finished) == (stop, False)
+    assert train(build_task(config), folder / "halves").finished
+    assert losses(folder / "halves") == losses(folder / "whole")
+    assert same(final_weights(folder / "halves"), final_weights(folder / "whole"))
+
+
 def _rank(
     rank: int, world_size: int, config: TrainConfig, run_dir: Path, port: int, prepare: Callable[[int], None] | None
 ) -> None:

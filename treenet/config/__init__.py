@@ -16,6 +16,7 @@ from treenet.config.models import (
     TreeAttentionConfig,
     TreeRegConfig,
 )
+from treenet.config.sampling import SamplingConfig
 from treenet.config.training import (
     MAY_CHANGE,
     OPERATIONAL,
@@ -24,7 +25,6 @@ from treenet.config.training import (
     CorpusConfig,
     MaskedLMConfig,
     OptimizerConfig,
-    SamplingConfig,
     TrainConfig,
     flatten,
 )

@@ -7,6 +7,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, StringCo
 
 from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
+from treenet.config.sampling import SamplingConfig
 from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
@@ -177,39 +178,6 @@ class MaskedLMConfig(Settings):
         if self.mask + self.random > 1:
             raise ValueError(f"mask + random must be at most 1, but is {self.mask + self.random:g}")
         return self
-
-
-class SamplingConfig(Settings):
-    """Other forms of the training examples in every epoch. Validation, scoring and translation read the data as they are."""
-
-    bpe_dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="probability that the division of a word into pieces passes over a merge (BPE-dropout; Provilkov et al., "
-        "2020); 0: the pieces of the data set",
-    )
-    sides: Literal["both", "source", "target"] = Field(
-        "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"
-    )
-
-    shuffle_distance: int = Field(
-        0, ge=0, le=1000, description="places that a source word moves at most (Lample et al., 2018); its tree stays; 0: none"
-    )
-    word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability that a source word is left out, and its place in the tree"
-    )
-    word_mask: float = Field(0.0, ge=0, lt=1, description="probability that a source word becomes one unknown piece")
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether source words move, are left out or become unknown."""
-        return bool(self.shuffle_distance or self.word_dropout or self.word_mask)
-
-    @property
-    def is_off(self) -> bool:
-        """Whether training reads the examples as they are."""
-        return not (self.bpe_dropout or self.has_noise)
 
 
 class TrainConfig(Settings):

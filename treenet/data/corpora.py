@@ -13,7 +13,7 @@ _PURPOSE = 0x636F70696573
 
 
 def count_copies(example_ids: np.ndarray, corpora: Sequence[CorpusConfig], seed: int | None) -> np.ndarray:
-    """How often each example occurs in an epoch [n]: the whole part of its corpus's weight, or one more.
+    """Return the number of times [n] that each example occurs in an epoch: the whole part of its corpus's weight, or one more.
 
     The share of examples that occur once more is about the fraction of the weight. They follow from the ids and the seed. Raises
     UserError for an example behind the last corpus.

@@ -28,16 +28,6 @@ RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
 _NOT_DRAWN = ("seed", "data", "task", "max_steps", "batch.fraction", "batch.subset")
 
 
-def _has(settings: dict, key: str) -> bool:
-    """Whether nested settings have a value for a dotted key."""
-    value: Any = settings
-    for name in key.split("."):
-        if not isinstance(value, dict) or name not in value:
-            return False
-        value = value[name]
-    return True
-
-
 class Dimension(Settings):
     """The values of one setting: `choices`, or all numbers from `low` to `high`. Two whole bounds give whole numbers."""
 
@@ -106,7 +96,7 @@ class TuneSettings(Settings):
         for name, settings in self.systems.items():
             check_name("systems", name)
             for key in self.space:
-                if _has(settings, key):
+                if any(is_below(name, (key,)) for name in flatten(settings)):
                     raise ValueError(f"systems.{name} sets {key}, which the space draws; remove one of them")
         for name in self.more_trials:
             if name not in self.systems:
@@ -140,6 +130,10 @@ class Trial:
     status: str = RUNNING
     curve: list[list[float]] = field(default_factory=list)
     error: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status != RUNNING
 
     @property
     def best(self) -> float:
@@ -234,18 +228,18 @@ class Trials:
 
     def add_point(self, trial: Trial, step: int, criterion: float) -> None:
         """Add a validation to a running trial."""
-        if trial.status == RUNNING and (not trial.curve or trial.curve[-1][0] < step):
+        if not trial.has_ended and (not trial.curve or trial.curve[-1][0] < step):
             trial.curve.append([step, criterion])
             self._write()
 
     def end(self, trial: Trial, status: str, error: str = "") -> None:
         """End a running trial. The end of another one stays."""
-        if trial.status == RUNNING:
+        if not trial.has_ended:
             trial.status, trial.error = status, error
             self._write()
 
     def ended(self) -> list[Trial]:
-        return [trial for trial in self.trials if trial.status != RUNNING]
+        return [trial for trial in self.trials if trial.has_ended]
 
     def _write(self) -> None:
         form = _read(self._path)

@@ -125,18 +125,18 @@ class _Record(tune.Callback):
 
     def _end(self, trial: RayTrial, status: str, error: str = "") -> None:
         found = self._of(trial)
-        known = found in self._trials.ended()
+        if found.has_ended:
+            return
         self._trials.end(found, status, error)
-        if not known:
-            facts = f" at update {found.curve[-1][0]:,.0f}: best {found.best:.4f}" if found.curve else ""
-            why = f": {error}" if error else ""
-            self._log(f"{self._trials.system}-{found.number:03d}: {status}{facts}{why} ({describe_values(found.values)})")
+        facts = f" at update {found.curve[-1][0]:,.0f}: best {found.best:.4f}" if found.curve else ""
+        why = f": {error}" if error else ""
+        self._log(f"{self._trials.system}-{found.number:03d}: {status}{facts}{why} ({describe_values(found.values)})")
 
 
 def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     """Report a recorded trial, or train one and report its validations."""
     known = trials.trials[values["number"]] if values["number"] < len(trials.trials) else None
-    if known in trials.ended():
+    if known is not None and known.has_ended:
         for step, criterion in known.curve:
             tune.report({_STEP: step, CRITERION: criterion})
         _end(known.status, known.curve, known.error)

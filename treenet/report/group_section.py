@@ -1,4 +1,4 @@
-"""What the sections of cross-attention and of self-attention show alike: charts and tables by kind of position, and heads."""
+"""Parts of the sections of cross-attention and of self-attention: charts and tables by kind of position, and heads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape

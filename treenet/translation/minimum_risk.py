@@ -4,6 +4,7 @@ Samples stand for the model's distribution, both as candidates and as references
 candidate, and counts several times as a reference.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,8 +23,8 @@ def choose_by_risk(samples: Sequence[Hypothesis], texts: Sequence[str], num_best
     place = {text: number for number, text in enumerate(different)}
     weights = np.bincount([place[text] for text in texts], minlength=len(different))
     utility = chrf_matrix(different)
-    # One sum by one order of addition, so that no library's kernel decides the last digit.
-    scores = [float(sum(row * weights)) / len(texts) for row in utility]
+    # Exact sums, and no digits beyond those that the F-scores have: texts of equal means tie, whatever their order.
+    scores = [round(math.fsum(row * weights) / len(texts), 9) for row in utility]
     best: dict[str, Hypothesis] = {}
     for sample, text in zip(samples, texts, strict=True):
         if text not in best or (-sample.log_prob, sample.ids) < (-best[text].log_prob, best[text].ids):

@@ -1,0 +1,40 @@
+"""Settings of other forms of the training examples: pieces drawn anew, and noise on words."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from treeproc.common.settings import Settings
+
+
+class SamplingConfig(Settings):
+    """Other forms of the training examples in every epoch. Validation, scoring and translation read the data as they are."""
+
+    bpe_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that the division of a word into pieces passes over a merge (BPE-dropout; Provilkov et al., "
+        "2020); 0: the pieces of the data set",
+    )
+    sides: Literal["both", "source", "target"] = Field(
+        "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"
+    )
+
+    shuffle_distance: int = Field(
+        0, ge=0, le=1000, description="places that a source word moves at most (Lample et al., 2018); its tree stays; 0: none"
+    )
+    word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a source word is left out, and its place in the tree"
+    )
+    word_mask: float = Field(0.0, ge=0, lt=1, description="probability that a source word becomes one unknown piece")
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether source words move, are left out or become unknown."""
+        return bool(self.shuffle_distance or self.word_dropout or self.word_mask)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether training reads the examples as they are."""
+        return not (self.bpe_dropout or self.has_noise)
