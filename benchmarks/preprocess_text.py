@@ -13,17 +13,15 @@ embedded Ray of as many CPUs as actors. `rows_per_second` is by the wall clock, 
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from preprocess_million import read_pairs, write_inputs
+from text_steps import Empty, Here, OnRay, two_to_one
 
-from treeproc.job.ray_job import _packed, _unpacked
 from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
 from treeproc.job.text_work import TextHere, TextWork
 from treeproc.parsers import ParserConfig
@@ -54,86 +52,30 @@ def inputs_of(folder: Path) -> Inputs:
     return Inputs({"train": files, "valid": SplitFiles(hold_out=1000)}, "parallel", "none", None)
 
 
-class Usage:
-    """Runs jobs in `actors` actors, and adds up the resources that they use."""
-
-    def __init__(self, actors: int, folder: Path):
-        import ray
-
-        os.environ["RAY_BACKEND_LOG_LEVEL"] = "fatal"
-        for try_again in (True, True, False):  # Ray may not start in time on a busy machine
-            try:
-                ray.init(address="local", num_cpus=actors, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-                break
-            except Exception:
-                ray.shutdown()
-                if not try_again:
-                    raise
-        self.cpu_s, self._folder = 0.0, folder
-        for _ in self(Empty, {}, [{"number": number} for number in range(2 * actors)]):  # Ray starts its processes
-            pass
-        self.cpu_s = 0.0
-
-    def __call__(self, worker: type, arguments: dict, jobs: list[dict]) -> Iterator[tuple[int, object]]:
-        from treeproc.job.ray_job import run_jobs
-
-        return run_jobs(worker, arguments, jobs, folder=self._folder, count_usage=self._count)
-
-    def _count(self, usage: dict) -> None:
-        self.cpu_s += usage["cpu_s"]
-
-
-class Empty:
-    """A worker without work."""
-
-    def __call__(self, number: int) -> int:
-        return number
-
-
-class Shares:
-    """Runs jobs in this process, and keeps their CPU time apart from that of the driver."""
-
-    def __init__(self) -> None:
-        self.cpu_s, self.jobs = 0.0, 0
-
-    def __call__(self, worker: type, arguments: dict, jobs: list[dict]) -> Iterator[tuple[int, object]]:
-        self.jobs += len(jobs)
-        began = time.process_time()
-        built = worker(**arguments) if jobs else None
-        for number, job in enumerate(jobs):
-            result = json.loads(json.dumps(_packed(built(**_through_json(job)))))
-            self.cpu_s += time.process_time() - began
-            yield number, _unpacked(result)
-            began = time.process_time()
-
-
-def _through_json(job: dict) -> dict:
-    packed = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
-    return {name: _unpacked(value) for name, value in packed.items()}
-
-
 def shares(folder: Path, out: Path) -> None:
     """Print the CPU time of tasks and of the driver, without Ray's own: by the clock of one process."""
     for case, work in (("text", text), ("vocabulary", vocabulary)):
-        run = Shares()
+        run = Here()
         found = work(folder, run, out)
-        rows = found["rows"]
-        emit(f"{case}_{rows}_tasks", "cpu_microseconds_per_row", run.cpu_s / rows * 1e6, jobs=run.jobs)
-        emit(f"{case}_{rows}_driver", "cpu_microseconds_per_row", (found["driver_cpu_s"] - run.cpu_s) / rows * 1e6)
+        name, driver_s = f"{case}_{found['rows']}", found["driver_cpu_s"] - found["tasks_cpu_s"]
+        jobs = sum(step.jobs for step in run.steps)
+        emit(f"{name}_tasks", "cpu_microseconds_per_row", found["tasks_cpu_s"] / found["rows"] * 1e6, jobs=jobs)
+        emit(f"{name}_driver", "cpu_microseconds_per_row", driver_s / found["rows"] * 1e6)
+        emit(name, "two_to_one_by_cpu", two_to_one(run.steps, driver_s))
         if case == "text":
             parse(out)
         else:
-            emit(f"vocabulary_{rows}", "distinct_words", found["distinct_words"])
+            emit(name, "distinct_words", found["distinct_words"])
 
 
-def text(folder: Path, usage: Usage | Shares | None, out: Path) -> dict:
+def text(folder: Path, run: OnRay | Here | None, out: Path) -> dict:
     """One run of the text stage."""
     inputs = inputs_of(folder)
     began, cpu = time.monotonic(), time.process_time()
     (out / "text").mkdir(parents=True)
     work: TextWork = TextHere(out / "text", inputs, FILTERS)
-    if usage:
-        work = TextOnRay(out, work_folder(out, inputs, FILTERS, WANTED), inputs, FILTERS, WANTED, usage)
+    if run:
+        work = TextOnRay(out, work_folder(out, inputs, FILTERS, WANTED), inputs, FILTERS, WANTED, run)
     rows = sum(work.counts().values())
     work.digests()
     checked = time.monotonic()
@@ -142,30 +84,41 @@ def text(folder: Path, usage: Usage | Shares | None, out: Path) -> dict:
         shards = len(list(work.write("benchmark", auto_rows_per_shard(rows), notices, dropped)))
         notices.facts()
     remove_work(out)
-    return figures(rows, began, cpu, usage) | {"shards": shards, "check_s": checked - began}
+    return figures(rows, began, cpu, run) | {"shards": shards, "check_s": checked - began}
 
 
-def figures(rows: int, began: float, cpu: float, usage: Usage | Shares | None) -> dict:
+def figures(rows: int, began: float, cpu: float, run: OnRay | Here | None) -> dict:
     """What a run took."""
     seconds, driver = time.monotonic() - began, time.process_time() - cpu
-    return {
-        "rows": rows,
-        "rows_per_second": rows / seconds,
-        "cpu_microseconds_per_row": (driver + (usage.cpu_s if usage else 0.0)) / rows * 1e6,
-        "driver_cpu_s": driver,
-        "driver_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
+    found = {"rows": rows, "rows_per_second": rows / seconds, "driver_cpu_s": driver, "driver_peak_mib": peak_mib()}
+    steps = run.steps if run else []
+    tasks = sum(sum(step.tasks_s) for step in steps)
+    found["cpu_microseconds_per_row"] = (driver + (tasks if isinstance(run, OnRay) else 0.0)) / rows * 1e6
+    if steps:
+        found["tasks_cpu_s"] = tasks
+    if isinstance(run, OnRay):
+        found["two_to_one_by_cpu"] = two_to_one(steps, driver)
+        found["seconds_outside_of_steps"] = seconds - sum(step.seconds for step in steps)
+        for step in steps:
+            found[f"step_{step.worker}_seconds"] = found.get(f"step_{step.worker}_seconds", 0.0) + step.seconds
+    return found
 
 
-def vocabulary(folder: Path, usage: Usage | Shares | None, data: Path) -> dict:
+def peak_mib() -> float:
+    """Peak resident memory of this program. `ru_maxrss` also covers the process that started it."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+def vocabulary(folder: Path, run: OnRay | Here | None, data: Path) -> dict:
     """One run of the counting of words, of the whole split or of four million lines of it."""
     stages = ([ShardRecord(**json.loads(path.read_bytes())) for path in sorted((data / name).glob("train-*.json"))]
               for name in ("text", "parsed"))  # fmt: skip
     began, cpu = time.monotonic(), time.process_time()
     records = list(stages)
-    counts = count_vocabulary(data, *records, SubwordConfig(), TreeConfig(tree_source="right"), usage or run_here)
+    counts = count_vocabulary(data, *records, SubwordConfig(), TreeConfig(tree_source="right"), run or run_here)
     rows = sum(record.rows for record in records[0])
-    return figures(rows, began, cpu, usage) | {"distinct_words": len(counts.words["source"])}
+    return figures(rows, began, cpu, run) | {"distinct_words": len(counts.words["source"])}
 
 
 def parse(data: Path) -> None:
@@ -178,9 +131,9 @@ def parse(data: Path) -> None:
 
 def empty(actors: int, jobs: int, folder: Path) -> None:
     """Return the driver's CPU time per job without work."""
-    usage = Usage(actors, folder)
+    run = OnRay(actors, folder)
     began, cpu = time.monotonic(), time.process_time()
-    assert len(list(usage(Empty, {}, [{"number": number} for number in range(jobs)]))) == jobs
+    assert len(list(run(Empty, {}, [{"number": number} for number in range(jobs)]))) == jobs
     case = f"empty_work_{actors}_actors"
     emit(case, "driver_cpu_milliseconds_per_job", (time.process_time() - cpu) / jobs * 1e3, jobs=jobs)
     emit(case, "wall_milliseconds_per_job", (time.monotonic() - began) / jobs * 1e3)
@@ -190,8 +143,8 @@ def once(case: str, folder: Path, actors: int, out: Path) -> None:
     """Run once in a separate process, with its figures on standard output."""
     if case == "empty":
         return empty(actors, 1000, folder)
-    usage = Usage(actors, folder) if actors else None
-    print(json.dumps({"text": text, "vocabulary": vocabulary}[case](folder, usage, out)))
+    run = OnRay(actors, folder) if actors else None
+    print(json.dumps({"text": text, "vocabulary": vocabulary}[case](folder, run, out)))
 
 
 def run(case: str, folder: Path, actors: int, out: Path) -> dict:

@@ -126,7 +126,20 @@ def dying(folder: Path) -> dict:
     return run(folder / "out", dies=True)
 
 
+def tasks(folder: Path) -> dict:
+    """Two steps in tasks. In the first one, the process at work on one job is killed."""
+    found = []
+    for step in ("first", "second"):
+        (notes := folder / step).mkdir()
+        jobs = [{"number": number} for number in range(8)]
+        results = ray_job.run_jobs(Worker, {"notes": notes, "dies": step == "first"}, jobs, folder=folder, in_tasks=True)
+        numbers = sorted(record.index for _, record in results)
+        pids = [path.name for path in notes.glob("started-*")]
+        found.append({"numbers": numbers, "died": (notes / "died").exists(), "processes": pids})
+    return dict(zip(("first", "second"), found, strict=True))
+
+
 if __name__ == "__main__":
-    job = {"nodes": nodes, "growing": growing, "dying": dying}[sys.argv[1]]
+    job = {"nodes": nodes, "growing": growing, "dying": dying, "tasks": tasks}[sys.argv[1]]
     # Not on standard output, where Ray writes notes of its own.
     (Path(sys.argv[2]) / "result.json").write_text(json.dumps(job(Path(sys.argv[2]))))

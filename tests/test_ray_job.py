@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.job.ray_job import _ShardActor
+from treeproc.job.ray_job import _JobRunner
 
 
 def run_job(name: str, folder: Path) -> dict:
@@ -33,6 +33,13 @@ def test_a_killed_actor_is_replaced(tmp_path):
     assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []
 
 
+def test_processes_stay_from_step_to_step_and_a_killed_one_is_replaced(tmp_path):
+    steps = run_job("tasks", tmp_path)
+    assert all(step["numbers"] == list(range(8)) for step in steps.values())
+    assert steps["first"]["died"] and not steps["second"]["died"]
+    assert set(steps["first"]["processes"]) & set(steps["second"]["processes"])
+
+
 @pytest.mark.cluster
 def test_the_pool_grows_from_no_core_to_two_nodes(tmp_path):
     result = run_job("growing", tmp_path)
@@ -45,7 +52,7 @@ def test_an_actor_on_a_late_node_looks_for_the_folder(tmp_path, monkeypatch):
             raise UserError("built")
 
     monkeypatch.setattr("treeproc.job.ray_job._PAUSE_S", 0.0)
-    actor = _ShardActor(Forbidden, {}, tmp_path / "token")
+    actor = _JobRunner(Forbidden, {}, tmp_path / "token")
     assert f"does not see {tmp_path}" in actor({"job": "{}"})["error"]
     (tmp_path / "token").touch()
-    assert _ShardActor(Forbidden, {}, tmp_path / "token")({"job": "{}"})["error"] == "built"
+    assert _JobRunner(Forbidden, {}, tmp_path / "token")({"job": "{}"})["error"] == "built"

@@ -49,6 +49,11 @@ class Killed(Exception):
     """The job is killed here."""
 
 
+def test_few_keys_have_partitions_for_several_tasks(monkeypatch):
+    monkeypatch.undo()
+    assert [duplicates.number_of_partitions(n) for n in (0, 1 << 19, 1 << 20, 4 << 20, 1 << 30)] == [1, 1, 2, 8, 256]
+
+
 def runner(seed: int = 0, lives: int = 10**9):
     """Runs jobs in this process as Ray would: through JSON, in any order. After so many jobs, it is killed."""
     shuffled, left = random.Random(seed), [lives]

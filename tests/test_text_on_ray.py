@@ -179,12 +179,12 @@ def test_a_killed_text_stage_goes_on_to_the_same_bytes(inputs, tmp_path, moment,
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes of Ray's actors below a process."""
+    """The processes below a process that are at work on one of Ray's tasks."""
     parents, workers = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith(b"ray::MapWorker"):
+            if (folder / "cmdline").read_bytes().startswith(b"ray::Map("):
                 workers.add(int(folder.name))
 
     def is_below(child: int) -> bool:
@@ -196,7 +196,7 @@ def workers_of(pid: int) -> list[int]:
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_text_stage_in_an_object_store_goes_on_after_kills(inputs, tmp_path):
-    """Inputs and data set are objects of an S3 server. The driver is killed, then an actor of the next job."""
+    """Inputs and data set are objects of an S3 server. The driver is killed, then a process of the next job that runs a task."""
     with s3_server(tmp_path) as uri:
         out = as_path(uri) / "data"
         for side, packed in (("source", True), ("target", False)):

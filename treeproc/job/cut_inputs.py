@@ -14,7 +14,7 @@ from treeproc.stages.text import Inputs
 
 # Bytes of one job that counts lines.
 COUNTED_BYTES = 256 << 20
-# Up to here counting takes less time than the start of actors.
+# Up to here counting takes less time than the start of processes.
 _COUNTED_HERE = 1 << 30
 
 

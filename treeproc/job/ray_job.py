@@ -1,4 +1,4 @@
-"""Shard workers on Ray Data: one row is one shard, one actor works on one shard at a time.
+"""Shard workers on Ray Data: one row is one job, one actor or task works on one job at a time.
 
 Ray Data's own sinks are not used: their file names are random and a crash leaves duplicates. A
 worker writes its shard atomically under a fixed name and returns the sidecar, so that a rerun does
@@ -35,13 +35,13 @@ _LOOKS, _PAUSE_S = 3, 1.0
 _RECORD = "shard_record"
 
 
-class _ShardActor:
-    """A Ray actor: builds the worker once, then processes one row after the other."""
+class _JobRunner:
+    """Builds the worker once, then processes one row after the other. It is a Ray actor, or serves the tasks of one process."""
 
     def __init__(self, worker_class: type, arguments: dict, token: AnyPath):
         self._worker, self._error, self._meter = None, "", Meter()
         try:
-            # Nodes may join while the job runs, so every actor looks again.
+            # Nodes may join while the job runs, so every process looks again.
             if problem := _unseen_folder(token):
                 raise UserError(problem)
             self._worker = worker_class(**arguments)
@@ -59,6 +59,18 @@ class _ShardActor:
             return {"result": result, "error": "", "usage": json.dumps(usage), "number": row["number"]}
         except UserError as error:
             return {"result": "", "error": str(error), "usage": "", "number": row["number"]}
+
+
+# The runner of this process, by the token of the step that its tasks belong to.
+_of_tasks: dict[str, _JobRunner] = {}
+
+
+def _run_in_task(row: dict, worker_class: type, arguments: dict, token: AnyPath) -> dict:
+    """Process one row in a task. Ray runs the tasks of later steps in the same processes, which keep the latest worker alone."""
+    if token.name not in _of_tasks:
+        _of_tasks.clear()
+        _of_tasks[token.name] = _JobRunner(worker_class, arguments, token)
+    return _of_tasks[token.name](row)
 
 
 def _job_as_json(job: dict) -> str:
@@ -147,14 +159,15 @@ def run_jobs(
     jobs: Sequence[dict],
     *,
     folder: AnyPath,
+    in_tasks: bool = False,
     gpus_per_actor: float = 0.0,
     count_usage: Callable[[dict], None] = lambda usage: None,
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of every job and what its worker returned, a record of a shard or JSON, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
-    it; actors ask for GPUs where the cluster has any. `count_usage` gets the `Meter.usage` of an actor for a job,
-    with the `seconds` that the job took.
+    it; actors ask for GPUs where the cluster has any. With `in_tasks`, the processes stay for the next call: right for workers
+    that are built in a moment. `count_usage` gets the `Meter.usage` of a process for a job, with the `seconds` that the job took.
     Raises UserError when a worker does, and before any work when a node does not see `folder`.
     """
     if not jobs:
@@ -165,23 +178,35 @@ def run_jobs(
         for first in range(0, len(jobs), MOST_JOBS):
             numbers = range(first, min(first + MOST_JOBS, len(jobs)))
             rows = [{"job": _job_as_json(jobs[number]), "number": number} for number in numbers]
-            results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-                _ShardActor,
-                fn_constructor_args=(worker_class, arguments, token),
-                # Ray Data adds actors where resources are free: a whole CPU each, so that no core gets two. Nothing else
-                # of this pipeline needs one.
-                compute=ray.data.ActorPoolStrategy(
-                    min_size=min(actor_pool(gpus_per_actor), len(rows)), max_size=len(numbers), max_tasks_in_flight_per_actor=2
-                ),
-                num_cpus=1.0,
-                num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
-            )
+            source = ray.data.from_items(rows, override_num_blocks=len(rows))
             del rows
+            given = (worker_class, arguments, token)
+            results = _map_in_tasks(source, given) if in_tasks else _map_in_actors(source, given, len(numbers), gpus_per_actor)
             for row in results.iter_rows():
                 if row["error"]:
                     raise UserError(row["error"])
                 count_usage(json.loads(row["usage"]))
                 yield row["number"], _unpacked(json.loads(row["result"]))
+
+
+# Both ways ask for a whole CPU for each process, so that no core gets two. Nothing else of these pipelines needs one.
+
+
+def _map_in_tasks(source: ray.data.Dataset, given: tuple) -> ray.data.Dataset:
+    return source.map(_run_in_task, fn_args=given, compute=ray.data.TaskPoolStrategy(), num_cpus=1.0)
+
+
+def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus_per_actor: float) -> ray.data.Dataset:
+    """Ray Data adds actors where resources are free."""
+    return source.map(
+        _JobRunner,
+        fn_constructor_args=given,
+        compute=ray.data.ActorPoolStrategy(
+            min_size=min(actor_pool(gpus_per_actor), jobs), max_size=jobs, max_tasks_in_flight_per_actor=2
+        ),
+        num_cpus=1.0,
+        num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
+    )
 
 
 def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict], **options: Any) -> Iterator[ShardRecord]:

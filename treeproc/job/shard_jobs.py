@@ -92,12 +92,12 @@ def _run_on_ray(
 
 
 def ray_runner(folder: AnyPath, record: Recorder) -> Run:
-    """Runs jobs in Ray's actors, which `record` counts; every node must see `folder`."""
+    """Runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. The processes stay from call to call."""
 
     def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
         from treeproc.job import ray_job  # a job without Ray must not load it
 
-        return ray_job.run_jobs(worker, arguments, jobs, folder=folder, count_usage=record.session.add_worker)
+        return ray_job.run_jobs(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
 
     return run
 

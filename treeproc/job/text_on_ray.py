@@ -49,7 +49,7 @@ from treeproc.stages.text_sample import ReadLines, places_of
 
 _WORK = ".work-"
 # A change of what tasks leave in the work folder.
-_VERSION = 2
+_VERSION = 3
 # Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
 LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 

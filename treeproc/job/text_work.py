@@ -84,7 +84,7 @@ def can_run_on_ray(config: PreprocessConfig) -> bool:
 
 
 def text_on_ray(config: PreprocessConfig, out: AnyPath, record: Recorder) -> TextOnRay:
-    """The text stage of a job on Ray, whose actors `record` counts."""
+    """The text stage of a job on Ray, whose processes `record` counts."""
     inputs, wanted = config.inputs(), config.notices().wanted
     work = work_folder(out, inputs, config.filters, wanted)
     return TextOnRay(out, work, inputs, config.filters, wanted, ray_runner(work, record))

@@ -9,6 +9,8 @@ from treeproc.stages.keys import KEY_BYTES
 
 # Keys of a partition, on average: about 300 MiB of a task while they are sorted.
 _PARTITION_KEYS = 4 << 20
+# Fewer keys have smaller partitions, so that several tasks sort them.
+_FEW_PARTITIONS, _LEAST_KEYS = 8, 1 << 19
 
 
 def later_duplicates(keys: bytes | bytearray | np.ndarray) -> np.ndarray:
@@ -23,7 +25,7 @@ def later_duplicates(keys: bytes | bytearray | np.ndarray) -> np.ndarray:
 
 def number_of_partitions(keys: int) -> int:
     """Partitions of so many keys."""
-    return max(1, -(-keys // _PARTITION_KEYS))
+    return max(1, -(-keys // _PARTITION_KEYS), min(_FEW_PARTITIONS, keys // _LEAST_KEYS))
 
 
 def write_parts(file: IO[bytes], keys: bytes | bytearray, partitions: int) -> None:
