@@ -4,14 +4,14 @@ import base64
 import json
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from socket import socket
 from urllib.parse import urlsplit
+
+from servers import wait_for_line
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "needs a browser: apt-get install chromium chromium-driver"
@@ -96,20 +96,12 @@ def _request(url: str, method: str, body: dict | None):
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
     """A browser whose profile lies in `folder`; it ends with the context."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = folder.with_name(f"{folder.name}.log")
+    with log.open("w") as lines:
+        driver = subprocess.Popen([DRIVER, "--port=0"], stdout=lines, stderr=lines)
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                if _request(f"{address}/status", "GET", None)["ready"]:
-                    break
-            except OSError:
-                assert driver.poll() is None and time.monotonic() < deadline, "chromedriver did not start"
-                time.sleep(0.05)
+        port = wait_for_line(driver, log, r"started successfully on port (\d+)")
+        address = f"http://127.0.0.1:{port}"
         options = {"binary": CHROMIUM, "args": [*_FLAGS, f"--user-data-dir={folder}"]}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
         session = _request(f"{address}/session", "POST", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]

@@ -1,12 +1,15 @@
 """Shared by all tests: repository paths, threads, the command line as a user has it."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
+import numpy as np
 import pytest
 import torch
 from data_beside import DATA
@@ -92,6 +95,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         beside = [item for item in items if item.get_closest_marker("data")]
         config.hook.pytest_deselected(items=beside)
         items[:] = [item for item in items if not item.get_closest_marker("data")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Every test, with the fixtures that it makes, begins with the same random numbers, whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,15 @@
 """A real S3 server on loopback for tests: moto's, as a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from servers import wait_for_line
 
 from treeproc.common import storage
 
@@ -24,14 +23,11 @@ def s3_server(folder: Path) -> Iterator[str]:
     command = os.environ.get("MOTO_SERVER") or str(Path(sys.executable).parent / "moto_server")
     if not os.path.exists(command):
         pytest.skip("moto_server is not installed; it comes with the extra 'test'")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
     with open(folder / "moto.log", "w") as log, pytest.MonkeyPatch.context() as patch:
-        server = subprocess.Popen([command, "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log)
+        server = subprocess.Popen([command, "-H", "127.0.0.1", "-p", "0"], stdout=log, stderr=log)
         try:
-            _make_bucket(endpoint, server, folder / "moto.log")
+            endpoint = wait_for_line(server, folder / "moto.log", r"Running on (http://127\.0\.0\.1:\d+)")
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"), timeout=60).close()
             patch.setenv("AWS_ENDPOINT_URL", endpoint)
             patch.setenv("AWS_ACCESS_KEY_ID", "test")
             patch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
@@ -44,14 +40,3 @@ def s3_server(folder: Path) -> Iterator[str]:
             storage._file_system.cache_clear()
             server.terminate()
             server.wait()
-
-
-def _make_bucket(endpoint: str, server: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        assert server.poll() is None and time.monotonic() < deadline, log.read_text()
-        try:
-            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/bucket", method="PUT"), timeout=10).close()
-            return
-        except OSError:
-            time.sleep(0.1)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from reference import branch, may_attend, reference_accumulation, reference_interpolation
 from strategies import Tree, batches, right_branching, tree_from_spans
 
@@ -83,7 +84,7 @@ CONFIGS = [
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches())
-@settings(deadline=None, max_examples=20)
+@num_examples(20)
 def test_equals_oracle(config, sparse, sentences):
     check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config), sparse)
 
@@ -268,7 +269,7 @@ def test_figure_2_by_hand():
 
 
 @given(sentences=batches())
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 def test_structure_equals_definitions(sentences):
     structure = build_structure(sentences)
     attend_mask, heights = structure.attend_mask(), structure.branches.height.tolist()

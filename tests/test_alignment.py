@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import example_of, tiny_model
 from strategies import Tree
@@ -71,7 +71,6 @@ def test_words_are_counted_at_blanks():
     assert number_words([]).tolist() == []
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(LINKS, LINKS, LINKS), min_size=1, max_size=4))
 def test_the_error_rate_is_that_of_the_equation(lines):
     found = [links for links, _, _ in lines]

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference import may_attend
 from strategies import Tree, batches, governors, trees
 from test_tree_attention import CONFIGS, D_MODEL, HEADS, check_close_with_grads, randomise, reference_heads
@@ -31,7 +32,7 @@ def check_same(found: TreeStructure, expected: TreeStructure) -> None:
     assert torch.equal(found.attend_mask(), expected.attend_mask())
 
 
-@settings(deadline=None, max_examples=30)
+@num_examples(30)
 @given(sentences=st.lists(WITH_ROOT, min_size=1, max_size=3), random=st.randoms(use_true_random=False))
 def test_brackets_and_spans_are_the_same_trees(sentences, random):
     labels = [name_labels(tree) for tree in sentences]
@@ -49,7 +50,7 @@ def test_brackets_and_spans_are_the_same_trees(sentences, random):
         assert found.labels == tuple(map(tuple, labels))
 
 
-@settings(deadline=None, max_examples=30)
+@num_examples(30)
 @given(sentences=st.lists(governors(max_words=7, max_roots=1), min_size=1, max_size=3))
 def test_arcs_make_a_phrase_of_every_head_and_what_is_below_it(sentences):
     spans = []
@@ -81,7 +82,7 @@ def test_normal_form_of_brackets_is_that_of_data_sets():
     assert found.labels == (("S", "NP", "VP"),) and found.num_leaves == 2
 
 
-@settings(deadline=None, max_examples=30)
+@num_examples(30)
 @given(sentences=batches(max_leaves=6))
 def test_node_means(sentences):
     structure = TreeStructure.build([tree.num_leaves for tree in sentences], [tree.span_array for tree in sentences])
@@ -95,7 +96,7 @@ def test_node_means(sentences):
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-@settings(deadline=None, max_examples=6)
+@num_examples(6)
 @given(sentences=batches(max_leaves=6), average=st.booleans())
 def test_self_attention_equals_the_oracle(config, sentences, average):
     module = randomise(TreeAttention(D_MODEL, HEADS, tree=TreeAttentionConfig(**config)))
@@ -121,7 +122,7 @@ def test_self_attention_equals_the_oracle(config, sentences, average):
     check_close_with_grads(pairs, [states, *module.parameters()])
 
 
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 @given(sentences=batches(max_leaves=6))
 def test_weights_times_values_are_the_output(sentences):
     structure = TreeStructure.build([tree.num_leaves for tree in sentences], [tree.span_array for tree in sentences])

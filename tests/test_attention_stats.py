@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from strategies import trees
 from toydata import encode_row, write_toy_data
 from toyruns import make_config
@@ -149,7 +150,7 @@ def test_examples_without_leaves_are_left_out():
 
 
 @given(trees())
-@settings(max_examples=60, deadline=None)
+@num_examples(60)
 def test_heights_are_the_longest_way_down(tree):
     ends = tree.span_array[:, 2]
     children = [[c for c, parent in enumerate(tree.parents) if parent == node] for node in range(len(tree.parents))]
@@ -161,7 +162,7 @@ def test_heights_are_the_longest_way_down(tree):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@num_examples(25)
 def test_statistics_are_those_of_a_slow_count(seed):
     random = np.random.default_rng(seed)
     labels = ["<unk>", "S", "POS=NN", "NP", "POS=VB"]

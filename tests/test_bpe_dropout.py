@@ -12,8 +12,9 @@ import pytest
 import reference_bpe_dropout as reference
 import sentencepiece
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_encoding import encode_example
 from sample_lines import sample_lines
 from test_encode import configs, examples, vocab  # noqa: F401 (vocab is a fixture)
@@ -59,7 +60,7 @@ def characters(pieces: sentencepiece.SentencePieceProcessor, ids: list[int]) -> 
     return [symbol for name in names for symbol in ([name] if name.startswith("<0x") else name)]
 
 
-@settings(deadline=None, max_examples=150)
+@num_examples(150)
 @given(st.lists(st.one_of(st.sampled_from(LINES), st.text("aeinst don't日😀\x00. ", min_size=1)), min_size=1, max_size=4))
 def test_without_dropout_pieces_are_those_of_sentencepiece(model, lines):
     pieces, counts = model.subwords.encode_lines(pa.array(lines))
@@ -115,7 +116,7 @@ def rows_of(examples: list[dict]) -> RowLists:
     return rows
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(st.lists(examples(), min_size=1, max_size=3), configs, st.sampled_from([0.0, 0.3, 0.9]), st.integers(0, 9))
 def test_trees_are_those_that_the_encode_stage_makes_of_the_pieces(vocab, cases, config, dropout, epoch):  # noqa: F811
     encoder, pieces = RowEncoder(vocab, config), sentencepiece.SentencePieceProcessor(model_file=str(vocab / "pieces.model"))

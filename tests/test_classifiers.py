@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
 
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
@@ -275,7 +276,7 @@ def test_positions_without_a_class_do_not_count_and_class_0_does(smoothing):
     torch.testing.assert_close(again.loss, 2 * expected)
 
 
-@settings(deadline=None, max_examples=30)
+@num_examples(30)
 @given(seed=st.integers(0, 10**6))
 def test_accuracies_are_those_of_counting_one_by_one(seed):
     from treenet.models import ClassLogits

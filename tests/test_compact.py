@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import batch_of
 from reference import ancestors
 from strategies import Tree, batches, right_branching
@@ -23,7 +24,7 @@ def build_compact(sentences: list[Tree]) -> TreeStructure:
 
 
 @given(sentences=batches())
-@settings(deadline=None, max_examples=50)
+@num_examples(50)
 def test_spans_and_depths_are_those_of_the_trees(sentences):
     compact = build_compact([*sentences, right_branching(110)])
     assert compact.num_leaves % 8 == compact.num_nodes % 8 == compact.branches.levels % 8 == 0
@@ -47,7 +48,7 @@ def intervals(count: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 @given(trees=st.lists(st.integers(1, 5).flatmap(intervals), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=300)
+@num_examples(300)
 def test_the_fast_check_refuses_what_the_complete_one_refuses(trees):
     """Both hold every node against all nodes above it, the fast one by its parent alone."""
     table = SpanTable.build([5] * len(trees), [np.array(tree) for tree in trees])

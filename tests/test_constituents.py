@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treenet.config import ConstituentConfig, TrainConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
@@ -58,7 +59,7 @@ def released_diagonal(layer: int) -> float:
 
 @pytest.mark.parametrize("config", [{}, {"neighbour_scale": 0.5, "diagonal": "official"}], ids=["paper", "released"])
 @given(lengths=st.lists(st.integers(1, 7), min_size=1, max_size=3))
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 def test_three_layers_equal_the_formulas(config, lengths):
     config = ConstituentConfig(**config)
     torch.manual_seed(sum(lengths))

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from test_search import (
     NUM_HISTORIES,
     TableModel,
@@ -165,7 +166,7 @@ LINE = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@num_examples(80)
 @given(
     lines=st.tuples(LINE, LINE, LINE),
     logits=st.lists(st.integers(-2, 2), min_size=40, max_size=40),
@@ -227,7 +228,7 @@ def test_samples_keep_to_a_prefix_and_avoid_strings():
         draw_samples(model, batch_of(0), config, 2, constraints_of(LineConstraints(required=((4,),))))
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(
     st.lists(st.text("ab é", min_size=1, max_size=4), min_size=1, max_size=4, unique=True),
     st.lists(st.integers(4, 9), max_size=8),

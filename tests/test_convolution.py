@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import VOCAB, batch_of, tiny_model
 from strategies import Tree, right_branching
 from torch import Tensor
@@ -39,7 +40,7 @@ def reference_convolve(x: Tensor, kernels: Tensor, left: int) -> Tensor:
 
 @pytest.mark.parametrize(("at_once", "chunk"), [(99, 99), (0, 1), (0, 3)])
 @given(size=st.integers(1, 9), width=st.integers(1, 12), shared=st.booleans(), data=st.data())
-@settings(deadline=None, max_examples=20)
+@num_examples(20)
 def test_products_with_bands_equal_loops(at_once, chunk, size, width, shared, data):
     left = data.draw(st.integers(0, width - 1))
     torch.manual_seed(size * width)

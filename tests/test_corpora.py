@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_bpe_dropout import mix
 from test_plan import build, make_lengths, random_lengths
 
@@ -29,7 +30,7 @@ def reference_copies(example_id: int, examples: list[int | None], weights: list[
     return int(weights[corpus]) + (draw < weights[corpus] % 1)
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(WEIGHTS, st.data())
 def test_an_epoch_has_every_example_as_often_as_the_slow_count(weights, data):
     sizes = [data.draw(st.integers(1, 30)) for _ in weights[:-1]]

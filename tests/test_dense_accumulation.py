@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from model_cases import VOCAB, batch_of, tiny_model
 from reference import may_attend
 from strategies import Tree, batches, right_branching
@@ -52,7 +53,7 @@ def random_inputs(structure: TreeStructure, count: int, dtype: torch.dtype = tor
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches())
-@settings(deadline=None, max_examples=15)
+@num_examples(15)
 def test_equals_oracle(config, sentences):
     """Values and gradients of a padded batch equal those of each sentence alone."""
     module, structure = build_accumulation(**TABLES, **config), build_prepared(sentences, **config)
@@ -122,7 +123,7 @@ def test_padding_changes_nothing():
 
 
 @given(sentences=batches())
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 def test_the_mask_is_that_of_equation_11(sentences):
     structure = build_prepared(sentences)
     seen = structure.attention.bias[:, 0] == 0
@@ -148,7 +149,7 @@ def build_long(sentences: list[Tree], config: TreeAttentionConfig, blocks: bool)
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(sentences=batches())
-@settings(deadline=None, max_examples=4)
+@num_examples(4)
 def test_blocks_of_flex_attention_equal_the_mask(sentences):
     """The forward pass, the only one that CPUs have; the mask gives the gradients, by the test of index lists."""
     config = TreeAttentionConfig(**TABLES)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import stanza
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.model import GraphParser
@@ -131,7 +132,7 @@ def reference_best_score(scores: np.ndarray) -> float:
 
 
 @given(seed=st.integers(0, 10**6), sizes=st.lists(st.integers(2, 5), min_size=1, max_size=4), root=st.sampled_from([-3, 0, 3]))
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 def test_trees_are_the_best_with_one_root(seed, sizes, root):
     random = np.random.default_rng(seed)
     sizes = np.array(sorted(sizes, reverse=True))

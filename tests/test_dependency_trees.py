@@ -3,8 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_dependency import ReferenceSentence, reference_projective
 
 from treeproc.shards.ragged import edges_of
@@ -58,7 +59,7 @@ def trees(examples, shape, labels="upos"):
     return out, lifted.tolist()
 
 
-@settings(deadline=None, max_examples=150)
+@num_examples(150)
 @given(
     st.lists(sentences(), min_size=1, max_size=4),
     st.sampled_from(["flat", "left", "right", "layered"]),
@@ -74,7 +75,6 @@ def test_phrases_are_those_of_the_rules_one_head_at_a_time(examples, shape, labe
         assert nodes[0][:2] == (0, len(example[0])) and len({n[:2] for n in nodes}) == len(nodes)
 
 
-@settings(deadline=None)
 @given(st.lists(sentences(), min_size=1, max_size=4))
 def test_arcs_are_lifted_as_one_sentence_at_a_time(examples):
     found = side_by_side(examples)

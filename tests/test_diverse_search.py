@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import example_of, tiny_model
 from strategies import Tree
 from test_constrained_search import PIECES, allowed, meets
@@ -51,7 +52,7 @@ LINE = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(
     lines=st.tuples(LINE, LINE, LINE),
     logits=st.lists(st.integers(-3, 3), min_size=40, max_size=40),

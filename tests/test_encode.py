@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_encoding import binarise as reference_binarise
 from reference_encoding import encode_example
 
@@ -102,7 +103,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict]:
     return [{name: plain(pick(column, i)) for name, column in views.items()} for i in range(len(batch))]
 
 
-@settings(deadline=None, max_examples=120)
+@num_examples(120)
 @given(st.lists(examples(), min_size=1, max_size=4), configs)
 def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     text, parsed = [case[0] for case in cases], [case[1] for case in cases]
@@ -123,7 +124,7 @@ def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     assert alone == expected
 
 
-@settings(deadline=None, max_examples=300)
+@num_examples(300)
 @given(st.lists(st.lists(st.sampled_from(["(", ")", " ", "NP", "-NONE-", "é", "\u00a0"]), max_size=14).map("".join), max_size=3))
 def test_brackets_are_accepted_by_both_readers_or_by_none(texts):
     try:
@@ -143,7 +144,7 @@ def flat_trees_of(tree: SpanTree) -> FlatTrees:
     return FlatTrees(np.arange(len(tree)), np.array(tree.starts), np.array(tree.ends), tree.labels)
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(st.integers(1, 12).flatmap(lambda n: st.tuples(nested(n), st.just(n))), st.sampled_from(["left", "right"]))
 def test_binarised_trees(case, side):
     tree, num_leaves = normalise(case[0], collapse_unary=True), case[1]
@@ -173,7 +174,7 @@ def test_classes_of_a_chain_are_the_topmost_ones():
     assert trees.classes.tolist() == [3, -1, 2, 2, 4]
 
 
-@settings(deadline=None, max_examples=150)
+@num_examples(150)
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(nested(n), nested(n))), st.randoms(use_true_random=False))
 def test_other_trees_take_the_classes_of_equal_spans(trees, random):
     given_tree, other = (normalise(tree, collapse_unary=False) for tree in trees)

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from toydata import write_toy_data
 
 from treenet.analysis.shuffled_trees import random_spans, shuffle_tree
@@ -161,7 +162,7 @@ def test_shuffled_trees_change_a_tree_model_and_leave_a_plain_one(run):
 
 
 @given(st.integers(1, 9), st.integers(1, 30), st.integers(0, 1000))
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 def test_random_trees_are_trees(num_leaves, num_nodes, seed):
     spans = random_spans(num_leaves, num_nodes, np.random.default_rng(seed))
     tree = FlatTrees(np.zeros(num_nodes, dtype=int), *np.array(spans).T, names=[])

@@ -6,8 +6,9 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
@@ -64,7 +65,7 @@ def test_scripts():
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=30))
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 def test_later_duplicates_against_a_set(pairs):
     seen, expected = set(), []
     for pair in pairs:

@@ -4,7 +4,7 @@ from threading import Barrier
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import batches
 from test_packing import KINDS, assert_same
@@ -45,7 +45,6 @@ def gather_of(lists: list[list[list[int]]], batch_rows: int, most_open: int = 10
     return Gather([len(rows) for rows in lists], open_shard, batch_rows, most_open), opened
 
 
-@settings(deadline=None)
 @given(LISTS, st.data(), st.integers(1, 4), st.integers(1, 5))
 def test_rows_of_any_shards_come_in_the_order_asked_for(lists, data, batch_rows, most_open):
     gather, opened = gather_of(lists, batch_rows, most_open)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import VOCAB, example_of
 from reference_language_models import (
     linearise,
@@ -72,7 +73,7 @@ def check_tree_reg(sentences: list[Tree], words: list[list[int]] | None = None) 
     return losses.detach()
 
 
-@settings(max_examples=60, deadline=None)
+@num_examples(60)
 @given(batches(max_size=3))
 def test_tree_reg_is_that_of_the_paper(sentences):
     check_tree_reg(sentences)
@@ -134,7 +135,7 @@ def check_actions(sentences: list[Tree], words: list[list[int]] | None = None) -
     return actions
 
 
-@settings(max_examples=60, deadline=None)
+@num_examples(60)
 @given(batches(max_size=3))
 def test_actions_and_masks_are_those_of_a_stack_machine(sentences):
     check_actions(sentences)
@@ -165,7 +166,7 @@ def test_crossing_spans_are_refused():
             kind.build(rows_of([crossing])[0])
 
 
-@settings(max_examples=15, deadline=None)
+@num_examples(15)
 @given(batches(max_size=2, max_leaves=6), st.integers(0, 9))
 def test_depth_attention_is_that_of_the_paper(sentences, seed):
     rows, examples = rows_of(sentences)

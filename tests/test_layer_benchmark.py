@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from strategies import batches
 from test_accumulation import build_structure
 from test_tree_attention import randomise
@@ -25,7 +26,7 @@ import measure
 
 @pytest.mark.parametrize("rule", ["paper", "released"])
 @given(sentences=batches())
-@settings(deadline=None, max_examples=15)
+@num_examples(15)
 def test_baselines_equal_the_layer(rule, sentences):
     config = TreeAttentionConfig(accumulation_rule=rule, vertical_rows=3, horizontal_rows=4, leaf_weights="per_head")
     attention, structure = randomise(SelfAttention(8, 2, 0.0, config)), build_structure(sentences)

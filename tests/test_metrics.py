@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import sacrebleu
 from data_beside import DATA
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from sacrebleu.metrics import BLEU
 from strategies import trees
 
@@ -166,7 +167,7 @@ def test_moses_tokens_are_those_of_the_published_captions(language):
 
 
 @given(trees())
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 def test_depth_is_the_longest_way_from_root_to_leaf(tree):
     def depth(node: int) -> int:
         return 0 if node < 0 else 1 + depth(tree.parents[node])

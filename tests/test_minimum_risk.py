@@ -1,8 +1,9 @@
 """Minimum Bayes risk: chrF of all pairs against sacrebleu, and the choice against a slow one."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from sacrebleu.metrics import CHRF
 
 from treenet.translation.chrf import chrf_matrix
@@ -29,13 +30,13 @@ def test_chrf_of_all_pairs_is_that_of_sacrebleu():
     assert chrf_matrix(TEXTS).tolist() == [[reference_chrf(one, other) for other in TEXTS] for one in TEXTS]
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(st.lists(st.text("ab é.", max_size=12), min_size=1, max_size=5))
 def test_chrf_of_any_pairs_is_that_of_sacrebleu(texts):
     assert chrf_matrix(texts).tolist() == [[reference_chrf(one, other) for other in texts] for one in texts]
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(st.lists(st.tuples(st.text("ab ", max_size=4), st.integers(-3, 0)), min_size=1, max_size=8), st.integers(1, 4))
 def test_the_choice_is_that_of_a_slow_one(drawn, num_best):
     texts = [text for text, _ in drawn]

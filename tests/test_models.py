@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
 
@@ -28,7 +29,7 @@ def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tenso
 
 @pytest.mark.parametrize(("name", "config"), with_trees({"subtree_mask": False}, {"accumulation_rule": "released"}))
 @given(sentences=batches(max_size=4))
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 def test_a_sentence_does_not_see_its_batch(name, config, sentences):
     """Alone, or in a batch with a much longer and deeper sentence first: the same logits."""
     model = tiny_model(name, **config)
@@ -80,7 +81,7 @@ def test_dropout_is_the_same_in_every_batch(name):
 
 @pytest.mark.parametrize("path", ["two", "window"])
 @given(sentences=batches(max_size=3, max_leaves=12))
-@settings(deadline=None, max_examples=8)
+@num_examples(8)
 def test_every_path_gives_the_same_whatever_the_batch(path, sentences):
     """Alone on the path of short sentences, and in a padded batch on another path, summed entry by entry."""
     model = tiny_model("tree_transformer")
@@ -147,7 +148,7 @@ def test_the_decoder_does_not_see_the_future(name):
 
 @pytest.mark.parametrize(("name", "config"), with_trees({"accumulate_on": "key"}, {"leaf_weights": "per_head"}))
 @given(sentences=batches())
-@settings(deadline=None, max_examples=5)
+@num_examples(5)
 def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
     model = tiny_model(name, **config)
     batch = batch_of(sentences, model.reads, target_length=4)

@@ -5,8 +5,9 @@ import re
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
@@ -38,7 +39,7 @@ def test_escapes(line, tokens):
 
 
 @given(st.lists(st.text(st.sampled_from("ab&|<>'\"[]-;ä "), min_size=1).filter(lambda t: t == t.replace(" ", "")), max_size=8))
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 def test_tokens_stand_where_they_say(tokens):
     escaped = ["@-@" if token == "-" else "".join(ESCAPES.get(c, c) for c in token) for token in tokens]
     row = undo_moses({"source": " ".join(escaped), "target": " ".join(escaped)})
@@ -73,7 +74,7 @@ def test_moses_tokens_as_treebanks_write_them(line, words):
 
 
 @given(st.lists(st.sampled_from(["don", "can", "'t", "’", "t", "'", '"', "o", "'clock", "cannot", "'quoted", "x"]), max_size=9))
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 def test_no_character_of_a_line_is_lost_or_moved(words):
     tokens = line_tokens(" ".join(words))
     ends = [0, *(token.end for token in tokens)]

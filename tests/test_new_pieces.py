@@ -6,8 +6,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from sentencepiece import SentencePieceProcessor
 
 from treeproc.common.settings import UserError, load_settings
@@ -52,7 +53,7 @@ SYMBOLS = st.sampled_from(["a", "b", "ab", "c", "\u2581", "1", ""])
 WORDS = st.dictionaries(st.lists(SYMBOLS, min_size=1, max_size=8).map(tuple), st.integers(1, 5), max_size=8)
 
 
-@settings(max_examples=150, deadline=None)
+@num_examples(150)
 @given(words=WORDS, most=st.integers(0, 8), may_join=st.sampled_from([_may_join, lambda left, right: True]))
 def test_pieces_equal_those_of_a_slow_encoder(words, most, may_join):
     known = {"a", "b", "ab", "c", "\u2581", "1", "abc"}
@@ -93,7 +94,7 @@ def test_old_pieces_keep_their_numbers_and_new_ones_follow(grown):
     assert "ž" in [new.id_to_piece(i) for i in range(len(old), len(new))]
 
 
-@settings(max_examples=200, deadline=None)
+@num_examples(200)
 @given(text=st.text(alphabet="abcdefghimnorstuwzž 190,.", max_size=30))
 def test_new_pieces_join_old_ones_and_lose_nothing(grown, text):
     """The boundaries of the new segmentation are boundaries of the old one: so a model knows all parts of a new piece."""

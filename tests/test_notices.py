@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 
 from treeproc.inspect import describe
@@ -106,7 +107,7 @@ def test_languages_that_short_lines_do_not_tell_apart_count_as_one():
 
 
 @given(st.lists(st.integers(0, 1500), max_size=20))
-@settings(deadline=None, max_examples=30)
+@num_examples(30)
 def test_the_sample_does_not_depend_on_the_calls(sizes):
     whole, parts = LineSample(), LineSample()
     lines = [str(i) for i in range(sum(sizes))]
@@ -173,7 +174,7 @@ def test_messages_stay_one_short_line():
 
 
 @given(st.lists(st.text(st.sampled_from("aB1 ,.-“”ßÄäİ中。\u2028"), max_size=8), max_size=6))
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 def test_normal_forms_against_a_loop(lines):
     def slow(line):
         return "".join(c.lower()[0] for c in line if c.isalnum())

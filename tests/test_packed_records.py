@@ -4,8 +4,9 @@ import tracemalloc
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.shards.packed_records import PackedRecords, RecordSlots
 from treeproc.shards.store import ShardRecord, in_index_order
@@ -19,7 +20,7 @@ RECORDS = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(records=st.lists(RECORDS, max_size=8), data=st.data())
 def test_packed_records_are_those_that_were_packed(records, data):
     packed = PackedRecords(records)
@@ -35,7 +36,7 @@ def test_packed_records_are_those_that_were_packed(records, data):
         assert packed != other and other != packed and packed != records[:-1] and packed != 3
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(records=st.lists(RECORDS, min_size=1, max_size=8), data=st.data())
 def test_slots_are_filled_in_any_order(records, data):
     slots, there = RecordSlots(len(records)), set()

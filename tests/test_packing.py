@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from meta_device import DeviceOperations
 from model_cases import batch_of
 from strategies import batches, binary_trees, right_branching
@@ -49,7 +50,7 @@ def assert_survives(value: Any) -> None:
 
 
 @pytest.mark.parametrize("reads", KINDS, ids=str)
-@settings(max_examples=25)
+@num_examples(25)
 @given(data=st.data())
 def test_a_batch_of_any_kind_comes_back_bit_by_bit(reads, data):
     kinds = st.lists(binary_trees(), min_size=1, max_size=3) if reads.binary else batches()

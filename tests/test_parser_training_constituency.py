@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from stanza.models.common.vocab import VOCAB_PREFIX
 from stanza.models.constituency import parser_training, transition_sequence
 from stanza.models.constituency.parse_transitions import TransitionScheme
@@ -122,7 +123,7 @@ def _check_against_stanza(data: list[TaggedTree]) -> None:
         torch.testing.assert_close(ours[name] * steps, gradient, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@settings(max_examples=25, deadline=None)
+@num_examples(25)
 @given(data=st.lists(tagged_trees(), min_size=1, max_size=4))
 def test_loss_and_gradients_are_those_of_stanzas_trainer(data):
     torch.set_default_dtype(torch.float64)
@@ -136,7 +137,7 @@ def test_loss_and_gradients_of_deep_trees(double):
     _check_against_stanza(DEEP)
 
 
-@settings(max_examples=50, deadline=None)
+@num_examples(50)
 @given(tree=tagged_trees())
 def test_transitions_are_stanzas(tree):
     labels = sorted(set(tree.tree.labels))
@@ -146,14 +147,14 @@ def test_transitions_are_stanzas(tree):
     assert [names[t] for t in found] == [repr(t) for t in wanted]
 
 
-@settings(max_examples=10, deadline=None)
+@num_examples(10)
 @given(data=st.lists(tagged_trees(), min_size=1, max_size=3))
 def test_model_knows_the_longest_chain(data):
     model = _learner(data).model
     assert model.unary_limit == max(_stanza_tree(tree).count_unary_depth() for tree in data) + 1
 
 
-@settings(max_examples=20, deadline=None)
+@num_examples(20)
 @given(
     below=st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=4), min_size=1, max_size=4),
     first=st.integers(1, 3),

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 import stanza
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
@@ -129,7 +130,7 @@ def test_batches_and_neighbours_do_not_matter(parser):
 
 
 @given(text=st.text(st.characters(exclude_characters="\n\r", codec="utf-8"), max_size=60))
-@settings(deadline=None, max_examples=25)
+@num_examples(25)
 def test_any_line_keeps_its_characters(parser, text):
     line = text.strip() or "x"
     row = parser.parse([line])[0]

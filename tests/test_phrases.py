@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import batch_of, tiny_model
 from strategies import Tree, right_branching, trees
 from toydata import write_toy_data
@@ -73,7 +74,7 @@ def read_partition(partition: Partition, lengths: list[int]) -> list[list[Phrase
     return out
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(batch=st.lists(trees(max_leaves=12), min_size=1, max_size=4))
 def test_levels_agree_with_cutting_from_the_root(batch):
     words = [words_of(tree, seed) for seed, tree in enumerate(batch)]

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treenet.config import BatchConfig
 from treenet.data.cuts import cut_batches
@@ -31,7 +32,7 @@ def build(lengths, seed=1, text="text", **batch) -> BatchPlan:
 pairs = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=80)
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(pairs, st.integers(41, 300), st.integers(0, 3), st.integers(0, 5))
 def test_every_epoch_is_a_permutation_within_the_budget(sizes, max_tokens, epoch, seed):
     lengths = make_lengths([leaves for leaves, _ in sizes], [targets for _, targets in sizes])

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import right_branching
 from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
@@ -102,7 +103,7 @@ def words_below(node: tuple, phrase: str) -> list[tuple[str, str]]:
 
 
 @given(st.lists(NODES, min_size=1, max_size=4))
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 def test_labels_are_those_of_the_trees(trees):
     rooted = [collapsed(tree if not isinstance(tree[1], str) else ("X", [tree])) for tree in trees]
     words = [words_below(tree, "") for tree in rooted]

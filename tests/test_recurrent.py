@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import example_of, tiny_model
 from reference_recurrent import reference_bilstm, reference_lstm, reference_outputs, reference_states
 from strategies import Tree, binary_trees, right_branching
@@ -53,7 +54,7 @@ def test_cells_are_those_of_a_loop():
     assert_same_with_gradients(lstm_cells(lstm, x, lstm(x)[0]), slow, [x, *lstm.parameters()])
 
 
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_forward_alone_is_a_loop_over_single_sentences(lengths):
     torch.manual_seed(0)
@@ -72,7 +73,7 @@ def test_forward_alone_is_a_loop_over_single_sentences(lengths):
     assert_same_with_gradients(torch.cat(fast), torch.cat(slow), [x, *layers.parameters()])
 
 
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_both_directions_are_those_of_loops_over_single_sentences(lengths):
     torch.manual_seed(0)
@@ -90,7 +91,7 @@ def test_both_directions_are_those_of_loops_over_single_sentences(lengths):
 
 
 @pytest.mark.parametrize(("name", "recurrent"), SYSTEMS)
-@settings(deadline=None, max_examples=5)
+@num_examples(5)
 @given(trees=st.lists(binary_trees(max_leaves=6), min_size=1, max_size=3))
 def test_a_model_is_its_loop(name, recurrent, trees):
     model = tiny_model(name, recurrent=recurrent, d_model=8)

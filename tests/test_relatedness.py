@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from scipy.stats import rankdata
 from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
@@ -153,7 +154,7 @@ def reference_ranks(values: list[float]) -> list[float]:
     return [1 + sum(v < value for v in values) + (sum(v == value for v in values) - 1) / 2 for value in values]
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(pairs=st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=12))
 def test_correlations_agree_with_formulas_where_values_are_tied(pairs):
     x, y = ([1 + value / 2 for value in side] for side in zip(*pairs, strict=True))

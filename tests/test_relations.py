@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from reference_relations import reference_attention, reference_distances, reference_path, reference_structural
 from strategies import governors, right_branching
@@ -73,7 +74,7 @@ TEXTS = st.lists(governors().map(tuple), min_size=1, max_size=2)
 
 
 @given(texts=TEXTS)
-@settings(deadline=None, max_examples=25)
+@num_examples(25)
 def test_ways_and_depths_are_those_of_the_trees(texts):
     texts = [*texts, *SHAPES]
     arcs = arcs_of(texts)
@@ -110,7 +111,7 @@ def test_paths_are_as_many_as_there_are(longest, size):
 
 @pytest.mark.parametrize("clip", [1, 3, 5])
 @given(texts=TEXTS)
-@settings(deadline=None, max_examples=8)
+@num_examples(8)
 def test_relations_of_pairs(clip, texts):
     texts = [*texts, *SHAPES]
     kinds = {name: {"clip": clip} for name in ("sequence", "tree_distance", "tree_traversal")}

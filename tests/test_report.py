@@ -14,8 +14,9 @@ import pytest
 import toydata
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from strategies import trees
 from toydata import write_toy_data
 from toyruns import make_config
@@ -421,7 +422,7 @@ TEXTS = st.sampled_from(["i", "word", "\u2581a", "\u2581unbelievable", "\u2581",
 
 
 @given(trees(), st.data())
-@settings(max_examples=80, deadline=None)
+@num_examples(80)
 def test_no_box_and_no_edge_of_a_picture_lies_on_another_box(tree, data):
     count = len(tree.spans)
     view = View(

@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
@@ -167,7 +168,7 @@ def test_beam_1_is_greedy(exponent):
         assert [h.ids for h in found] == [ids]
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(
     logits=st.lists(st.integers(-2, 2), min_size=40, max_size=40),
     beam_size=st.integers(1, 6),
@@ -243,7 +244,7 @@ def test_pad_bos_and_unk_are_never_produced():
 
 
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
-@settings(deadline=None, max_examples=50)
+@num_examples(50)
 def test_best_pieces_takes_the_lowest_ids_of_equal_values(rows, count):
     values, pieces = best_pieces(torch.tensor(rows, dtype=torch.float32), count)
     assert all(map(torch.equal, best_by_key(torch.tensor(rows, dtype=torch.float32), count), (values, pieces)))

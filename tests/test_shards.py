@@ -6,8 +6,9 @@ import os
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.rows import ipc_bytes
@@ -33,7 +34,7 @@ def write(folder, rows, index=0):
     )
 
 
-@settings(deadline=None, max_examples=15)
+@num_examples(15)
 @given(st.lists(st.tuples(st.text(max_size=5), st.lists(st.text(max_size=3), max_size=3)), max_size=8))
 def test_rows_come_back(tmp_path_factory, cases):
     folder = tmp_path_factory.mktemp("shard")

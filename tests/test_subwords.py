@@ -6,8 +6,9 @@ from itertools import chain
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -49,7 +50,7 @@ def subwords(tmp_path_factory) -> Subwords:
     return Subwords(path)
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(st.data())
 def test_pieces_decode_to_the_line(subwords, data):
     alphabet = st.one_of(
@@ -138,7 +139,7 @@ def test_label_vocabulary(tmp_path):
     assert LabelVocab.load(tmp_path / "labels.txt").names == vocab.names
 
 
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 @given(st.lists(st.text(st.sampled_from("aknow \t▁é日😀\u2028"), max_size=20), max_size=4))
 def test_lines_have_the_pieces_of_the_whole_line(subwords, lines):
     """Lines are encoded word by word; sentencepiece on the whole line says the same."""
@@ -148,7 +149,7 @@ def test_lines_have_the_pieces_of_the_whole_line(subwords, lines):
     )
 
 
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 @given(st.lists(st.text(st.sampled_from("ab é日"), max_size=12), max_size=4), st.data())
 def test_marks_stand_where_words_touch(lines, data):
     words = [boundaries(line, data.draw(st.sets(st.integers(1, 12)))) for line in lines]

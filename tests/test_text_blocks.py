@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
@@ -157,7 +158,7 @@ FILTERS = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@num_examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(train=LINES, valid=LINES | st.integers(2, 4), test=LINES, filters=FILTERS, rows=st.integers(1, 6), data=st.data())
 def test_the_same_files_either_way(train, valid, test, filters, rows, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from reference import may_attend, reference_attention, reference_score_attention
 from strategies import Tree, batches, right_branching
 from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tree, real_positions, reference_nodes
@@ -80,7 +81,7 @@ def check_close_with_grads(pairs, inputs) -> None:
 @pytest.mark.parametrize("path", ["one", "two", "window"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=6))
-@settings(deadline=None, max_examples=8)
+@num_examples(8)
 def test_self_attention_equals_oracle(config, path, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, tree_config))
@@ -122,7 +123,7 @@ def test_a_batch_mate_that_is_not_finite_changes_no_bit(accumulate_on, path, bad
 
 @pytest.mark.parametrize("config", CONFIGS[::2], ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=5))
-@settings(deadline=None, max_examples=10)
+@num_examples(10)
 def test_cross_attention_equals_oracle(config, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, tree_config))
@@ -221,7 +222,7 @@ def test_a_memory_of_padding_alone_gives_no_nan():
 
 @pytest.mark.parametrize("path", ["two", "window"])
 @given(sentences=batches(max_leaves=14))
-@settings(deadline=None, max_examples=15)
+@num_examples(15)
 def test_fused_attention_equals_torch_operators(path, sentences):
     """The CPU's operator and what other devices and attention dropout get: results and gradients at real positions."""
     structure = build_on_path(sentences, path)

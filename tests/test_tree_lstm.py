@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from strategies import binary_trees, governors, right_branching, trees
 
@@ -42,7 +43,7 @@ def assert_same_with_gradients(fast: torch.Tensor, slow: torch.Tensor, inputs: l
         torch.testing.assert_close(quick, reference, rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(batch=st.lists(binary_trees(), min_size=1, max_size=4))
 def test_the_binary_cell_agrees_with_recursion(batch):
     longest = max(tree.num_leaves for tree in batch)
@@ -67,7 +68,7 @@ def test_the_binary_cell_agrees_with_recursion(batch):
         assert not states[b, tree.num_leaves : longest].any() and not states[b, longest + len(tree.spans) :].any()
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(batch=st.lists(governors(), min_size=1, max_size=4))
 def test_the_child_sum_cell_agrees_with_recursion(batch):
     width = max(map(len, batch)) + 1
@@ -102,7 +103,7 @@ def test_a_chain_through_the_child_sum_cell_is_an_lstm():
     assert_same_with_gradients(states, lstm(x)[0][0], [x, *lstm.parameters()])
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(tree=trees(max_roots=1))
 def test_trees_that_are_not_binary_are_refused(tree):
     most = 0
@@ -121,7 +122,7 @@ def test_arcs_in_a_circle_are_refused():
         ArcLevels.build([np.arange(3)], [np.array([-1, 2, 1])])
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(batch=st.lists(governors(max_words=7), min_size=1, max_size=3), pieces=st.lists(st.integers(1, 3), min_size=8, max_size=8))
 def test_spans_are_those_of_the_leaves_below_a_word(batch, pieces):
     words = [np.repeat(np.arange(len(row)), pieces[: len(row)]) for row in batch]

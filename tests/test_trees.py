@@ -6,8 +6,9 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_encoding import join, slow_depths, split_words
 
 from treeproc.trees.control_trees import ControlTree, control_spans
@@ -56,7 +57,7 @@ def reference_parents(tree: SpanTree) -> list[int]:
     return out
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(span_trees())
 def test_brackets_round_trip(case):
     tree, num_leaves = case
@@ -66,7 +67,7 @@ def test_brackets_round_trip(case):
     assert read_brackets(write_brackets(tree, words, tags)) == (words, tags, tree)
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(span_trees())
 def test_parents_are_the_lowest_ancestors(case):
     tree, _ = case
@@ -80,7 +81,7 @@ def test_parents_are_the_lowest_ancestors(case):
         assert sorted(below) == list(range(node, subtree_ends[node]))
 
 
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 @given(span_trees(), st.data())
 def test_split_words_adds_one_node_per_split_word(case, data):
     tree, num_leaves = case
@@ -99,7 +100,7 @@ def test_split_words_adds_one_node_per_split_word(case, data):
     assert all(subtree_ends[i] == i + 1 for i in added)
 
 
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 @given(span_trees(), st.data())
 def test_keep_leaves_keeps_the_rest_of_the_tree(case, data):
     tree, num_leaves = case
@@ -138,7 +139,7 @@ def test_normal_form(brackets, collapse, labels):
     check_tree(normal, len(words))
 
 
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 @given(span_trees())
 def test_collapsed_spans_are_distinct(case):
     normal = normalise(case[0], collapse_unary=True)

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treenet.evaluation.bracket_f1 import CUTS, binary_tree, counted, over_kept_words, score_brackets
 from treenet.evaluation.unsupervised_parse import (
@@ -41,7 +42,7 @@ def reference_parse(link_probs: np.ndarray, layer: int, start: int, end: int, co
     thresholds=st.tuples(*[st.sampled_from([0.0, 0.5, 0.7, 0.8, 1.0])] * 2),
     layers=st.tuples(st.integers(0, 3), st.integers(0, 3)),
 )
-@settings(deadline=None, max_examples=100)
+@num_examples(100)
 def test_the_parse_is_that_of_the_recursive_algorithm(words, seed, thresholds, layers):
     link_probs = np.sort(np.random.default_rng(seed).random((4, words - 1)) ** 0.3, axis=0).astype(np.float32)
     config = ParsingConfig(

@@ -10,7 +10,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis_profiles import num_examples
 from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
@@ -27,7 +28,7 @@ from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
 
 
-@settings(deadline=None, max_examples=60)
+@num_examples(60)
 @given(batches())
 def test_sound_trees_have_no_problem_and_their_depths(batch):
     offsets, spans, parents, leaves = flat(batch)
@@ -37,7 +38,7 @@ def test_sound_trees_have_no_problem_and_their_depths(batch):
     assert node_depths(offsets, spans["subtree_end"]).tolist() == expected
 
 
-@settings(deadline=None, max_examples=200)
+@num_examples(200)
 @given(trees(max_roots=1), trees(max_roots=1))
 def test_any_change_of_a_tree_is_found_in_its_row(first, second):
     """Against the slow oracle: whatever `check_tree` and a rebuilt tree refuse is found, and only there."""

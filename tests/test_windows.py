@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 
 from treenet.config import BatchConfig
 from treenet.data.cuts import cut_batches, cut_runs
@@ -107,7 +108,7 @@ def reference_epoch(shards: list, batch: BatchConfig, seed: int, epoch: int) -> 
     return out, left_out
 
 
-@settings(deadline=None, max_examples=150)
+@num_examples(150)
 @given(SHARDS, SETTINGS, st.integers(0, 3), st.data())
 def test_batches_are_those_of_the_definition(shards, values, seed, data):
     batch = BatchConfig(**values)
@@ -136,7 +137,6 @@ def test_batches_are_those_of_the_definition(shards, values, seed, data):
     assert len(hardest) * int(costs[hardest].max()) ** 2 == max(scores) and sorted(hardest) in map(sorted, epochs[0])
 
 
-@settings(deadline=None)
 @given(SHARDS, SETTINGS, st.integers(0, 3))
 def test_the_window_that_follows_is_known_before_it_begins(shards, values, seed):
     batch = BatchConfig(**values)
@@ -154,7 +154,6 @@ def test_the_window_that_follows_is_known_before_it_begins(shards, values, seed)
         assert plan.next_rows(step) == range(bounds[following], bounds[following + 1])
 
 
-@settings(deadline=None)
 @given(SHARDS, SETTINGS, st.integers(0, 3))
 def test_smaller_shares_nest_in_larger_ones(shards, values, seed):
     lengths, sizes = rows_of(shards)
@@ -181,7 +180,6 @@ def test_a_share_of_several_windows_is_about_as_large_as_asked_for():
     assert len(np.intersect1d(*drawn.values())) == pytest.approx(720, abs=100), "independent draws"
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 400))
 def test_bounds_of_windows_follow_from_rows_alone(sizes, window_rows):
     edges = np.cumsum([0, *sizes])
@@ -192,7 +190,6 @@ def test_bounds_of_windows_follow_from_rows_alone(sizes, window_rows):
     assert (np.diff(edges[bounds]) <= window_rows + max(sizes, default=0)).all()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 60), max_size=60), st.integers(1, 120))
 def test_cuts_over_runs_are_those_over_rows(costs, max_tokens):
     """Against adding one row after the other."""
@@ -207,7 +204,6 @@ def test_cuts_over_runs_are_those_over_rows(costs, max_tokens):
     assert cut_runs(values, counts, max_tokens).tolist() == expected
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 5) | st.integers(0, 2**31 - 1)] * 3), max_size=30), st.integers(0, 30))
 def test_counts_are_those_of_the_rows_and_merge(rows, cut):
     def count(part: list) -> SizeCounts:
@@ -222,7 +218,6 @@ def test_counts_are_those_of_the_rows_and_merge(rows, cut):
             assert (number, nodes) == (len(same), sum(row[2] for row in same))
 
 
-@settings(deadline=None)
 @given(SHARDS, st.integers(1, 40), st.integers(10, 60))
 def test_validation_sorts_a_window_at_a_time(shards, window_rows, max_tokens):
     lengths, _ = rows_of(shards)

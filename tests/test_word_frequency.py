@@ -5,8 +5,9 @@ import shutil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from object_store import s3_server
 from test_report_answer import make_run
 from toydata import write_toy_data
@@ -31,7 +32,7 @@ def bucket_of(count: int) -> tuple[int, int | None]:
 
 
 @given(st.lists(st.tuples(WORDS, WORDS, WORDS), min_size=1, max_size=5), st.data())
-@settings(max_examples=80, deadline=None)
+@num_examples(80)
 def test_f1_is_that_of_a_slow_count(rows, data):
     references, *systems = (list(side) for side in zip(*rows, strict=True))
     counts = {word: data.draw(st.sampled_from([0, 1, 2, 4, 5, 9, 10, 99, 100, 999, 1000, 10**6])) for word in "abcdefg"}

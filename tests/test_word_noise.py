@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from reference_bpe_dropout import word_keys
 from reference_encoding import binarise, encode_example, split_words
 from test_bpe_dropout import rows_of
@@ -58,7 +59,7 @@ def reference_noise(words: list, tree: SpanTree, noise: dict, example_id: int, e
     return out, SpanTree([node[0][0] for node in kept], [node[1] for node in kept], [node[2] for node in kept])
 
 
-@settings(deadline=None, max_examples=80)
+@num_examples(80)
 @given(st.lists(examples(), min_size=1, max_size=3), configs, NOISE, st.integers(0, 9))
 def test_equals_the_slow_reference(vocab, cases, config, noise, epoch):  # noqa: F811
     encoder = RowEncoder(vocab, config)

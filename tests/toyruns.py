@@ -2,9 +2,9 @@
 
 import json
 import multiprocessing
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from socket import socket
 
 import torch
 import torch.distributed as dist
@@ -67,12 +67,12 @@ def check_stop_and_resume(config: TrainConfig, folder: Path, stop: int) -> None:
 
 
 def _rank(
-    rank: int, world_size: int, config: TrainConfig, run_dir: Path, port: int, prepare: Callable[[int], None] | None
+    rank: int, world_size: int, config: TrainConfig, run_dir: Path, meeting: Path, prepare: Callable[[int], None] | None
 ) -> None:
     torch.set_num_threads(1)
     if prepare:
         prepare(rank)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    dist.init_process_group("gloo", init_method=meeting.as_uri(), rank=rank, world_size=world_size)
     try:
         train(build_task(config), run_dir, rank=rank, world_size=world_size)
     except UserError as error:
@@ -84,12 +84,10 @@ def train_ranks(
     world_size: int, config: TrainConfig, run_dir: Path, prepare: Callable[[int], None] | None = None
 ) -> list[str | None]:
     """Train in `world_size` processes, after `prepare(rank)` in each; returns the UserError of each rank."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     run_dir.mkdir(exist_ok=True)
-    arguments = (world_size, config, run_dir, port, prepare)
-    torch.multiprocessing.start_processes(_rank, arguments, nprocs=world_size, start_method="forkserver")
+    with tempfile.TemporaryDirectory() as folder:  # a file, because another process may take a port that is free now
+        arguments = (world_size, config, run_dir, Path(folder) / "meeting", prepare)
+        torch.multiprocessing.start_processes(_rank, arguments, nprocs=world_size, start_method="forkserver")
     errors = [run_dir / f"error-{rank}" for rank in range(world_size)]
     return [path.read_text() if path.exists() else None for path in errors]
 
