@@ -21,10 +21,14 @@ RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILI
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
 SHELL = """
-import subprocess
+import shlex
+from commands import run_installed_here
 
 def run_in_shell(line):
-    subprocess.run(["bash", "-euo", "pipefail", "-c", line], check=True)
+    program, *arguments = shlex.split(line.partition(" 2>/dev/null")[0])
+    assert program == "tree-attention"
+    done = run_installed_here(*arguments)
+    assert done.returncode == 0, done.stderr
 """
 
 
@@ -64,15 +68,14 @@ def test_runnable_blocks_run(page, workplace):
 
 
 def test_the_tutorial_runs(tmp_path):
-    """All cells in one process, with few sentences and updates; `make docs` runs them as they are."""
+    """All cells and commands in one process, with few sentences and updates; `make docs` runs them as they are."""
     text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
     cells = re.findall(r"^```\{code-cell\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     code = "\n".join(cells).replace("PAIRS, UPDATES = 6000, 400", "PAIRS, UPDATES = 400, 4")
     code = code.replace('("valid", 200), ("test", 100)', '("valid", 20), ("test", 10)')
-    code = code.replace(" | head -n 2", "")  # which would end the command before it
     code = re.sub(r"^!(.*)$", lambda line: f"run_in_shell(f{line[1]!r})", code, flags=re.MULTILINE)
     program = f"{SHELL}\n{code}"
-    environment = _environment() | {"MPLBACKEND": "agg"}
+    environment = _environment() | {"MPLBACKEND": "agg", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 

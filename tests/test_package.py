@@ -1,5 +1,6 @@
 """The package as an installation has it: the wheel in an empty environment, without the packages of the extras."""
 
+import json
 import os
 import re
 import shutil
@@ -40,6 +41,23 @@ class Finder(PathFinder):
 sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
 """
 
+# Exit status and standard error of each command. A process for each would load PyTorch as often.
+_ONE_PROCESS = """
+import contextlib, io, json, sys
+from treenet.cli.main import main
+
+results = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv, said, status = ["tree-attention", *arguments], io.StringIO(), 0
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code
+    results.append((status, said.getvalue()))
+print(json.dumps(results))
+"""
+
 
 @pytest.fixture(scope="session")
 def project(repository):
@@ -62,7 +80,10 @@ def wheel(repository, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(wheel, tmp_path_factory):
-    """Run `tree-attention ARGS...` as it is installed, in an empty folder. Returns that function, and the folder."""
+    """Run `tree-attention ARGS...` as it is installed, in an empty folder.
+
+    Returns that function, one that runs many commands in one process, and the folder.
+    """
     place = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
     [site] = place.glob("lib/python*/site-packages")
@@ -74,11 +95,18 @@ def run(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("work")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def run_command(*arguments: object) -> subprocess.CompletedProcess:
-        command = [str(place / "bin" / "tree-attention"), *map(str, arguments)]
-        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    def start(*command: object) -> subprocess.CompletedProcess:
+        return subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
-    return run_command, folder
+    def run_command(*arguments: object) -> subprocess.CompletedProcess:
+        return start(place / "bin" / "tree-attention", *arguments)
+
+    def run_all(commands: list[tuple[str, ...]]) -> list[tuple[int, str]]:
+        done = start(place / "bin" / "python", "-c", _ONE_PROCESS, json.dumps(commands))
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run_command, run_all, folder
 
 
 def test_the_wheel_has_what_a_user_needs(wheel):
@@ -96,7 +124,7 @@ def test_the_wheel_has_what_a_user_needs(wheel):
 
 def test_the_installed_command_works_without_the_extras(run):
     """Preprocess trees that are given, train in one process and translate; what needs an extra says so in a line."""
-    command, folder = run
+    command, run_all, folder = run
     done = command("--version")
     assert (done.returncode, done.stdout) == (0, f"tree-attention {__version__}\n")
     write_bracketed_data(folder)
@@ -117,9 +145,8 @@ def test_the_installed_command_works_without_the_extras(run):
         ("train-parser", "--help"): "the training of parsers needs stanza",
         ("train-classifier", "--out", "x"): r"give --config FILE.yaml \(tree-attention configs has",
     }
-    for arguments, message in lacks.items():
-        done = command(*arguments)
-        assert done.returncode == 2 and re.fullmatch(f"error: .*{message}.*\n", done.stderr), (arguments, done.stderr)
+    for (arguments, message), (status, said) in zip(lacks.items(), run_all(list(lacks)), strict=True):
+        assert status == 2 and re.fullmatch(f"error: .*{message}.*\n", said), (arguments, said)
     assert not (folder / "x").exists()
 
 

@@ -13,6 +13,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from commands import run_here
 
 from treenet.config import TrainConfig
 from treenet.data.splits import read_references
@@ -245,7 +246,7 @@ def test_other_settings_or_text_are_refused(data, text, tmp_path):
     assert snapshot(data) == before
 
 
-def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
+def test_bad_input_writes_nothing(text, tmp_path):
     (tmp_path / "short.de").write_text("eins\n")
     (tmp_path / "latin.de").write_bytes(b"gr\xfcn\n")
     for target, message in (
@@ -257,7 +258,7 @@ def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
         config.write_text(
             json.dumps({"splits": {"train": {"source": [str(text / "train.en")], "target": [str(tmp_path / target)]}}})
         )
-        run = run_workflow("preprocess.py", "--config", config, "--out", tmp_path / "out")
+        run = run_here("preprocess.py", "--config", config, "--out", tmp_path / "out")
         assert run.returncode == 2 and run.stderr.startswith("error: ") and message in run.stderr
         assert run.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
@@ -274,8 +275,8 @@ def test_bad_input_writes_nothing(text, tmp_path, run_workflow):
         (["--sample", "--out", "http://host/x"], "must be a local path, s3://BUCKET/NAME"),
     ],
 )
-def test_wrong_command_lines(arguments, message, run_workflow, tmp_path):
-    run = run_workflow("preprocess.py", *arguments, cwd=tmp_path)
+def test_wrong_command_lines(arguments, message, tmp_path):
+    run = run_here("preprocess.py", *arguments, cwd=tmp_path)
     assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

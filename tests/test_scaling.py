@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from commands import run_here
+from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
 from toydata import write_toy_data
 
 from treenet.config import BatchConfig
@@ -68,7 +70,7 @@ def make_config(data: Path, **grid) -> ScalingConfig:
 
 
 def run(command: list[str], out: Path, *overrides: str) -> subprocess.CompletedProcess:
-    return subprocess.run([*command, "--out", str(out), *overrides], env=ENVIRONMENT, capture_output=True, text=True, timeout=250)
+    return run_here("scaling.py", *command[2:], "--out", out, *overrides)
 
 
 @contextmanager
@@ -122,7 +124,7 @@ def test_subsets_of_shards_nest_and_depend_on_neither_seed_nor_shards(data, tmp_
     assert chosen_ids(data, 0.3, seed=9) == sets[1] == chosen_ids(other_shards, 0.3)
 
 
-@settings(deadline=None, max_examples=40)
+@num_examples(40)
 @given(st.permutations(range(40)), st.floats(0.1, 1.0))
 def test_the_order_of_rows_does_not_change_the_subset(order, fraction):
     lengths = {"leaves": np.arange(40) % 7 + 1, "tgt_pieces": np.arange(40) % 5 + 1, "nodes": np.ones(40, dtype=int)}

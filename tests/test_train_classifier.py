@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run_here
 from matplotlib import image
 from torch import nn
 from toylabels import make_rows, write_labelled, write_toy_labels
@@ -224,14 +225,14 @@ def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, facts, override
     assert not (tmp_path / "run").exists()
 
 
-def test_the_workflow_trains_scores_and_refuses_translation(data, tmp_path, run_workflow):
+def test_the_workflow_trains_scores_and_refuses_translation(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data), "max_steps": 8}))
     command = ("train_classifier.py", "--config", tmp_path / "config.yaml")
-    done = run_workflow(*command, "--out", tmp_path / "run", "model.name=transformer")
+    done = run_here(*command, "--out", tmp_path / "run", "model.name=transformer")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout and "\ntest.last" in done.stdout and "classes/s" in done.stdout
     assert set(read_json(tmp_path / "run" / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
-    refused = run_workflow(*command, "--out", tmp_path / "other", "task=translation")
+    refused = run_here(*command, "--out", tmp_path / "other", "task=translation")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "task must be classification" in refused.stderr
 
 
@@ -271,7 +272,7 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    done = run_here("compare_seeds.py", *command[2:])
     assert done.returncode == 0, done.stderr
     entries = Ledger.read(out).entries
     assert {name: entry.status for name, entry in entries.items()} == dict.fromkeys(

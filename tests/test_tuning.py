@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import run_here
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
@@ -198,7 +199,7 @@ def test_a_search_is_killed_and_continues(data, tmp_path):
     assert "validation nll" in done.stdout and (tmp_path / "out" / "tuning.json").exists()
 
     content = trials.read_bytes()
-    again = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    again = run_here("tune.py", *command[2:])
     assert again.returncode == 0 and trials.read_bytes() == content and "Ray" not in again.stderr
 
 

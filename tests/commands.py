@@ -1,0 +1,40 @@
+"""Commands in the process of the test: without the seconds that the start of a process takes."""
+
+import contextlib
+import importlib
+import io
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+from treenet.cli.main import COMMANDS, main
+from treeproc.common.command_names import command_of
+from treeproc.common.settings import run_cli
+
+
+def run_here(script: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """`python workflows/SCRIPT ARGS...` with its output, for tests in which the process is not the claim."""
+    module = importlib.import_module(COMMANDS[command_of(Path(script).stem)][0])
+    return _run([f"workflows/{script}", *map(str, arguments)], lambda: run_cli(module.main), cwd)
+
+
+def run_installed_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
+    """`tree-attention ARGS...`."""
+    return _run(["tree-attention", *map(str, arguments)], main, cwd)
+
+
+def _run(argv: list[str], run, cwd: Path | None) -> subprocess.CompletedProcess:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    status = 0
+    with (
+        mock.patch.object(sys, "argv", argv),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        contextlib.chdir(cwd or "."),
+    ):
+        try:
+            run()
+        except SystemExit as end:
+            status = end.code or 0
+    return subprocess.CompletedProcess(argv, status, *(stream.buffer.getvalue().decode() for stream in (out, err)))
