@@ -36,16 +36,22 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
+def column(pieces: list[np.ndarray]) -> Column:
+    filled = [piece for piece in pieces if len(piece)]
+    addresses, sizes = (np.array([f(piece) for piece in filled], dtype=np.int64) for f in (lambda piece: piece.ctypes.data, len))
+    return Column(addresses, sizes, pieces[0].dtype, filled)
+
+
 def rows_of(shards: list) -> tuple[dict[str, Column], ShardSizes]:
     """Lengths as a source has them, one piece a shard, with ids that have gaps."""
     sizes = np.array([len(shard) for shard in shards])
     edges = np.cumsum([0, *sizes])
     ids = np.arange(edges[-1], dtype=np.int64) * 3 + 1
     columns = {
-        name: Column.of([np.array([row[place] for row in shard], dtype=np.int32) for shard in shards], np.int32)
+        name: column([np.array([row[place] for row in shard], dtype=np.int32) for shard in shards])
         for place, name in enumerate(SIZES)
     }
-    columns["example_id"] = Column.of([ids[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)], np.int64)
+    columns["example_id"] = column([ids[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
     return columns, ShardSizes(sizes, CountedLengths("lengths.arrow", columns, sizes).count)
 
 

@@ -11,6 +11,7 @@ from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.mapped import Column
+from treeproc.shards.read_ahead import ReadAhead
 from treeproc.shards.schema import LENGTHS_SCHEMA
 from treeproc.shards.shard import lacks
 from treeproc.shards.store import read_index
@@ -35,15 +36,16 @@ def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> d
     """
     path = folder / name
     try:
-        local = path
-        if not isinstance(path, Path):
-            if name not in (files := read_index(folder).get("files", {})):
-                raise BadArrowFile("is not in index.json")
+        if isinstance(path, Path):
+            local = path
+        elif name in (files := read_index(folder).get("files", {})):
             local = local_copy(path, files[name])
+        else:
+            raise BadArrowFile("is not in index.json")
         with pa.memory_map(str(local)) as source:
-            found, batches = read_arrow(source, [schema])
-            source.seek(0)
             memory = source.read_buffer()  # no copy: the memory map, which outlives the file that is closed here
+        with ReadAhead(local, memory) as ahead:
+            found, batches = read_arrow(pa.BufferReader(memory), [schema], ahead)
         if found != schema:
             raise BadArrowFile(f"must have the columns {', '.join(schema.names)}")
     except (OSError, BadArrowFile) as error:
@@ -53,19 +55,23 @@ def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> d
 
 
 def _column(field: pa.Field, parts: Sequence[pa.RecordBatch], memory: pa.Buffer) -> Column:
-    pieces = [part.column(field.name).to_numpy() for part in parts]
-    for piece in pieces:
-        if len(piece) and not memory.address <= piece.ctypes.data <= memory.address + memory.size - piece.nbytes:
-            raise ValueError("record batches must be in the memory map that is kept")
-    return Column.of(pieces, field.type.to_pandas_dtype(), memory)
+    dtype = np.dtype(field.type.to_pandas_dtype())
+    arrays = [part.column(field.name) for part in parts]
+    addresses = np.array([array.buffers()[1].address + array.offset * dtype.itemsize for array in arrays], dtype=np.int64)
+    sizes = np.array([len(array) for array in arrays], dtype=np.int64)
+    if ((addresses < memory.address) | (addresses + sizes * dtype.itemsize > memory.address + memory.size)).any():
+        raise ValueError("record batches must be in the memory map that is kept")
+    return Column(addresses, sizes, dtype, memory)
 
 
 def _rows_of_split(batch: pa.RecordBatch, split: str) -> Iterator[pa.RecordBatch]:
     """The parts of a record batch that are of a split: all of it or nothing, but in files that were written at once."""
     column = batch.column("split")
-    names, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
-    if split not in names or not len(codes):
+    names = column.dictionary.to_pylist()
+    if split not in names or not len(column):
         return
+    # Not `to_numpy`, which imports pandas.
+    codes = np.frombuffer(column.indices.buffers()[1], np.int8)[column.offset : column.offset + len(column)]
     code = names.index(split)
     if codes.min() == codes.max() == code:
         yield batch

@@ -6,7 +6,6 @@ the addresses, and keep the arrays alive while they are read.
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 
@@ -42,20 +41,16 @@ class Column:
     """A column of numbers in several pieces of memory. It reads like an array: by number, slice, array or mask; what is read is
     a copy.
 
-    `keep` are the objects whose memory the pieces are in. A piece takes 16 bytes here, an array of NumPy hundreds.
+    The pieces are at the addresses [pieces] and have sizes of at least 1; `keep` is the object whose memory they are in. A piece
+    takes 16 bytes here, an array of NumPy hundreds. Raises ValueError for an address between two items.
     """
 
-    def __init__(self, places: np.ndarray, sizes: np.ndarray, dtype: np.dtype, keep: object):
-        self.dtype, self._places, self._edges, self._keep = np.dtype(dtype), places, edges_of(sizes), keep
-
-    @classmethod
-    def of(cls, pieces: Sequence[np.ndarray], dtype: np.dtype, keep: object = None) -> "Column":
-        """The column of these arrays, one after the other. They are kept, unless `keep` is given, whose memory they are in."""
-        if any(piece.dtype != dtype for piece in pieces):
-            raise ValueError(f"all pieces must be {np.dtype(dtype)}")
-        filled = [piece for piece in pieces if len(piece)]
-        places, sizes = (np.array([f(piece) for piece in filled], dtype=np.int64) for f in (place_of, len))
-        return cls(places, sizes, dtype, pieces if keep is None else keep)
+    def __init__(self, addresses: np.ndarray, sizes: np.ndarray, dtype: np.dtype, keep: object):
+        self.dtype, self._edges, self._keep = np.dtype(dtype), edges_of(sizes), keep
+        items, between = np.divmod(addresses, self.dtype.itemsize)
+        if between.any():
+            raise ValueError("pieces must begin at multiples of the size of their items")
+        self._places = items - 1  # as `place_of` has them
 
     def __len__(self) -> int:
         return int(self._edges[-1])
@@ -79,8 +74,9 @@ class Column:
         return memory_of(self.dtype)[self._places[piece] + rows - self._edges[piece]]
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """A copy of each piece that is not empty."""
-        return (self._part(int(a), int(b)) for a, b in pairwise(self._edges))
+        """A copy of each piece."""
+        memory, sizes = memory_of(self.dtype), np.diff(self._edges).tolist()
+        return (memory[place : place + size].copy() for place, size in zip(self._places.tolist(), sizes, strict=True))
 
     def _part(self, start: int, stop: int) -> np.ndarray:
         parts = [np.zeros(0, self.dtype)]
