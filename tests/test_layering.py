@@ -53,6 +53,7 @@ TREENET_ROOMS = (
     "analysis",
     "evaluation",
     "probing",
+    "loggers",
     "training",
     "jobs",
     "experiments",

@@ -40,6 +40,7 @@ from treenet.evaluation.evaluate import (
 )
 from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.evaluation.tag_scores import format_tags
+from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.files import atomic_write, json_bytes
@@ -107,9 +108,11 @@ def main(argv: Sequence[str]) -> None:
             return print_scores(*score_file(lines, references, settings, None, more), None)
         with read_run(args.out) as folder:
             name, scores = score_file(lines, references, settings, folder, more)
+            log_scores(folder)
         return print_scores(name, scores, args.out)
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
         name, scores = evaluate_run(run, settings, more)
+        log_scores(run)
     print_scores(name, scores, args.out)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import find_config
 from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
+from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
@@ -42,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings, lambda data: read_examples(settings.treebank, data)[0])
+        log_scores(run)
     print(format_scores(name, scores))
     print(args.out / f"language_model.{name}.tsv")
 

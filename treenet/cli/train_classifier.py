@@ -21,6 +21,7 @@ from treenet.evaluation.classify import format_scores, score_run
 from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_run import run_to_end
+from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.tasks.registry import build_task, check_task
@@ -49,4 +50,5 @@ def main(argv: Sequence[str]) -> None:
     run_to_end(config, args.out)
     with read_run(args.out, AVERAGED, "checkpoints/*") as run:
         print(format_scores(score_run(run, use_gpu=config.use_gpu), build_task(config)))
+        log_scores(run)
         warn_of_stale_results(run, args.out)

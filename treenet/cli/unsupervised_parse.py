@@ -17,6 +17,7 @@ from pathlib import Path
 from treenet.cli.shipped import find_config
 from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
+from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
@@ -47,5 +48,6 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
+        log_scores(run)
     print(format_parse(name, scores))
     print(args.out / f"parses.{name}.txt")

@@ -16,6 +16,7 @@ from treeproc.shards.schema import WINDOW_ROWS
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+LoggerName = Literal["tensorboard", "mlflow", "wandb"]
 RateFactor = Annotated[float, Field(ge=0, le=1000)]
 
 
@@ -245,6 +246,11 @@ class TrainConfig(Settings):
         20, description="training stops with an error after so many updates in a row whose loss or gradient is not finite"
     )
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
+    loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
+        ("tensorboard",),
+        description="where the run is shown beside metrics.jsonl: tensorboard, mlflow, wandb. MLflow and W&B stay on this "
+        "machine, unless MLFLOW_TRACKING_URI or WANDB_MODE says otherwise",
+    )
     workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
     min_workers: Annotated[int, Effect.NONE] = Field(
         0, ge=0, description="fewest workers to train with while nodes are missing; 0: wait for all workers"
@@ -319,6 +325,12 @@ class TrainConfig(Settings):
         return values
 
     @model_validator(mode="after")
+    def _check_loggers(self) -> Self:
+        if len(set(self.loggers)) < len(self.loggers):
+            raise ValueError(f"loggers must name each one once, but is {', '.join(self.loggers)}")
+        return self
+
+    @model_validator(mode="after")
     def _check_decoding(self) -> Self:
         self.decoding.check()
         return self
@@ -356,6 +368,8 @@ class TrainConfig(Settings):
     def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
         """The settings without those at a default that runs made before the setting do not record either."""
         values = {name: value for name, value in dump(self).items() if name not in ("freeze", "lr_scale") or value}
+        if self.loggers == ("tensorboard",):
+            del values["loggers"]
         fixed = {"gradient_sums": "float32", "init": None, "sampling": SamplingConfig().model_dump()}
         return _without(values, **fixed, valid_metric="nll", valid_metric_every=1)
 

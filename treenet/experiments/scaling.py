@@ -16,6 +16,7 @@ from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.jobs.train_run import run_training
+from treenet.loggers.feed import log_scores
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index
 
@@ -139,4 +140,5 @@ def study_work(config: ScalingConfig) -> CellWork:
 def score_cell(settings: EvaluateSettings, folder: Path) -> dict:
     """Translate and score a trained cell. Returns its line for the log."""
     _, scores = evaluate_run(folder, settings)
+    log_scores(folder)
     return {"bleu": scores["bleu"], "chrf": scores["chrf"]}

@@ -17,6 +17,7 @@ from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.jobs.train_run import run_training
+from treenet.loggers.feed import log_scores
 from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.shards.store import read_index
@@ -124,5 +125,6 @@ def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:
     scores = score_run(folder, use_gpu=use_gpu)
     if peak_on_test:
         score_peak(folder, "test", use_gpu=use_gpu)
+    log_scores(folder)
     shown = {name: scores[name] for name in ("valid", "test", "test.last") if name in scores}
     return {name: 100 * entry["accuracy"] if "accuracy" in entry else entry["pearson"] for name, entry in shown.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.gpu_settings import choose_for_gpu
 from treenet.jobs.train_job import COMMAND, check_job, train_job
+from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.facts import read_facts
@@ -44,6 +45,7 @@ class RunSummary:
     curves: AnyPath | None
     parameters: int
     valid_nll: float | None
+    loggers: tuple[str, ...] = ()  # a line each
 
 
 def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
@@ -54,6 +56,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     """
     refuse_relative_in_job({"data": config.data, **({"init": config.init} if config.init else {}), "--out": out})
     out = out.resolve()
+    check_loggers(config, out)
     job = check_job(config)
     config = job.config
     make_run_folder(out)
@@ -67,9 +70,14 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
             print(f"note: {sections}: set, but model.name = {config.model.name} does not read this", file=sys.stderr)
-        with recorded(run_dir, COMMAND) as record:
+        metrics = mirror.out if config.workers else run_dir
+        with (
+            logged_training(config, run_dir, out, metrics, facts["data_fingerprint"]) as logged,
+            recorded(run_dir, COMMAND) as record,
+        ):
             record.session.started_from = facts["init"]["weights_sha256"] if "init" in facts else None
             outcome = train_job(config, run_dir, mirror, record)
+            logged.state = "finished" if outcome.finished else "stopped"
         lines = read_metrics(run_dir)
         averaged = curves = None
         if outcome.finished:
@@ -78,7 +86,10 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
             if is_installed("matplotlib"):
                 curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
-    return RunSummary(out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], nlls[-1] if nlls else None)
+    valid_nll = nlls[-1] if nlls else None
+    return RunSummary(
+        out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], valid_nll, tuple(logged.said)
+    )
 
 
 def run_to_end(config: TrainConfig, out: AnyPath) -> None:
@@ -123,11 +134,12 @@ def describe_run(summary: RunSummary) -> str:
         steps = ", ".join(f"{step:,}" for step in meta["averaged_steps"])
         out.append(f"  model: {summary.averaged / WEIGHTS}, of the checkpoints at {steps}{describe_gaps(meta)}")
         curves = summary.curves or f"not drawn, because {how_to_install('matplotlib')}"
-        board = f"tensorboard --logdir {run_dir / 'tensorboard'}"
+        board = f"; tensorboard --logdir {run_dir / 'tensorboard'}"
         if not is_installed("tensorboard"):
-            board = f"no files for TensorBoard, because {how_to_install('tensorboard')}"
-        out.append(f"  curves: {curves}; {board}")
+            board = f"; no files for TensorBoard, because {how_to_install('tensorboard')}"
+        out.append(f"  curves: {curves}{board if 'tensorboard' in config.loggers else ''}")
         out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
+    out += [f"  {line}" for line in summary.loggers]
     return "\n".join(out)
 
 

@@ -1,6 +1,6 @@
 """RUN/metrics.jsonl and RUN/tensorboard: one JSON object per line, the same numbers in both.
 
-If the package tensorboard is not installed, there is no RUN/tensorboard.
+If the package tensorboard is not installed, or the setting `loggers` leaves it out, there is no RUN/tensorboard.
 """
 
 import json
@@ -62,13 +62,13 @@ def describe_metrics(line: dict) -> str:
 class MetricLog:
     """Writes metrics from step `resume_step` on. It drops lines of later steps, because they run again."""
 
-    def __init__(self, run_dir: Path, resume_step: int):
+    def __init__(self, run_dir: Path, resume_step: int, board: bool = True):
         kept = [line for line in read_metrics(run_dir) if line["step"] <= resume_step]
         path = run_dir / "metrics.jsonl"
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")
         self._board = None
-        if is_installed("tensorboard"):
+        if board and is_installed("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resume_step + 1)

@@ -216,7 +216,7 @@ class Trainer:
     ) -> TrainOutcome:
         """Run `train` on the batches from the present step on."""
         config, state, leads = self.config, self.state, self.ranks.leads
-        log = MetricLog(run_dir, state.step) if leads else None
+        log = MetricLog(run_dir, state.step, board="tensorboard" in config.loggers) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
         with log or nullcontext(), writer or nullcontext(), progress or nullcontext():

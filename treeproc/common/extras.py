@@ -19,6 +19,8 @@ EXTRAS = {
     "sacremoses": "report",
     "scipy": "report",
     "tensorboard": "report",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
     "optuna": "tune",
     "fastapi": "serve",
     "uvicorn": "serve",

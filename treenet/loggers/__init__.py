@@ -1,0 +1,1 @@
+"""MLflow and Weights & Biases: a run is sent there while it trains."""
