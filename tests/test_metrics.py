@@ -14,17 +14,20 @@ from sacrebleu.metrics import BLEU
 from strategies import trees
 
 from treenet.cli import evaluate
-from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
-from treenet.evaluation.metrics import (
+from treenet.evaluation.bootstrap import (
     SeedComparison,
     bleu_statistics,
-    build_tokenizer,
-    choose_tokenizer,
+    compare_means,
     compare_seeds,
     compare_slopes,
+    sample_bleu,
+)
+from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
+from treenet.evaluation.metrics import (
+    build_tokenizer,
+    choose_tokenizer,
     compare_systems,
     compute_scores,
-    sample_bleu,
     sentence_chrf,
     split_compounds,
 )
@@ -222,6 +225,21 @@ def test_paired_bootstrap_tells_better_worse_and_equal():
     assert compare_systems(worse, worse, REFERENCES, num_samples=200)["chrf"].p_value == 1
     with pytest.raises(UserError, match="system translations: must have one line per reference"):
         compare_systems(worse, worse[1:], REFERENCES)
+
+
+def test_a_bootstrap_of_means_is_that_of_its_definition():
+    """Koehn (2004), as sacrebleu counts: samples whose difference lies further from its mean than the observed one from 0."""
+    rng = np.random.default_rng(3)
+    for shift in (0.05, 0.4, 2.0):
+        baseline, system = rng.normal(size=30), rng.normal(size=30) + shift
+        chosen = np.random.default_rng(12345).choice(30, size=(200, 30), replace=True)
+        spread = [abs(system[rows].mean() - baseline[rows].mean()) for rows in chosen]
+        observed = system.mean() - baseline.mean()
+        further = sum(value - np.mean(spread) > abs(observed) for value in spread)
+        found = compare_means(baseline, system, 200, "metric")
+        assert (found.baseline, found.difference) == pytest.approx((baseline.mean(), observed))
+        assert found.p_value == (further + 1) / 201 and found.signature == "metric|bs:200|seed:12345"
+    assert compare_means(baseline, baseline, 200, "metric").p_value == 1
 
 
 def spoil(seed: int, share: float) -> list[str]:

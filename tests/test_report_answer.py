@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treenet.evaluation.metrics import bleu_statistics, compare_seeds, compute_scores, sample_bleu
+from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
+from treenet.evaluation.metrics import compute_scores
 from treenet.evaluation.origin import Standing
 from treenet.report import answer as answers
 from treenet.report.answer import answer_runs, answer_study, group_systems

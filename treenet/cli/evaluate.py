@@ -5,6 +5,7 @@
     python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
     python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
     python workflows/evaluate.py --out RUN more_references=[FILE2,FILE3]
+    python workflows/evaluate.py --out RUN bertscore.model=ENCODER bertscore.layer=17 comet.model=COMET_MODEL
 
 RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
 input. It adds the scores to RUN/scores.json, also by length and depth of the source. Baselines and controls have other names, for
@@ -18,6 +19,8 @@ reference. It makes a paired bootstrap of the second against the first, and show
 is about these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With --out DIR, the command
 writes DIR/comparison.json.
 
+BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
+
 hypotheses=FILE scores a file against references. They come from data=DATA, from the run in --out, or from references=FILE. With
 --out, the command keeps the lines and the scores there.
 """
@@ -29,15 +32,8 @@ from pathlib import Path
 from treenet.cli.shipped import find_config
 from treenet.evaluation.buckets import format_buckets
 from treenet.evaluation.comparison import format_comparison
-from treenet.evaluation.evaluate import (
-    EvaluateSettings,
-    References,
-    compare_results,
-    evaluate_run,
-    format_scores,
-    format_signatures,
-    score_file,
-)
+from treenet.evaluation.evaluate import compare_results, evaluate_run, format_scores, format_signatures, score_file
+from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines
 from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.evaluation.tag_scores import format_tags
 from treenet.loggers.feed import log_scores
@@ -60,12 +56,10 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
     return System(str(path), list(read_lines([path])))
 
 
-def run_compare(
-    paths: Sequence[AnyPath], settings: EvaluateSettings, references: list[str] | None, more: References, out: Path | None
-) -> None:
+def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: GivenLines, out: Path | None) -> None:
     with ExitStack() as stack:
         baseline, system = (find_system(path, settings, stack) for path in paths)
-        found = compare_results(baseline, system, references, settings, more)
+        found = compare_results(baseline, system, given, settings)
     print(format_comparison(found))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -98,21 +92,23 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("references: needs hypotheses=FILE or --compare; a run has the references of its data set")
     if settings.references and settings.data:
         raise UserError("references: replaces the references of a data set; leave data out, or references")
-    references = list(read_lines([settings.references])) if settings.references else None
-    more = [list(read_lines([path])) for path in settings.more_references]
+    if settings.sources and not settings.references:
+        raise UserError("sources: needs references=FILE; a data set has the source lines of its references")
+    references, sources = (list(read_lines([path])) if path else None for path in (settings.references, settings.sources))
+    given = GivenLines(references, [list(read_lines([path])) for path in settings.more_references], sources)
     if args.compare:
-        return run_compare(args.compare, settings, references, more, args.out)
+        return run_compare(args.compare, settings, given, args.out)
     if settings.hypotheses:
         lines = list(read_lines([settings.hypotheses]))
         if args.out is None:
-            return print_scores(*score_file(lines, references, settings, None, more), None)
+            return print_scores(*score_file(lines, given, settings, None), None)
         with read_run(args.out) as folder:
-            name, scores = score_file(lines, references, settings, folder, more)
+            name, scores = score_file(lines, given, settings, folder)
             log_scores(folder)
         return print_scores(name, scores, args.out)
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
-        name, scores = evaluate_run(run, settings, more)
+        name, scores = evaluate_run(run, settings, given.more)
         log_scores(run)
     print_scores(name, scores, args.out)

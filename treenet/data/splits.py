@@ -24,6 +24,12 @@ def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
     return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
 
 
+def read_sources(data: AnyPath, split: str) -> list[str]:
+    """Lines of the side that models read, in example order, as they were given."""
+    side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
+    return [row[side] for row in read_split(data, "text", split)]
+
+
 def read_references(data: AnyPath, split: str) -> list[str]:
     """Lines of the side that models write, in example order, lower-cased where the pieces are.
 

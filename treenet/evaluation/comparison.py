@@ -1,12 +1,12 @@
 """Two systems on the same sentences: paired bootstrap, and the sentences on which they differ most."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from treenet.evaluation.metrics import METRICS, compare_systems, sentence_chrf
+from treenet.evaluation.metrics import METRIC_TITLES, METRICS, Comparison, compare_systems, sentence_chrf
 from treenet.evaluation.origin import describe_origin, recorded_origin
 from treenet.evaluation.run_results import System
 from treenet.evaluation.significance import ABOUT_WEIGHTS
@@ -32,15 +32,17 @@ def compare(
     config: CompareConfig,
     numbers: Sequence[int] | None = None,
     more_references: Sequence[Sequence[str]] = (),
+    learned: Mapping[str, Comparison] | None = None,
 ) -> dict:
     """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
     The bootstrap also takes `more_references`; wins and losses are by `references` alone. `sources` are only shown.
+    `learned` has the tests of further metrics.
     `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped lines. If unset, the
     sentences are counted. The systems must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
-    metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references)
+    metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references) | dict(learned or {})
     chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
     difference = chrf[1] - chrf[0]
     order = np.argsort(difference, kind="stable")
@@ -92,10 +94,12 @@ def format_comparison(found: dict) -> str:
     for title, name in (("A", "baseline"), ("B", "system")):
         lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]
     lines.append("")
-    lines.append(f"{'':6}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
+    titles = {name: METRICS[name].column if name in METRICS else METRIC_TITLES[name] for name in found["metrics"]}
+    width = max(6, *(len(title) + 1 for title in titles.values()))
+    lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
     for name, one in found["metrics"].items():
         lines.append(
-            f"{METRICS[name].column:6}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
+            f"{titles[name]:{width}}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
         )
     about = f"p is about {ABOUT_WEIGHTS}, not about models trained with other seeds; workflows/scaling.py compares over seeds"
     lines.append(as_called(about))

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from treenet.analysis.shuffled_trees import shuffle_tree
-from treenet.config import DecodingConfig, TrainConfig
-from treenet.data.splits import read_references, read_split
-from treenet.evaluation.buckets import BucketConfig, measure_sources, score_buckets
-from treenet.evaluation.comparison import CompareConfig, compare
+from treenet.config import TrainConfig
+from treenet.data.splits import read_references, read_sources, read_split
+from treenet.evaluation.buckets import measure_sources, score_buckets
+from treenet.evaluation.comparison import compare
+from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines, References
+from treenet.evaluation.learned_metrics import compare_learned, entries_of
 from treenet.evaluation.metrics import (
+    LEARNED_TITLES,
     METRIC_TITLES,
     METRICS,
     NO_TOKENIZER,
@@ -23,7 +24,7 @@ from treenet.evaluation.metrics import (
 )
 from treenet.evaluation.origin import asked_for, fingerprints, origin
 from treenet.evaluation.run_results import System, read_scores, write_result
-from treenet.evaluation.tag_scores import score_tags
+from treenet.evaluation.tag_scores import score_tags, without_tags
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.tasks.data_checks import check_no_control
@@ -31,49 +32,10 @@ from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.settings import UserError, load_settings, read_yaml
+from treeproc.common.storage import AnyPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import read_index, stage_folder
-
-References = Sequence[Sequence[str]]  # further references, each with a line for every example
-
-
-class EvaluateSettings(Settings):
-    """Settings of evaluate.py: the split, the weights and the decoding."""
-
-    split: str = Field("test", description="split of the data set to translate")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
-    checkpoint: str = Field(
-        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
-    untrained: bool = Field(False, description="a baseline: the weights before the first update, of the seed or of init")
-    shuffle_trees: bool = Field(
-        False, description="a control: every sentence gets a random tree of another shape over its leaves"
-    )
-    seed: int = Field(1, ge=0, description="seed of shuffle_trees")
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
-    target_language: str | None = Field(
-        None,
-        pattern=r"^[a-z]{2,3}$",
-        description="language that the model writes, such as de: tokenised BLEU is then over Moses' tokens, which papers report. "
-        "Unset, over those of sacrebleu's intl; of data sets that came tokenised, over their own",
-    )
-    buckets: BucketConfig = BucketConfig()
-    hypotheses: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="score this file, one line per reference, plain or .gz, instead of translating"
-    )
-    references: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
-    )
-    more_references: list[Path] = Field(
-        [],
-        description="files of further references, plain or .gz, one line for each example of the split. BLEU, chrF and TER are "
-        "then of all references; scores of single lines and of buckets are of the first",
-    )
-    compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
@@ -125,8 +87,9 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     # Before hours of search.
     read_scores(folder)
     build_tokenizer(tokenizer_of(run.data, settings))
+    settings.learned_metrics().check(has_sources=True)
     references = read_references(run.data, settings.split)
-    check_more_references(references, more, settings)
+    check_given(references, GivenLines(more=more), settings)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
     scores = {
         **score_lines(lines, references, run.data, settings, more),
@@ -152,9 +115,12 @@ def score_lines(
     data: AnyPath | None,
     settings: EvaluateSettings,
     more: References = (),
+    sources: Sequence[str] | None = None,
 ) -> dict:
-    """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
+    """Score translations, as in scores.json; also by bucket if a data set gives the sources. `sources` are for COMET."""
     scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
+    sources = plain_sources(data, settings.split) if data is not None else sources
+    scores |= entries_of(settings.learned_metrics().score([lines], sources, [references, *more]))
     scores["split"] = settings.split
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
@@ -162,16 +128,24 @@ def score_lines(
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)
         if tags := index.get("parser_settings", {}).get("tags"):
-            sources = [row["source"] for row in read_split(data, "text", settings.split)]
-            scores["tags"] = score_tags(sources, tags, lines, references)
+            tagged = [row["source"] for row in read_split(data, "text", settings.split)]
+            scores["tags"] = score_tags(tagged, tags, lines, references)
     return scores
 
 
-def check_more_references(references: Sequence[str], more: References, settings: EvaluateSettings) -> None:
-    """Raise UserError if a file of `settings.more_references`, with the lines `more`, has not as many lines as `references`."""
-    for path, lines in zip(settings.more_references, more, strict=True):
+def plain_sources(data: AnyPath, split: str) -> list[str]:
+    """Read the lines that a model translates, without the tags in front of them."""
+    return without_tags(read_sources(data, split), read_index(data / "encoded").get("parser_settings", {}).get("tags", ()))
+
+
+def check_given(references: Sequence[str], given: GivenLines, settings: EvaluateSettings) -> None:
+    """Raise UserError if a given file has not as many lines as `references`."""
+    names = ["more_references"] * len(given.more) + ["sources"]
+    for name, path, lines in zip(names, [*settings.more_references, settings.sources], [*given.more, given.sources], strict=True):
+        if lines is None:
+            continue
         if len(lines) != len(references):
-            raise UserError(f"more_references: {path} must have {len(references):,} lines, but has {len(lines):,}")
+            raise UserError(f"{name}: {path} must have {len(references):,} lines, but has {len(lines):,}")
 
 
 def data_of(run: Path) -> AnyPath | None:
@@ -187,29 +161,23 @@ def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
     return read_references(data, split), f"{split} of {data}"
 
 
-def score_file(
-    lines: Sequence[str],
-    references: Sequence[str] | None,
-    settings: EvaluateSettings,
-    out: Path | None,
-    more: References = (),
-) -> tuple[str, dict]:
-    """Score the lines of `settings.hypotheses`, against `settings.references` if it is set. Returns a name and the scores.
+def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettings, out: Path | None) -> tuple[str, dict]:
+    """Score the lines of `settings.hypotheses`, against the given references if there are some. Returns a name and the scores.
 
     `out` is a run folder or another folder. Translations and scores are written there as for a run. Raises UserError if there are
     no references, or not one per line.
     """
     data = settings.data or (data_of(out) if out else None)
-    if references is None:
+    if (references := given.references) is None:
         if data is None:
             raise UserError("hypotheses: needs references; give data=DATA, references=FILE, or the folder of a run as --out")
         references, of = references_of(data, settings.split)
     else:
         data, of = None, str(settings.references)
     check_lines(lines, references, str(settings.hypotheses), of)
-    check_more_references(references, more, settings)
+    check_given(references, given, settings)
     scores = {
-        **score_lines(lines, references, data, settings, more),
+        **score_lines(lines, references, data, settings, given.more, given.sources),
         "hypotheses": settings.hypotheses.name,
         "weights_sha256": None,
         "weights": "none: lines of another system",
@@ -224,44 +192,42 @@ def score_file(
     return name, write_result(out, name, lines, references, scores)
 
 
-def compare_results(
-    baseline: System,
-    system: System,
-    references: Sequence[str] | None,
-    settings: EvaluateSettings,
-    more: References = (),
-) -> dict:
+def compare_results(baseline: System, system: System, given: GivenLines, settings: EvaluateSettings) -> dict:
     """Compare two systems on the references of a file, or else of the data set of a run."""
-    sources, numbers, of = None, None, str(settings.references)
+    shown, sources, numbers, of = None, given.sources, None, str(settings.references)
     split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
-    if references is None:
+    if (references := given.references) is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
             raise UserError("--compare: two files need references; give data=DATA or references=FILE")
         references, of = references_of(data, split)
-        side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
-        rows = [(row[side], row["example_id"] + 1) for row in read_split(data, "text", split)]
-        sources, numbers = ([row[place] for row in rows] for place in (0, 1))
+        shown, sources = read_sources(data, split), plain_sources(data, split)
+        numbers = [row["example_id"] + 1 for row in read_split(data, "text", split)]
     for one in (baseline, system):
         one.check(split, references, of)
-    check_more_references(references, more, settings)
-    return compare(baseline, system, sources, references, split, settings.compare, numbers, more)
+    check_given(references, given, settings)
+    found = settings.learned_metrics().score([baseline.lines, system.lines], sources, [references, *given.more])
+    learned = compare_learned(found, settings.compare.samples)
+    return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned)
 
 
 def format_scores(everything: dict[str, dict]) -> str:
     """Return a small table, one line per result."""
     width = max(len("result"), *map(len, everything))
-    rows = [f"{'result':{width}}" + "".join(f"{metric.column:>11}" for metric in METRICS.values()) + f"{'lines':>9}"]
+    columns = {key: metric.column for key, metric in METRICS.items()}
+    columns |= {key: title for key, title in LEARNED_TITLES.items() if any(key in scores for scores in everything.values())}
+    rows = [f"{'result':{width}}" + "".join(f"{column:>11}" for column in columns.values()) + f"{'lines':>9}"]
     for name, scores in everything.items():
         # An older result lacks a newer metric.
-        shown = (f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in METRICS)
+        shown = (f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in columns)
         rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
     return "\n".join(rows)
 
 
 def format_signatures(scores: dict) -> str:
     """Return the definition of each number, one line per metric."""
-    lines = [f"{title:20}{scores[f'{key}_signature']}" for key, title in METRIC_TITLES.items()]
+    found = {title: scores.get(f"{key}_signature") for key, title in METRIC_TITLES.items()}
+    lines = [f"{title:20}{signature}" for title, signature in found.items() if signature]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the lines of the data set are tokens; compare the tokenised BLEU, because BLEU is for detokenised lines")
     return "\n".join(lines)

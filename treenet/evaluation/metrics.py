@@ -22,7 +22,7 @@ from sacrebleu.metrics.base import Metric as SacrebleuMetric
 from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
-from treenet.evaluation.significance import ABOUT_WEIGHTS, SeedTest, compare_over_seeds, slopes
+from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError
 
@@ -43,14 +43,6 @@ class Comparison:
     @property
     def difference(self) -> float:
         return self.system - self.baseline
-
-
-@dataclass(frozen=True)
-class SeedComparison:
-    """Mean BLEU over seeds of systems and baselines. `weights_p_value` is from the paired bootstrap, for these weights only."""
-
-    over_seeds: SeedTest
-    weights_p_value: float
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str = "translations", of: str = "") -> None:
@@ -87,7 +79,9 @@ METRICS = {
     "chrf": Metric("chrF", "chrF", lambda _: CHRF(), compared=True),
     "ter": Metric("TER (lower is better)", "TER", lambda _: TER(), lower_is_better=True),
 }
-METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()}
+# Those of settings, in treenet/evaluation/learned_metrics.py.
+LEARNED_TITLES = {"bertscore": "BERTScore", "comet": "COMET"}
+METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARNED_TITLES
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 
@@ -193,67 +187,3 @@ def compare_systems(
         p_value = 1.0 if first.score == second.score else second.p_value
         comparisons[key] = Comparison(first.score, second.score, p_value, signatures[name].format())
     return comparisons
-
-
-NGRAMS = 4
-BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "length", "reference_length")
-
-
-def bleu_statistics(lines: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> np.ndarray:
-    """Return the statistics of BLEU for each sentence [lines, BLEU_STATISTICS]: numbers of matching n-grams, and lengths.
-
-    They are of detokenised lines, or with a `tokenizer` of tokenised BLEU.
-    """
-    check_lines(lines, references)
-    if tokenizer is not None:
-        split = build_tokenizer(tokenizer)
-        lines, references = ([split(line) for line in side] for side in (lines, references))
-    # Effective order concerns only the score of the single sentence, which is not used.
-    metric = BLEU(tokenize="13a" if tokenizer is None else "none", effective_order=True)
-    sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
-    return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
-
-
-def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = 12345) -> np.ndarray:
-    """Return corpus BLEU [1 + samples]: of all sentences, then of each sample of a bootstrap.
-
-    All systems get the same samples.
-    """
-    num_sentences = len(statistics)
-    chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
-    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
-    matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
-    totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
-    sums = (counts @ np.concatenate([matches, totals, lengths], axis=1)).tolist()
-    ends = NGRAMS, 2 * NGRAMS
-    return np.array(
-        [
-            BLEU.compute_bleu(row[: ends[0]], row[ends[0] : ends[1]], row[ends[1]], row[ends[1] + 1], smooth_method="exp").score
-            for row in sums
-        ]
-    )
-
-
-def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:
-    """Compare mean BLEU of systems and baselines, from `sample_bleu` of one of each per seed: see `compare_over_seeds`.
-
-    The variance over sentences is that of a paired bootstrap. Each sample takes the same sentences for all seeds. With one seed,
-    the p-value of the weights is that of `compare_systems`.
-    """
-    differences = np.stack(systems) - np.stack(baselines)  # [seeds, 1 + samples]
-    sampled = differences[:, 1:].mean(0)
-    test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), num_sentences)
-    spread = np.abs(sampled) - np.abs(sampled).mean()  # as sacrebleu and Moses count it
-    p_value = (int((spread > abs(test.difference)).sum()) + 1) / (len(sampled) + 1)
-    return SeedComparison(test, p_value if test.difference else 1.0)
-
-
-def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:
-    """Compare the growth of the difference per doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both.
-
-    `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The test of the mean slope
-    is the same as that of a difference. Its variance over sentences comes from samples that all seeds and sizes share.
-    """
-    differences = np.moveaxis(systems - baselines, 1, 2)  # [seeds, 1 + samples, sizes]
-    found = slopes(differences, np.log2(sizes)[:, None])
-    return compare_over_seeds(found[:, 0].tolist(), float(found[:, 1:].mean(0).var()), num_sentences)

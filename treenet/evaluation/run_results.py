@@ -42,6 +42,8 @@ class _Entry(TypedDict, total=False):
     bleu_tokenized: float
     bleu_compound_split: float
     chrf: float
+    bertscore: float
+    comet: float
     accuracy: float
     binary_accuracy: float
     sentence_f1: float

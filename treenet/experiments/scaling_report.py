@@ -19,8 +19,9 @@ import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.data.splits import read_references
+from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
-from treenet.evaluation.metrics import BLEU_STATISTICS, METRIC_TITLES, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
+from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.origin import recorded_origin
 from treenet.evaluation.run_results import read_system
 from treenet.evaluation.significance import (

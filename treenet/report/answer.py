@@ -12,8 +12,9 @@ from statistics import fmean
 import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
+from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
-from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER, bleu_statistics, compare_seeds, sample_bleu
+from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_report import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of

@@ -22,6 +22,7 @@ EXTRAS = {
     "mlflow": "mlflow",
     "wandb": "wandb",
     "optuna": "tune",
+    "transformers": "bertscore",
     "fastapi": "serve",
     "uvicorn": "serve",
 }

@@ -1,0 +1,71 @@
+"""The optional metrics of the settings `bertscore` and `comet`, for the scores of a system and for comparisons.
+
+Each is a mean over sentences, so it has a paired bootstrap. Both cost much more than BLEU, and need a model in a local folder.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from treenet.evaluation.bertscore import BertScoreConfig, bert_scores, check_bertscore
+from treenet.evaluation.bootstrap import compare_means
+from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
+from treenet.evaluation.metrics import LEARNED_TITLES, Comparison
+from treenet.evaluation.sentence_scores import SentenceScores
+from treeproc.common.settings import UserError
+
+
+@dataclass(frozen=True)
+class LearnedMetrics:
+    """The metrics that have a model in the settings."""
+
+    bertscore: BertScoreConfig
+    comet: CometConfig
+    use_gpu: bool = False
+
+    def check(self, has_sources: bool) -> None:
+        """Raise UserError if something that a metric needs is missing."""
+        if self.bertscore.model is not None:
+            check_bertscore(self.bertscore)
+            if self.use_gpu and not torch.cuda.is_available():
+                raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+        if self.comet.model is not None:
+            if not has_sources:
+                raise UserError("comet.model: COMET reads the source lines; give data=DATA or sources=FILE")
+            check_comet(self.comet)
+
+    def score(
+        self, systems: Sequence[Sequence[str]], sources: Sequence[str] | None, references: Sequence[Sequence[str]]
+    ) -> dict[str, SentenceScores]:
+        """Score systems, and warn of texts that are too long for a model. BERTScore takes all references, COMET the first."""
+        self.check(sources is not None)
+        found = {}
+        if self.bertscore.model is not None:
+            found["bertscore"] = bert_scores(self.bertscore, systems, references, "cuda" if self.use_gpu else "cpu")
+        if self.comet.model is not None:
+            found["comet"] = comet_scores(self.comet, systems, sources or (), references[0], self.use_gpu)
+        for name, scores in found.items():
+            if count := scores.num_cut:
+                texts = f"{count:,} different texts are" if count > 1 else "one text is"
+                print(
+                    f"warning: {LEARNED_TITLES[name]}: {texts} longer than the model reads; only the beginning counts",
+                    file=sys.stderr,
+                )
+        return found
+
+
+def entries_of(found: dict[str, SentenceScores]) -> dict:
+    """Return the scores of one system in the form of scores.json. `learned` has further numbers of each metric."""
+    entries: dict = {}
+    for name, scores in found.items():
+        entries |= {name: float(scores.values[0].mean()), f"{name}_signature": scores.signature}
+        details = {key: values[0] for key, values in scores.details.items()} | {"cut_texts": scores.num_cut}
+        entries.setdefault("learned", {})[name] = details
+    return entries
+
+
+def compare_learned(found: dict[str, SentenceScores], num_samples: int) -> dict[str, Comparison]:
+    """Make a paired bootstrap of the second system against the first, for each metric."""
+    return {name: compare_means(*scores.values, num_samples, scores.signature) for name, scores in found.items()}
