@@ -21,10 +21,10 @@ from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.ray_job import _packed, _unpacked
 from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
 from treeproc.job.text_work import TextHere
-from treeproc.readers import numbered_lines
-from treeproc.readers.line_ranges import CutSide, count_line_ends, cut_file, read_range, stamp_of
+from treeproc.readers import FORMATS, numbered_lines
+from treeproc.readers.line_ranges import CutSide, cut_file, look_at_ends, read_range, stamp_of
 from treeproc.readers.numbered_lines import read_lines
-from treeproc.stages import duplicates, language, running
+from treeproc.stages import block_hash, duplicates, language, running, text
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.notices import TextNotices, Wanted
@@ -71,7 +71,7 @@ def runner(seed: int = 0, lives: int = 10**9):
     return run
 
 
-def inputs_of(folder: Path, splits: dict[str, tuple], tokenized: str = "none") -> Inputs:
+def inputs_of(folder: Path, splits: dict[str, tuple], tokenized: str = "none", form: str = "parallel") -> Inputs:
     """`splits` gives the contents of the files of both sides, or the n of `hold_out`."""
     folder.mkdir(exist_ok=True)
     files = {}
@@ -85,7 +85,7 @@ def inputs_of(folder: Path, splits: dict[str, tuple], tokenized: str = "none") -
             for path, content in zip(paths[side], contents, strict=True):
                 path.write_bytes(content)
         files[split] = SplitFiles(**paths)
-    return Inputs(files, "parallel", tokenized, None)
+    return Inputs(files, form, tokenized, None)
 
 
 def on_ray(out: AnyPath, inputs: Inputs, filters: FilterConfig, run) -> TextOnRay:
@@ -128,7 +128,7 @@ def check_ranges(paths: Sequence[AnyPath], chunk: int) -> CutSide:
     lines, files = list(read_lines(paths)), []
     for path in paths:
         stamp = stamp_of(path)
-        files.append(cut_file(path, str(path), stamp, count_line_ends(path, 0, stamp.size, chunk), chunk))
+        files.append(cut_file(path, str(path), stamp, look_at_ends(path, "lines", 0, stamp.size, chunk), chunk))
     side = CutSide(tuple(files))
     assert side.lines == len(lines)
     for start in range(len(lines) + 1):
@@ -156,6 +156,74 @@ FILTERS = st.builds(
     FilterConfig,
     drop_duplicates=st.booleans(), drop_overlap=st.sampled_from(["none", "source", "example"]), drop_leaks=st.booleans(),
 )  # fmt: skip
+
+
+TOKEN = "\t_\tNN\tNN\t_\t{}\tdep\t_\t_\n"
+SENTENCES = [
+    f"1\ta{TOKEN.format(0)}\n",
+    f"# text = ü b\n1\tü{TOKEN.format(2)}2\tb{TOKEN.format(0)}\r\n",
+    "1-2\tim" + "\t_" * 8 + f"\n1\tin{TOKEN.format(2)}2\tdem{TOKEN.format(0)}\u3000 \n",
+    f"1\tc{TOKEN.format(0)}\x1c\n \n\n",
+    "\n",
+    "\ufeff\n",
+]
+TREES = ["(S (NN a) (VB b))", "( (S\n  (X (-NONE- *)) (NN -LRB-)) )\n", "\n(S\r\n (NN ü)\n)", "(NN a)", " \n"]
+# Of each format: examples, and what is rare and mostly bad.
+FRAGMENTS = {
+    "brackets": (TREES, [")", "x", "(S (NN a)"]),
+    "sst": (["(3 (2 It) (1 is))", "(2 a)\n", "\n(4 (3\n (2 a) (1 b)) (0 c))"], ["\n\ufeff", "(5 a)"]),
+    "conllu": (SENTENCES, ["1\ta\n", f"1\ta{TOKEN.format(2)}", f"1\ta{TOKEN.format(0)}"]),
+    "agreement": (["VBZ\tthe cat\n", "VBP\tthe cats\n", "VBP\t\r\n"], ["\n", "VBZ\tno end"]),
+}
+
+
+@num_examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@pytest.mark.parametrize("form", list(FRAGMENTS))
+@given(filters=FILTERS, rows=st.integers(1, 6), seed=st.integers(0, 9), data=st.data())
+def test_the_same_files_of_other_formats(form, filters, rows, seed, data, tmp_path_factory, monkeypatch):
+    folder, (good, bad) = tmp_path_factory.mktemp("text"), FRAGMENTS[form]
+    monkeypatch.setitem(globals(), "WANTED", {"source": Wanted(("placeholders",), "en")})
+    for module, name, value in ((text, "KEYS_AT_ONCE", 48), (block_hash, "KEYS_AT_ONCE", 48), (block_hash, "_ROWS_AT_ONCE", 3)):
+        monkeypatch.setattr(module, name, value)
+    one = st.lists(st.sampled_from(good), min_size=1, max_size=9)
+    damaged = data.draw(st.integers(0, 3)) == 0
+
+    def file() -> bytes:
+        parts = data.draw(one)
+        if damaged:
+            parts.insert(data.draw(st.integers(0, len(parts))), data.draw(st.sampled_from(bad)))
+        return "".join(parts).encode()
+
+    def target(files: list[bytes]) -> list[bytes]:
+        folder.joinpath("count").write_bytes(b"".join(files))
+        try:
+            count = sum(1 for _ in FORMATS[form].read([folder / "count"], []))
+        except UserError:
+            count = 3
+        return [f"t{i % 3}\n".encode() for i in range(count + (damaged and seed == 0))]
+
+    has_target = FORMATS[form].target == "optional" and data.draw(st.booleans())
+    splits: dict[str, tuple | int] = {"valid": data.draw(st.integers(2, 4))} if data.draw(st.booleans()) else {}
+    for split in data.draw(st.permutations(["train", "test"])):
+        files = [file() for _ in range(data.draw(st.integers(1, 2)))]
+        splits[split] = (files, [b"".join(target(files))] if has_target else [])
+    both(folder, inputs_of(folder / "files", splits, form=form), filters, rows, seed)
+
+
+def test_other_formats_in_chunks_of_many_examples(tmp_path, monkeypatch):
+    """Trees of many lines over several chunks of 4 kB, with a target side; the last sentence has no blank line."""
+    monkeypatch.setattr(cut_inputs, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 1 << 13)
+    monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 300)
+    monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 300)
+    monkeypatch.setitem(globals(), "WANTED", {"source": Wanted(("placeholders",))})
+    trees = "\n".join(f"(S\n (NP (NN w{i % 350}))\n (VP (VB does) (NN it)))" for i in range(900)).encode()
+    sentences = "\n".join(f"# sent_id = {i}\n1\tw{i % 350}{TOKEN.format(0)}" for i in range(900)).encode()
+    lines = "".join(f"line {i % 350}\n" for i in range(900)).encode()
+    for form, source in (("brackets", trees), ("conllu", sentences)):
+        inputs = inputs_of(tmp_path / f"{form}-files", {"train": ([source], [lines]), "valid": 100}, form=form)
+        found = both(tmp_path / form, inputs, FilterConfig(drop_duplicates=True), rows=400)
+        assert found["counts"] == {"train": 891, "valid": 9} and b"duplicate" in found["files"]["text/dropped.tsv"]
 
 
 @num_examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -230,7 +298,7 @@ def test_damaged_packed_files_have_the_same_message(tmp_path):
 
 def test_a_line_that_is_too_long_is_refused_wherever_it_stands(tmp_path, monkeypatch):
     monkeypatch.setattr(numbered_lines, "_BLOCK_BYTES", 4)
-    monkeypatch.setattr(numbered_lines, "_MOST_LINE_BYTES", 20)
+    monkeypatch.setattr(numbered_lines, "MOST_LINE_BYTES", 20)
     for before in range(6):
         for length, refused in ((19, False), (20, True)):  # the line end counts
             content = b"a\n" * before + b"b" * length + b"\nc\n"

@@ -179,7 +179,7 @@ def test_a_compressed_checkpoint_is_refused(tmp_path):
 
 
 def test_a_line_has_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("treeproc.readers.numbered_lines._MOST_LINE_BYTES", 1 << 17)
+    monkeypatch.setattr("treeproc.readers.numbered_lines.MOST_LINE_BYTES", 1 << 17)
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"a line\n" * 100_000 + b"x" * (1 << 22)))
     with pytest.raises(UserError, match=r"x.gz has a line of more than"):
         list(read_lines([tmp_path / "x.gz"]))

@@ -1,20 +1,27 @@
-"""Inputs whose lines can be read in parts: plain or .gz files of parallel lines, on disk or in an object store."""
+"""Inputs whose examples can be read in parts: plain or .gz files on disk or in an object store, of a format with `ranges`."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
 
 from treeproc.common.files import atomic_write, file_size, json_bytes, read_json
+from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.readers import FORMATS
+from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of
-from treeproc.stages.line_counts import CountLines, Unpack, mark_of
+from treeproc.readers.numbered_lines import is_archive
+from treeproc.stages.line_counts import CountEnds, Unpack, mark_of
 from treeproc.stages.running import Run, run_here
 from treeproc.stages.text import Inputs
 
-# Bytes of one job that counts lines.
+# Bytes of one job that counts examples.
 COUNTED_BYTES = 256 << 20
-# Up to here counting takes less time than the start of processes.
+# Up to here counting takes less time than the start of processes, except for sentences.
 _COUNTED_HERE = 1 << 30
 
 
@@ -24,12 +31,12 @@ class CannotRead(UserError):
 
 @dataclass(frozen=True)
 class CutInputs:
-    """Both sides of every split that has files."""
+    """The sides of every split that has files."""
 
-    sides: Mapping[str, tuple[CutSide, CutSide]]
+    sides: Mapping[str, list[CutSide]]
 
-    def of(self, inputs: Inputs, split: str) -> tuple[CutSide, CutSide]:
-        """The sides that a split is read from."""
+    def of(self, inputs: Inputs, split: str) -> list[CutSide]:
+        """The source that a split is read from, and the target if there is one."""
         return self.sides[split if inputs.splits[split].source else "train"]
 
     def examples(self, inputs: Inputs) -> dict[str, int]:
@@ -43,19 +50,32 @@ def paths_of(inputs: Inputs) -> list[AnyPath]:
 
 
 def bytes_that_can_be_cut(inputs: Inputs) -> int:
-    """Bytes of the inputs if their lines can be read in parts, else 0."""
+    """Bytes of the inputs if their examples can be read in parts, else 0."""
     paths = paths_of(inputs)
-    if inputs.format != "parallel" or not all(path.is_file() for path in paths):
+    if FORMATS[inputs.format].ranges is None or not all(path.is_file() for path in paths):
         return 0
+    if inputs.format != "parallel" and any(map(is_archive, paths)):
+        return 0
+    files = inputs.splits.values()
+    if {path for some in files for path in some.source} & {path for some in files for path in some.target}:
+        return 0  # a file ends its examples in one way
     return sum(map(file_size, paths))
 
 
-def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
-    """Count the lines of all inputs. What was counted or unpacked before is in the folder `work`, and is not done again.
+def _ends_of(inputs: Inputs) -> dict[AnyPath, str]:
+    """How the examples of each file end."""
+    ranges = FORMATS[inputs.format].ranges
+    assert ranges is not None  # `bytes_that_can_be_cut`
+    sources = {path for files in inputs.splits.values() for path in files.source}
+    return {path: ranges.ends if path in sources else "lines" for path in paths_of(inputs)}
 
-    Raises CannotRead for a file that cannot be read.
+
+def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
+    """Count the examples of all inputs. What was counted or unpacked before is in the folder `work`, and is not done again.
+
+    Raises CannotRead for a file that cannot be read or cut.
     """
-    names = paths_of(inputs)
+    names, ends = paths_of(inputs), _ends_of(inputs)
     for name in names:
         try:
             name.open("rb").close()
@@ -63,15 +83,33 @@ def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
             raise CannotRead(f"cannot read {name}: {error.strerror or error}") from None
     plain = _unpacked(names, work, run)
     stamps = {name: stamp_of(path) for name, path in plain.items()}
-    counts = _counted(plain, stamps, work, run)
-    files = {name: cut_file(path, str(name), stamps[name], counts[str(name)], CHUNK_BYTES) for name, path in plain.items()}
+    found = _counted(plain, stamps, ends, work, run)
+    files = {}
+    for name, path in plain.items():
+        try:
+            cut = cut_file(path, str(name), stamps[name], found[str(name)], CHUNK_BYTES, ends[name])
+        except NotCut as error:
+            raise CannotRead(f"{name}: {error}") from None
+        if not cut.lines and ends[name] != "lines":
+            _check_empty(inputs, name)
+        files[name] = cut
     return CutInputs(
         {
-            split: (CutSide(tuple(files[p] for p in sides.source)), CutSide(tuple(files[p] for p in sides.target)))
+            split: [CutSide(tuple(files[path] for path in side)) for side in (sides.source, sides.target) if side]
             for split, sides in inputs.splits.items()
             if sides.source
         }
     )
+
+
+def _check_empty(inputs: Inputs, name: AnyPath) -> None:
+    """Raise CannotRead for a file without an example in which its reader finds something else."""
+    try:
+        deque(FORMATS[inputs.format].read([cast(Path, name)], []), maxlen=0)
+    except StoreRefuses:
+        raise
+    except UserError as error:
+        raise CannotRead(str(error)) from None
 
 
 def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath, AnyPath]:
@@ -86,22 +124,27 @@ def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath
     return {name: path.absolute() for name, path in plain.items()}
 
 
-def _counted(plain: Mapping[AnyPath, AnyPath], stamps: Mapping[AnyPath, Stamp], work: AnyPath, run: Run) -> dict[str, list[int]]:
-    """Line ends in every chunk of each file, by the name of the file."""
-    note = work / "lines.json"
+def _counted(
+    plain: Mapping[AnyPath, AnyPath], stamps: Mapping[AnyPath, Stamp], ends: Mapping[AnyPath, str], work: AnyPath, run: Run
+) -> dict[str, list]:
+    """What is known of the ends of examples in every chunk of each file, by the name of the file."""
+    note = work / "ends.json"
     if note.exists():
         return read_json(note)
     chunk, step = CHUNK_BYTES, max(CHUNK_BYTES, COUNTED_BYTES // CHUNK_BYTES * CHUNK_BYTES)
     jobs, owners = [], []
     for name, path in plain.items():
         for start in range(0, stamps[name].size, step):
-            jobs.append({"path": str(path), "start": start, "stop": min(start + step, stamps[name].size)})
+            stop = min(start + step, stamps[name].size)
+            jobs.append({"path": str(path), "kind": ends[name], "start": start, "stop": stop})
             owners.append(str(name))
-    with phase("counting lines"):
-        is_small = sum(stamp.size for stamp in stamps.values()) <= _COUNTED_HERE
-        found = dict((run_here if is_small else run)(CountLines, {"chunk": chunk}, jobs))
-    counts: dict[str, list[int]] = {str(name): [] for name in plain}
+    with phase("counting examples"):
+        is_small = sum(stamp.size for stamp in stamps.values()) <= _COUNTED_HERE and "sentences" not in ends.values()
+        results = dict((run_here if is_small else run)(CountEnds, {"chunk": chunk}, jobs))
+    found: dict[str, list] = {str(name): [] for name in plain}
     for number, owner in enumerate(owners):
-        counts[owner] += found[number]
-    atomic_write(note, json_bytes(counts))
-    return counts
+        if results[number] is None:
+            raise CannotRead(f"cannot read {owner}: a line is too long")
+        found[owner] += results[number]
+    atomic_write(note, json_bytes(found))
+    return found

@@ -1,17 +1,15 @@
 """The text stage on Ray: blocks are checked, keys gathered and shards written by tasks that know nothing of each other.
 
-Plain or .gz files of lines can be read so, on disk or in an object store; everything else is read by `TextHere`, to the same
+Plain or .gz files of some formats can be read so, on disk or in an object store. `TextHere` reads everything else, to the same
 bytes. What tasks leave lies in a work folder beside the stages. A hash of inputs and settings names the folder. A job that was
 killed goes on from it.
 """
 
-import hashlib
 import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.object_streams import StoreRefuses
@@ -25,6 +23,7 @@ from treeproc.readers.numbered_lines import join_names, unequal
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
+from treeproc.stages.block_hash import SplitHash, keys_file
 from treeproc.stages.duplicates import number_of_partitions
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.hash_files import hasher
@@ -43,13 +42,12 @@ from treeproc.stages.text_blocks import (
     TextRange,
     WriteText,
     gathered_file,
-    keys_file,
 )  # fmt: skip
 from treeproc.stages.text_sample import ReadLines, places_of
 
 _WORK = ".work-"
 # A change of what tasks leave in the work folder.
-_VERSION = 3
+_VERSION = 4
 # Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
 LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 
@@ -88,19 +86,20 @@ class TextOnRay:
             if other != self._work:
                 _remove(other)
         blocks, problem = self._blocks()
-        states = {split: hashlib.sha256() for split in self._inputs.splits}
+        keep = self._filters.drop_duplicates
+        hashes = {split: SplitHash(self._work, keys_at_end=keep and split == "train") for split in self._inputs.splits}
         with Progress("text check", sum(self.counts().values()), unit="examples") as progress:
             for part, result in self._check(blocks):
                 if "error" in result:
-                    raise self._refusal(result["error"])
-                _update(states[part.split], keys_file(self._work, part.number))
+                    raise self._refusal(self._said(result["error"]))
+                hashes[part.split].add(part.number, result.get("marks"))
                 progress.update(result["examples"])
         if problem is not None:
-            raise self._refusal(str(problem))
+            raise self._refusal(self._said(str(problem)))
         with phase("looking for duplicates"):
             self._gather(blocks)
         self._check_stamps()
-        found = {split: state.hexdigest() for split, state in states.items()}
+        found = {split: one.hexdigest() for split, one in hashes.items()}
         atomic_write(note, json_bytes(found))
         return found
 
@@ -150,6 +149,10 @@ class TextOnRay:
                 raise self._refusal(self._said_by_a_scan(str(error))) from None
         return self._cut
 
+    def _said(self, message: str) -> str:
+        """The message of one process about bad input. A task knows numbers of lines only if examples are lines."""
+        return message if self._inputs.format == "parallel" else self._said_by_a_scan(message)
+
     def _said_by_a_scan(self, otherwise: str) -> str:
         """The message of a pass over the inputs in one process, which reads a damaged file up to the damage."""
         try:
@@ -171,26 +174,28 @@ class TextOnRay:
         most = max(side.lines for split in inputs.splits for side in cut.of(inputs, split))
         size = min(MOST_BLOCK, max(LEAST_BLOCK, -(-most // _BLOCKS)))
         for split in inputs.splits:
-            left, right = cut.of(inputs, split)
-            lines = min(left.lines, right.lines)
+            sides = cut.of(inputs, split)
+            lines = min(side.lines for side in sides)
             for start in range(0, lines, size):
                 blocks.append(self._range(split, len(blocks), start, min(start + size, lines)))
-            if left.lines != right.lines:
+            if any(side.lines != lines for side in sides):
                 return blocks, self._unequal(split)
             if not inputs.examples_before(split, lines):
                 return blocks, no_example(inputs, split)
         return blocks, None
 
     def _range(self, split: str, number: int, start: int, stop: int) -> TextRange:
-        left, right = self._lines().of(self._inputs, split)
+        left, *others = self._lines().of(self._inputs, split)
         first_id = self._inputs.examples_before(split, start)
-        return TextRange(split, number, start, first_id, left.pieces(start, stop), right.pieces(start, stop))
+        right = others[0].pieces(start, stop) if others else []
+        return TextRange(split, number, start, first_id, left.pieces(start, stop), right)
 
     def _unequal(self, split: str) -> UserError:
         sides, files = self._lines().of(self._inputs, split), self._inputs.files(split)
         shorter, longer = sorted(sides, key=lambda side: side.lines)
         try:
-            deque(read_range(longer.pieces(shorter.lines, longer.lines)), maxlen=0)
+            if self._inputs.format == "parallel":  # of other formats, one process looks for the message
+                deque(read_range(longer.pieces(shorter.lines, longer.lines)), maxlen=0)
         except (FilesChanged, StoreRefuses):
             raise
         except UserError as error:
@@ -275,9 +280,3 @@ def _remove(work: AnyPath) -> None:
             return
         time.sleep(0.1)
     raise UserError(f"cannot remove {work}; remove it, and run the same command again")
-
-
-def _update(state: Any, path: AnyPath) -> None:
-    with path.open("rb") as file:
-        while content := file.read(1 << 20):
-            state.update(content)

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from treeproc.readers.brackets import read_sst, read_treebank
-from treeproc.readers.conllu import read_conllu
-from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen
+from treeproc.readers.brackets import read_sentiment, read_sst, read_treebank, read_trees
+from treeproc.readers.conllu import read_conllu, read_sentences
+from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen, read_prefixes
 from treeproc.readers.moses import undo_moses
 from treeproc.readers.numbered_lines import join_names, pair_up, read_lines
 from treeproc.readers.pairs import read_sick
@@ -24,12 +24,27 @@ Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
 
 
 @dataclass(frozen=True)
+class Ranges:
+    """How a range of the source examples of one file is read.
+
+    `ends` is a key of `example_ends.ENDS`. `read` makes rows of lines and the name of their file.
+    """
+
+    ends: Literal["lines", "trees", "sentences"]
+    read: Callable[[Iterator[str], str], Rows]
+
+
+@dataclass(frozen=True)
 class Format:
-    """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side."""
+    """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side.
+
+    A format without `ranges` is read from front to back.
+    """
 
     read: Reader
     target: Literal["required", "optional", "none"]
     columns: tuple[str, ...] = ()
+    ranges: Ranges | None = None
 
     @property
     def has_pairs(self) -> bool:
@@ -42,6 +57,10 @@ def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
         yield {"source": left, "target": right}
 
 
+def _plain(lines: Iterator[str], name: str) -> Rows:
+    return ({"source": line} for line in lines)
+
+
 def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) -> Rows:
     """Return rows of a one-sided format, with the target line of the same number if there is a target side."""
     if not target:
@@ -52,16 +71,18 @@ def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) ->
 
 
 FORMATS: dict[str, Format] = {
-    "parallel": Format(_read_parallel, "required"),
+    "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain)),
     "sgm": Format(read_sgm, "required"),
     "iwslt_xml": Format(read_iwslt, "required"),
-    "brackets": Format(partial(_with_lines, read_treebank), "optional", ("words", "trees")),
-    "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels")),
+    "brackets": Format(partial(_with_lines, read_treebank), "optional", ("words", "trees"), Ranges("trees", read_trees)),
+    "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels"), Ranges("trees", read_sentiment)),
     "imdb": Format(read_imdb, "none", ("label",)),
-    "agreement": Format(read_agreement, "none", ("label", "words")),
+    "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes)),
     "linzen": Format(read_linzen, "none", ("label", "words")),
     "sick": Format(read_sick, "none", ("score",)),
-    "conllu": Format(partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs")),
+    "conllu": Format(
+        partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs"), Ranges("sentences", read_sentences)
+    ),
 }
 
 

@@ -33,12 +33,16 @@ def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
     """Read lines of VBZ or VBP, a tab, and the words before the verb."""
-    for name, lines in read_texts(source):
-        for number, line in enumerate(lines, start=1):
-            label, _, prefix = line.partition("\t")
-            if label not in _NUMBER:
-                raise UserError(f"{name}, line {number}: expected VBZ or VBP, a tab and the words before the verb: {line[:40]!r}")
-            yield _prefix_row(prefix.split(), _NUMBER[label])
+    return (row for name, lines in read_texts(source) for row in read_prefixes(lines, name))
+
+
+def read_prefixes(lines: Iterator[str], name: str) -> Iterator[dict]:
+    """Return the rows of one file of `read_agreement`. Raises UserError with file and line."""
+    for number, line in enumerate(lines, start=1):
+        label, _, prefix = line.partition("\t")
+        if label not in _NUMBER:
+            raise UserError(f"{name}, line {number}: expected VBZ or VBP, a tab and the words before the verb: {line[:40]!r}")
+        yield _prefix_row(prefix.split(), _NUMBER[label])
 
 
 def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:

@@ -1,27 +1,29 @@
-"""Ranges of the lines of plain files and objects. The start of line n is known without reading all lines before it.
+"""Ranges of the examples of plain files and objects. The start of example n is known without reading all examples before it.
 
-A first pass counts the line ends of every chunk of a file. The reader of a range seeks to the chunk in which the range begins,
-and skips the line ends before it. `read_range` returns the same lines as `read_lines`, with the same messages.
+A first pass counts the ends of examples in every chunk of a file. The reader of a range seeks to the chunk in which the range
+begins, and skips the ends before it. Of lines, `read_range` returns the same as `read_lines`, with the same messages.
 """
 
 import io
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar, cast
 
 import numpy as np
 
 from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, as_path, open_seekable
+from treeproc.readers.example_ends import ENDS
 from treeproc.readers.numbered_lines import UTF8_BOM, decoded_lines, whole_lines
 
 CHUNK_BYTES = 4 << 20
 _READ_BYTES = 1 << 20
-_LINE_END = ord("\n")
+
+Item = TypeVar("Item")
 
 
 class FilesChanged(UserError):
@@ -47,71 +49,73 @@ def stamp_of(path: AnyPath) -> Stamp:
     return Stamp(facts.st_size, facts.st_mtime_ns)
 
 
-def count_line_ends(path: AnyPath, start: int, stop: int, chunk: int) -> list[int]:
-    """Count line ends in every chunk of bytes [start, stop) of a file. Raises UserError if it cannot be read."""
-    counts = []
+def look_at_ends(path: AnyPath, kind: str, start: int, stop: int, chunk: int) -> list:
+    """Look at the ends of examples in every chunk of bytes [start, stop) of a file. Raises UserError if it cannot be read."""
     try:
         with open_seekable(path) as file:
-            file.seek(start)
-            for begin in range(start, stop, chunk):
-                codes = np.frombuffer(file.read(min(chunk, stop - begin)), np.uint8)
-                counts.append(int(np.count_nonzero(codes == _LINE_END)))
+            return ENDS[kind].look(file if isinstance(path, Path) else buffered(file), start, stop, chunk)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    return counts
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A range of the lines of one file, for a task."""
+    """A range of the examples of one file, for a task."""
 
     path: str  # of the bytes
     name: str  # in messages
     offset: int  # byte at which the reading begins
-    skip: int  # line ends from there to the first line
-    first: int  # number of the first line, from 1
-    count: int  # lines
+    skip: int  # ends from there to the first example
+    first: int  # number of the first example, from 1
+    count: int  # examples
     size: int
     mtime_ns: int
+    kind: str = "lines"  # of `ENDS`
+    state: int = 0  # of these ends at the offset
+    to_end: bool = False  # whether the last example of the file is in it
 
 
 @dataclass(frozen=True)
 class CutFile:
-    """A file and the number of line ends before each of its chunks [chunks + 1]."""
+    """A file, the number of ends before each of its chunks [chunks + 1], and the state at the start of each chunk."""
 
     path: AnyPath
     name: str
     stamp: Stamp
+    kind: str
     before: np.ndarray
+    states: Sequence[int]
     chunk: int
-    lines: int
+    lines: int  # examples: of text, its lines
 
     def piece(self, start: int, stop: int) -> Piece:
-        """Return lines [start, stop), counted from 0."""
-        # Line n begins after line end n.
+        """Return examples [start, stop), counted from 0."""
+        # Example n begins after end n.
         at = int(np.searchsorted(self.before, start)) - 1 if start else 0
         skip = start - int(self.before[at])
-        place = self.stamp.size, self.stamp.mtime_ns
-        return Piece(str(self.path), self.name, at * self.chunk, skip, start + 1, stop - start, *place)
+        place, how = (self.stamp.size, self.stamp.mtime_ns), (self.kind, self.states[at] if start else 0, stop == self.lines)
+        return Piece(str(self.path), self.name, at * self.chunk, skip, start + 1, stop - start, *place, *how)
 
 
-def cut_file(path: AnyPath, name: str, stamp: Stamp, counts: Sequence[int], chunk: int) -> CutFile:
-    """Return a file with the line ends of all its chunks. Raises UserError if it cannot be read."""
-    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+def cut_file(path: AnyPath, name: str, stamp: Stamp, found: Sequence, chunk: int, kind: str = "lines") -> CutFile:
+    """Return a file with what `look_at_ends` found in all its chunks. Raises UserError if it cannot be read or cut."""
+    joined = ENDS[kind].join(found)
+    before = np.concatenate([[0], np.cumsum(joined.ends, dtype=np.int64)])
+    unended = joined.unended
     try:
         with open_seekable(path) as file:
             head = file.read(len(UTF8_BOM) + 1)
             file.seek(max(0, stamp.size - 1))
             # The last line may have no end. A file that is only a byte order mark has no line.
-            unended = stamp.size > 0 and file.read(1) != b"\n" and head != UTF8_BOM
+            unended |= kind == "lines" and stamp.size > 0 and file.read(1) != b"\n" and head != UTF8_BOM
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    return CutFile(path, name, stamp, before, chunk, int(before[-1]) + unended)
+    return CutFile(path, name, stamp, kind, before, joined.states, chunk, int(before[-1]) + unended)
 
 
 @dataclass(frozen=True)
 class CutSide:
-    """The lines of several files, one after the other."""
+    """The examples of several files, one after the other."""
 
     files: tuple[CutFile, ...]
 
@@ -120,7 +124,7 @@ class CutSide:
         return sum(file.lines for file in self.files)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return lines [start, stop) of the side, counted from 0, file by file."""
+        """Return examples [start, stop) of the side, counted from 0, file by file."""
         pieces, first = [], 0
         for file in self.files:
             begin, end = max(start, first), min(stop, first + file.lines)
@@ -132,12 +136,24 @@ class CutSide:
 
 def read_range(pieces: Sequence[Piece]) -> Iterator[str]:
     """Read the lines of the pieces. Raises UserError as `read_lines` does, and FilesChanged for a changed file."""
+    return read_examples(pieces, lambda lines, name: lines)
+
+
+def read_examples(pieces: Sequence[Piece], read: Callable[[Iterator[str], str], Iterator[Item]]) -> Iterator[Item]:
+    """Read the examples of the pieces. `read` gives those in lines of a file of this name.
+
+    Raises UserError as `read` does, with numbers of lines that count from the piece, and FilesChanged for a changed file.
+    """
     for piece in pieces:
         left, path = piece.count, as_path(piece.path)
         try:
-            for line in islice(_read_piece(path, piece), piece.count):
+            examples = read(_read_piece(path, piece), piece.name)
+            for example in islice(examples, piece.count):
                 left -= 1
-                yield line
+                yield example
+            # What follows the last example may be bad.
+            if piece.kind != "lines" and piece.to_end and next(examples, None) is not None:
+                raise _changed(piece)
         except ObjectChanged:
             raise _changed(piece) from None
         # Of an object, every chunk was compared with the stamp when it was read.
@@ -151,13 +167,16 @@ def _stamp(piece: Piece) -> Stamp:
 
 def _read_piece(path: AnyPath, piece: Piece) -> Iterator[str]:
     with _open(path, piece) as file:
-        file.seek(piece.offset + _bytes_to_skip(file, piece))
+        start = ENDS[piece.kind].find(file, piece.offset, piece.state, piece.skip) if piece.skip else piece.offset
+        if start is None:
+            raise _changed(piece)
+        file.seek(start)
         yield from decoded_lines(whole_lines(file, piece.name), piece.name, piece.first)
 
 
 def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
     if isinstance(path, RemotePath):
-        return io.BufferedReader(ChunkedObject(path, (piece.size, piece.mtime_ns)), _READ_BYTES)
+        return buffered(ChunkedObject(path, (piece.size, piece.mtime_ns)))
     try:
         file = path.open("rb")
     except OSError as error:  # it was readable when its line ends were counted
@@ -171,20 +190,9 @@ def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
     return file
 
 
-def _bytes_to_skip(file: IO[bytes], piece: Piece) -> int:
-    """Return the number of bytes from the offset of a piece to its first line."""
-    left, passed = piece.skip, 0
-    file.seek(piece.offset)
-    while left:
-        codes = np.frombuffer(file.read(_READ_BYTES), np.uint8)
-        if not len(codes):
-            raise _changed(piece)
-        ends = np.flatnonzero(codes == _LINE_END)
-        if len(ends) >= left:
-            return passed + int(ends[left - 1]) + 1
-        left -= len(ends)
-        passed += len(codes)
-    return passed
+def buffered(file: IO[bytes]) -> IO[bytes]:
+    """A file whose reads are few and large."""
+    return io.BufferedReader(cast(io.RawIOBase, file), _READ_BYTES)
 
 
 def _changed(piece: Piece) -> FilesChanged:

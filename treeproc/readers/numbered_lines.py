@@ -13,7 +13,7 @@ from treeproc.common.storage import AnyPath, RemotePath
 
 UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
-_MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small .gz file may unpack to a very long one
+MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small .gz file may unpack to a very long one
 _ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 Item = TypeVar("Item")
@@ -48,11 +48,11 @@ def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
     """
     try:
         while block := file.read(_BLOCK_BYTES):
-            block += file.readline(_MOST_LINE_BYTES + 1)
+            block += file.readline(MOST_LINE_BYTES + 1)
             # Only the last line of a block can be long.
-            if len(block) > _MOST_LINE_BYTES and len(block) - (last := block.rfind(b"\n", 0, -1) + 1) > _MOST_LINE_BYTES:
+            if len(block) > MOST_LINE_BYTES and len(block) - (last := block.rfind(b"\n", 0, -1) + 1) > MOST_LINE_BYTES:
                 yield block[:last]
-                raise UserError(f"{name} has a line of more than {_MOST_LINE_BYTES >> 20} MiB; split the text into lines")
+                raise UserError(f"{name} has a line of more than {MOST_LINE_BYTES >> 20} MiB; split the text into lines")
             yield block
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {name}: {error}") from None
@@ -114,10 +114,7 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
     memory, because an archive can only be read from front to back.
     """
     for path in paths:
-        archive = next(
-            (p for p in (path, *(path.parents if isinstance(path, Path) else ())) if p.name.endswith(_ARCHIVES) and p.is_file()),
-            None,
-        )
+        archive = next((p for p in (path, *(path.parents if isinstance(path, Path) else ())) if is_archive(p)), None)
         if archive is not None:
             members = _members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else ".")
             yield from ((name, decoded_lines([content], name)) for name, content in members)
@@ -131,6 +128,11 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
         else:
             _open(path).close()  # a caller may stop before the end
             yield str(path), decoded_lines(_blocks(path), str(path))
+
+
+def is_archive(path: AnyPath) -> bool:
+    """Return whether a path is a tar archive, by its name."""
+    return path.name.endswith(_ARCHIVES) and path.is_file()
 
 
 def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:

@@ -1,4 +1,4 @@
-"""The ends of lines in files, which tasks need to find their lines. `.gz` files are unpacked first."""
+"""The ends of examples in files, which tasks need to find theirs. `.gz` files are unpacked first."""
 
 import gzip
 import zlib
@@ -8,19 +8,23 @@ from typing import IO
 
 from treeproc.common.files import atomic_output, atomic_write, json_bytes
 from treeproc.common.storage import AnyPath, RemotePath, as_path
-from treeproc.readers.line_ranges import count_line_ends
+from treeproc.readers.example_ends import NotCut
+from treeproc.readers.line_ranges import look_at_ends
 
 _READ_BYTES = 1 << 20
 
 
-class CountLines:
-    """Counts the line ends in every chunk of a range of bytes of a file."""
+class CountEnds:
+    """Looks at the ends of examples in every chunk of a range of bytes of a file. Returns nothing if the file cannot be cut."""
 
     def __init__(self, chunk: int):
         self._chunk = chunk
 
-    def __call__(self, path: str, start: int, stop: int) -> list[int]:
-        return count_line_ends(as_path(path), start, stop, self._chunk)
+    def __call__(self, path: str, kind: str, start: int, stop: int) -> list | None:
+        try:
+            return look_at_ends(as_path(path), kind, start, stop, self._chunk)
+        except NotCut:
+            return None
 
 
 class Unpack:

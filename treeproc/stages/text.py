@@ -27,6 +27,8 @@ from treeproc.stages.text_filter import Filtered, ShardFilter
 logger = logging.getLogger(__name__)
 
 _REPORT_EVERY = 1_000_000
+# Bytes of keys that enter the hash of a split at once, unless duplicates are looked for: then all keys enter it at the end.
+KEYS_AT_ONCE = 1 << 20
 
 
 class SplitFiles(Settings):
@@ -58,6 +60,12 @@ class Inputs:
         target = ("target",) if any(files.target for files in self.splits.values()) else ()
         names = {"source", *form.columns, *tokenized, *target}
         return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
+
+    def columns_beyond_key(self) -> list[str]:
+        """Columns that the key of an example does not cover."""
+        # Moses words follow from the source, all other columns from the file alone.
+        known_by_key = {"source", "target", "label", *(("words",) if self.tokenized == "moses" else ())}
+        return [name for name in self.columns() if name not in known_by_key]
 
     def rows(self, split: str) -> Iterator[dict]:
         """The examples of a split in order, without `example_id`. Raises UserError on bad input."""
@@ -116,20 +124,18 @@ def scan(inputs: Inputs, filters: FilterConfig) -> dict[str, Scan]:
 def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
     keep = filters.drop_duplicates and split == "train"
     collect = filters.drop_overlap if split != "train" else "none"
-    # Moses words follow from the source, all other columns from the file alone.
-    known_by_key = {"source", "target", "label", *(("words",) if inputs.tokenized == "moses" else ())}
-    beyond_key = [name for name in inputs.columns() if name not in known_by_key]
+    beyond_key = inputs.columns_beyond_key()
     digest, keys, known, near, count = hashlib.sha256(), bytearray(), set(), NearCopies(), 0
     for count, row in enumerate(inputs.rows(split), start=1):
         key = example_key(row)
         keys += key
         if beyond_key:
-            digest.update(json.dumps([row[name] for name in beyond_key], separators=(",", ":")).encode())
+            digest.update(text_beyond_key(row, beyond_key))
         if collect != "none":
             known.add(key if collect == "example" else key_of(row["source"]))
         if split != "train":
             near.add(row["source"])
-        if not keep and len(keys) >= 1 << 20:
+        if not keep and len(keys) >= KEYS_AT_ONCE:
             digest.update(keys)
             keys.clear()
         if count % _REPORT_EVERY == 0:
@@ -138,6 +144,11 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
         raise no_example(inputs, split)
     digest.update(keys)
     return Scan(count, digest.hexdigest(), later_duplicates(keys) if keep else None, known, near)
+
+
+def text_beyond_key(row: Mapping, names: Sequence[str]) -> bytes:
+    """These columns of a row, as they enter the hash of a split."""
+    return json.dumps([row[name] for name in names], separators=(",", ":")).encode()
 
 
 def no_example(inputs: Inputs, split: str) -> UserError:

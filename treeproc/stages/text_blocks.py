@@ -6,6 +6,7 @@ a killed part runs again, and a finished part does not.
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 
@@ -17,10 +18,12 @@ from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.common.transfers import in_parallel
-from treeproc.readers.line_ranges import FilesChanged, Piece, read_range
+from treeproc.readers import FORMATS
+from treeproc.readers.line_ranges import FilesChanged, Piece, read_examples, read_range
 from treeproc.readers.moses import undo_moses
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
+from treeproc.stages.block_hash import BEYOND, BeyondKeys, keys_file
 from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
@@ -59,11 +62,14 @@ def range_of(values: Sequence) -> TextRange:
     return TextRange(*rest, *([Piece(**piece) for piece in side] for side in (source, target)))
 
 
-def read_examples(inputs: Inputs, part: TextRange) -> Iterator[dict]:
+def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
     """The examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
-    # As in `pair_up`, the source comes first: of two bad lines the first one is named.
-    pairs = zip(read_range(part.source), read_range(part.target), strict=True)
-    rows: Iterator[dict] = ({"source": source, "target": target} for source, target in pairs)
+    ranges = FORMATS[inputs.format].ranges
+    assert ranges is not None  # other formats are not cut
+    rows = read_examples(part.source, ranges.read)
+    if part.target:
+        # As in `pair_up`, the source comes first: of two bad lines the first one is named.
+        rows = ({**row, "target": line} for row, line in zip(rows, read_range(part.target), strict=True))
     if inputs.tokenized == "moses":
         rows = map(undo_moses, rows)
     stride = inputs.stride
@@ -74,7 +80,7 @@ def read_examples(inputs: Inputs, part: TextRange) -> Iterator[dict]:
 
 
 class CheckBlock:
-    """Checks the lines of a block, and leaves the keys of its examples.
+    """Checks the lines of a block, and leaves the keys of its examples, and their columns that no key covers.
 
     Returns the number of examples, or the message about the first bad line. Of train, the keys are left by partition too where
     duplicates are looked for; of other splits, the keys that examples of train may not have.
@@ -87,19 +93,22 @@ class CheckBlock:
         part = range_of(range)
         keys, known, near = bytearray(), bytearray(), bytearray()
         collect = self._filters.drop_overlap if part.split != "train" else "none"
-        try:
-            rows = read_examples(self._inputs, part)
-            while some := list(islice(rows, _ROWS_AT_ONCE)):
-                found = [example_key(row) for row in some]
-                keys += b"".join(found)
-                if collect != "none":
-                    known += b"".join(found if collect == "example" else (key_of(row["source"]) for row in some))
-                if part.split != "train":
-                    near += b"".join(key_of(text) for text in normalised([row["source"] for row in some]) if text)
-        except (FilesChanged, StoreRefuses):  # which say nothing about the lines
-            raise
-        except UserError as error:
-            return {"error": str(error)}
+        with self._beyond_keys(part) as beyond:
+            try:
+                rows = read_rows(self._inputs, part)
+                while some := list(islice(rows, _ROWS_AT_ONCE)):
+                    found = [example_key(row) for row in some]
+                    keys += b"".join(found)
+                    if beyond:
+                        beyond.write(some)
+                    if collect != "none":
+                        known += b"".join(found if collect == "example" else (key_of(row["source"]) for row in some))
+                    if part.split != "train":
+                        near += b"".join(key_of(text) for text in normalised([row["source"] for row in some]) if text)
+            except (FilesChanged, StoreRefuses):  # which say nothing about the lines
+                raise
+            except UserError as error:
+                return {"error": str(error)}
         atomic_write(keys_file(self._work, part.number), keys)
         if part.split != "train":
             atomic_write(keys_file(self._work, part.number, OVERLAP), known)
@@ -107,14 +116,18 @@ class CheckBlock:
         elif self._filters.drop_duplicates:
             with atomic_output(keys_file(self._work, part.number, "parts")) as file:
                 write_parts(file, keys, self._partitions)
-        result = {"examples": len(keys) // KEY_BYTES}
+        result = {"examples": len(keys) // KEY_BYTES} | ({"marks": beyond.marks} if beyond else {})
         atomic_write(keys_file(self._work, part.number, "json"), json_bytes(result))
         return result
 
-
-def keys_file(work: AnyPath, number: int, kind: str = "keys") -> AnyPath:
-    """A file of a block in the work folder; its `json` is written last."""
-    return work / f"block-{number:06d}.{kind}"
+    @contextmanager
+    def _beyond_keys(self, part: TextRange) -> Iterator[BeyondKeys | None]:
+        """Where the columns go that no key covers, if there are any."""
+        if not (names := self._inputs.columns_beyond_key()):
+            yield None
+            return
+        with atomic_output(keys_file(self._work, part.number, BEYOND)) as file:
+            yield BeyondKeys(file, names, part.first_id)
 
 
 class GatherKeys:
@@ -207,7 +220,7 @@ class WriteText:
 
     def _write(self, name: str, index: int, range: Sequence) -> ShardRecord:
         part = range_of(range)
-        chosen = self._choose(read_examples(self._inputs, part), part.split)
+        chosen = self._choose(read_rows(self._inputs, part), part.split)
         notices = TextNotices(self._wanted, self._inputs.line)
         notices.tell(part.split, chosen)
         ShardNotes(notices.parts(part.split), tab_separated(dropped_lines(self._inputs, part.split, chosen))).write(
