@@ -55,7 +55,15 @@ def test_a_request_reaches_the_replicas_with_its_defaults():
     assert replicas.asked[-1] == Question(("a",), 3, True)
 
 
-LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_bytes": 400}
+def test_a_request_has_constraints_for_each_line():
+    replicas = Replicas()
+    wanted = {"prefix": ["x", ""], "must_appear": [["y z", "a"], []], "must_not_appear": [[], [" b"]]}
+    assert client(replicas).post("/translate", json={"lines": ["one", "two"], **wanted}).status_code == 200
+    columns = {"prefix": ("x", ""), "must_appear": ("y z\ta", ""), "must_not_appear": ("", " b")}
+    assert replicas.asked == [Question(("one", "two"), 1, False, columns)]
+
+
+LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_bytes": 400, "line_phrases": 1}
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,12 @@ LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_b
         ({"lines": []}, 422, "lines: List should have at least 1 item"),
         ({"lines": ["x" * 21]}, 422, "lines.0: String should have at most 20 characters"),
         ({"lines": ["a", "a b c d"]}, 422, "lines.1: Value error, has 4 words, but may have 3"),
+        ({"lines": ["a"], "prefix": ["b", "c"]}, 422, "prefix: Value error, must have one entry for each line, 1, but has 2"),
+        ({"lines": ["a"], "prefix": ["b" * 21]}, 422, "prefix.0: String should have at most 20 characters"),
+        ({"lines": ["a"], "must_appear": ["b"]}, 422, "must_appear.0: Input should be a valid list"),
+        ({"lines": ["a"], "must_appear": [["b", "c"]]}, 422, "must_appear.0: List should have at most 1 item"),
+        ({"lines": ["a"], "must_appear": [["b\tc"]]}, 422, "must_appear.0.0: Value error, must not have tabs"),
+        ({"lines": ["a"], "must_not_appear": []}, 422, "must_not_appear: Value error, must have one entry for each line"),
         ({"lines": ["a"], "num_best": 4}, 422, "num_best: Input should be less than or equal to 3"),
         ({"lines": ["a"], "num_best": 0}, 422, "num_best: Input should be greater than or equal to 1"),
         ({"lines": ["a"], "num_best": "2"}, 422, "num_best: Input should be a valid integer"),

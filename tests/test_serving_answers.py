@@ -65,6 +65,40 @@ def test_whatever_is_batched_the_translations_are_those_of_translate(translator,
                 assert [one["score"] for one in found["hypotheses"]] == pytest.approx(scores, abs=1e-5)
 
 
+def test_constraints_of_a_line_are_those_of_translate_beside_lines_without(translator, run):
+    lines = ("ba be bi", "do du", "ba be bi", "", "be")
+    [first] = read(translator.answer([Question(("ba be bi",), 1, False)])[0])["lines"]
+    forbidden = first["translation"].split()[0]
+    columns = {
+        "prefix": ("", "bi", "", "", ""),
+        "must_appear": ("do du\tba", "", "", "", "du bi " * 30),
+        "must_not_appear": ("", "", forbidden, "", ""),
+    }
+    assert "do du" not in first["translation"]
+    question = Question(lines, 2, True, columns)
+    beside = Question(("ba be bi", "bi bo"), 2, True)
+    answers = [read(answer)["lines"] for answer in translator.answer([beside, question, beside])]
+    alone = [read(translator.answer([one])[0])["lines"] for one in (beside, question, beside)]
+    assert [list(map(without_numbers, one)) for one in answers] == [list(map(without_numbers, one)) for one in alone]
+    translator_of_files = LineTranslator(TranslateSettings(nbest=2, json_lines=True), [run], RawLineEncoder)
+    raw = [RawLine(line.encode(), **{name: columns[name][i].encode() for name in columns}) for i, line in enumerate(lines)]
+    expected = list(map(json.loads, translator_of_files(raw, 0).text.splitlines()))
+    assert [line["error"] for line in answers[1]] == [record.get("error") for record in expected]
+    for line, record in zip(answers[1], expected, strict=True):
+        assert [one["text"] for one in line["hypotheses"]] == [one["text"] for one in record["hypotheses"]]
+    assert all("do du" in one["text"] and "ba" in one["text"] for one in answers[1][0]["hypotheses"])
+    assert answers[1][1]["translation"].startswith("bi") and forbidden not in answers[1][2]["translation"]
+    assert "no translation within the limits" in answers[1][4]["error"] and answers[1][4]["attention"] is None
+
+
+def test_a_search_that_makes_no_phrases_appear_says_so(run):
+    sampler = SentenceTranslator(ServeSettings(decoding={"method": "sampling"}), run)
+    columns = {"must_appear": ("do", ""), "prefix": ("", "bi")}
+    first, second = read(sampler.answer([Question(("ba be", "ba be"), 1, False, columns)])[0])["lines"]
+    assert "must_appear needs decoding.method = beam" in first["error"] and not first["hypotheses"]
+    assert second["error"] is None and second["translation"].startswith("bi")
+
+
 def test_samples_of_a_request_do_not_depend_on_the_requests_beside_it(run):
     sampler = SentenceTranslator(ServeSettings(decoding={"method": "sampling"}), run)
     questions = [

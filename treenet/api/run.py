@@ -21,7 +21,7 @@ from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import MUST_APPEAR, MUST_NOT_APPEAR, PREFIX, UNMET, check_method
+from treenet.translation.line_constraints import MUST_APPEAR, UNMET, check_method, constraint_columns
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.errors import UserError
@@ -69,7 +69,7 @@ class Run:
 
         `prefixes` are beginnings of the translations. `must_appear` and `must_not_appear` are lists of phrases, one list a line.
         """
-        constraints = _constraint_columns(prefixes, must_appear, must_not_appear)
+        constraints = constraint_columns(prefixes, must_appear, must_not_appear)
         return [found[0].text if found else "" for found in self._search(lines, trees, 1, decoding, constraints)]
 
     def candidates(
@@ -88,7 +88,7 @@ class Run:
         With method="sampling", they are samples in the order of their numbers. Constraints are as in `translate`. Raises
         UserError for wrong settings, and for more translations than the beam holds.
         """
-        constraints = _constraint_columns(prefixes, must_appear, must_not_appear)
+        constraints = constraint_columns(prefixes, must_appear, must_not_appear)
         return self._search(lines, trees, num_best, decoding, constraints)
 
     def _search(
@@ -199,19 +199,6 @@ class Run:
             tuple(map(processor.id_to_piece, found.ids)),
             found.token_log_probs if isinstance(found, ScoredTarget) else (),
         )
-
-
-def _constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequence[str]] | None) -> dict[str, Sequence[str]]:
-    """Constraints in the form of the lines of files. Raises UserError for phrases that this form cannot hold."""
-    columns: dict[str, Sequence[str]] = {} if prefixes is None else {PREFIX: prefixes}
-    for name, given in zip((MUST_APPEAR, MUST_NOT_APPEAR), phrases, strict=True):
-        if given is not None:
-            if any(isinstance(own, str) for own in given):
-                raise UserError(f"{name} must be a list of phrases for each line, but has a string instead of a list")
-            if any("\t" in phrase for own in given for phrase in own):
-                raise UserError(f"{name}: a phrase must not have tabs")
-            columns[name] = ["\t".join(own) for own in given]
-    return columns
 
 
 def load_run(

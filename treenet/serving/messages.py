@@ -1,11 +1,12 @@
 """What clients send and get, as pydantic models: they check requests and describe the interface (/openapi.json)."""
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 
 from treenet.serving.settings import ServeSettings
+from treenet.translation.line_constraints import constraint_columns
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Question:
     lines: tuple[str, ...]
     num_best: int
     attention: bool
+    constraints: dict[str, tuple[str, ...]] = field(default_factory=dict)  # in the form of the lines of files, one a line
 
 
 class Hypothesis(BaseModel):
@@ -99,9 +101,26 @@ class _Request(BaseModel):
     lines: list[str]
     num_best: int
     attention: bool
+    prefix: list[str] | None
+    must_appear: list[list[str]] | None
+    must_not_appear: list[list[str]] | None
 
     def question(self) -> Question:
-        return Question(tuple(self.lines), self.num_best, self.attention)
+        columns = constraint_columns(self.prefix, self.must_appear, self.must_not_appear)
+        constraints = {name: tuple(values) for name, values in columns.items()}
+        return Question(tuple(self.lines), self.num_best, self.attention, constraints)
+
+
+def _one_a_line(values: list | None, info: ValidationInfo) -> list | None:
+    if values is not None and "lines" in info.data and len(values) != (lines := len(info.data["lines"])):
+        raise ValueError(f"must have one entry for each line, {lines}, but has {len(values)}")
+    return values
+
+
+def _check_tabs(phrase: str) -> str:
+    if "\t" in phrase:
+        raise ValueError("must not have tabs")
+    return phrase
 
 
 def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
@@ -112,6 +131,8 @@ def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
             raise ValueError(f"has {words:,} words, but may have {settings.line_words:,}")
         return line
 
+    text = Annotated[str, Field(max_length=settings.line_characters)]
+    phrases = Annotated[list[Annotated[text, AfterValidator(_check_tabs)]], Field(max_length=settings.line_phrases)]
     line = Annotated[str, Field(max_length=settings.line_characters), AfterValidator(check_words)]
     lines = Field(min_length=1, max_length=settings.request_lines, description="sentences, one a line")
     return create_model(
@@ -121,4 +142,13 @@ def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
         lines=(list[line], lines),
         num_best=(int, Field(1, ge=1, le=beam_size, description="translations a line, best first")),
         attention=(bool, Field(False, description="whether the answer has attention weights")),
+        prefix=_constraint(text, "beginnings of the translations"),
+        must_appear=_constraint(phrases, "phrases that each translation must contain"),
+        must_not_appear=_constraint(phrases, "strings that each translation must not contain; a blank in front begins a word"),
     )
+
+
+def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:
+    """The type of a constraint and its field. It has one value for each line of the request."""
+    values = Annotated[list[of_line] | None, AfterValidator(_one_a_line)]
+    return values, Field(None, description=f"{description}, one entry for each line")

@@ -6,11 +6,13 @@ translate.py gives. Shapes: T target positions, S leaves and nodes.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
+from treenet.config import DecodingConfig
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
@@ -18,8 +20,9 @@ from treenet.runs.mirror import read_run
 from treenet.serving.messages import Answer, Attention, Hypothesis, Leaf, LineAnswer, Node, Question, Tree
 from treenet.serving.settings import ServeSettings
 from treenet.translation import hypotheses
-from treenet.translation.line_translator import EncodedLine, build_line_source, rounded
-from treenet.translation.translate import decoding_of, detokenize, translate_examples
+from treenet.translation.line_constraints import check_method
+from treenet.translation.line_translator import EncodedLine, build_line_source, rounded, with_unmet
+from treenet.translation.translate import decoding_of, detokenize, translate_rows
 from treeproc.common.errors import UserError
 from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
@@ -42,6 +45,7 @@ class SentenceTranslator:
         with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
             self._run = load_run(folder, checkpoint=settings.checkpoint, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
+        self._no_phrases = _why_no_phrases(self._decoding)
         self._encoder = build_line_source(RawLineEncoder, self._run, given_trees=False, max_pieces=settings.max_leaves)
         self._labels = read_labels(self._run.data)
         tags = self._run.data / "encoded" / "vocab" / "pos_tags.txt"
@@ -70,8 +74,8 @@ class SentenceTranslator:
         return [self.answer([question])[0] for question in questions]
 
     def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:
-        raw = [RawLine(line.encode("utf-8", "surrogatepass")) for question in questions for line in question.lines]
-        encoded = self._encoder.encode(raw)
+        raw = [line for question in questions for line in _raw_lines(question)]
+        encoded = [self._without_method(line, one) for line, one in zip(raw, self._encoder.encode(raw), strict=True)]
         owners = [question for question in questions for _ in question.lines]
         numbers = [number for question in questions for number in range(len(question.lines))]
         for line, number in zip(encoded, numbers, strict=True):
@@ -81,26 +85,24 @@ class SentenceTranslator:
         for num_best in sorted({question.num_best for question in questions}):
             places = [i for i, line in enumerate(encoded) if owners[i].num_best == num_best and line.row is not None]
             rows = [encoded[i].row for i in places]
-            best = translate_examples(
-                self._run.model,
-                rows,
-                self._decoding,
-                num_best=num_best,
-                processor=self._run.processor,
-                device=self._device,
-                window=max(1, len(rows)),
-            )
+            best = translate_rows(self._run, rows, self._decoding, num_best, self._device)
             for place, one in zip(places, best, strict=True):
                 found[place] = one
-        pairs = iter(zip(encoded, found, strict=True))
+        pairs = iter([(with_unmet(line, one), one) for line, one in zip(encoded, found, strict=True)])
         return [self._answer_one(question, [next(pairs) for _ in question.lines]) for question in questions]
+
+    def _without_method(self, raw: RawLine, line: EncodedLine) -> EncodedLine:
+        """Return the line with the problem that this server's search makes no phrases appear, if that is so."""
+        if raw.must_appear and raw.must_appear.strip() and self._no_phrases and line.row is not None:
+            return replace(line, row=None, problem=self._no_phrases)  # type: ignore[type-var]
+        return line
 
     def _answer_one(self, question: Question, lines: Sequence[tuple[EncodedLine, Found]]) -> Answer:
         answers, numbers = [], self._settings.attention_numbers
         for line, found in lines:
             answer = self._line(line, found)
             answers.append(answer)
-            if question.attention and line.row is not None and len(line.row["leaves"]["piece"]):
+            if question.attention and line.row is not None and found and len(line.row["leaves"]["piece"]):
                 size = (len(found[0].ids) + 1) * (len(line.row["leaves"]["piece"]) + len(line.row["nodes"]["label"]))
                 if not self._has_weights:
                     answer.warnings.append(_NO_WEIGHTS)
@@ -151,3 +153,18 @@ class SentenceTranslator:
         weights = found.weights.mean((0, 1)).round(_DIGITS).tolist()  # [T, S]
         names = [self._run.processor.id_to_piece(piece) for piece in target]
         return Attention(targets=[*names, "</s>"], weights=[[round(one, _DIGITS) for one in line] for line in weights])
+
+
+def _raw_lines(question: Question) -> list[RawLine]:
+    columns = {"text": question.lines, **question.constraints}
+    rows = zip(*columns.values(), strict=True)
+    return [RawLine(**{n: v.encode("utf-8", "surrogatepass") for n, v in zip(columns, row, strict=True)}) for row in rows]
+
+
+def _why_no_phrases(decoding: DecodingConfig) -> str:
+    """Return why a search cannot make phrases appear; empty if it can."""
+    try:
+        check_method(decoding)
+    except UserError as error:
+        return str(error)
+    return ""

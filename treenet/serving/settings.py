@@ -44,6 +44,9 @@ class ServeSettings(Settings):
     request_lines: PositiveInt = Field(100, description="lines of a request")
     line_characters: PositiveInt = Field(2000, description="characters of a line")
     line_words: PositiveInt = Field(300, description="words of a line")
+    line_phrases: PositiveInt = Field(
+        10, description="phrases that a translation must contain, and as many strings that it must not contain"
+    )
     max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the server does not translate longer lines")
     attention_numbers: PositiveInt = Field(1_000_000, description="attention weights in an answer; further lines have none")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")

@@ -42,6 +42,22 @@ class LineConstraints:
         return bool(self.prefix or self.required or self.forbidden)
 
 
+def constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequence[str]] | None) -> dict[str, Sequence[str]]:
+    """Return constraints in the form of the lines of files. `phrases` are those that must appear, then those that must not.
+
+    Raises UserError for phrases that this form cannot hold.
+    """
+    columns: dict[str, Sequence[str]] = {} if prefixes is None else {PREFIX: prefixes}
+    for name, given in zip((MUST_APPEAR, MUST_NOT_APPEAR), phrases, strict=True):
+        if given is not None:
+            if any(isinstance(own, str) for own in given):
+                raise UserError(f"{name} must be a list of phrases for each line, but has a string instead of a list")
+            if any("\t" in phrase for own in given for phrase in own):
+                raise UserError(f"{name}: a phrase must not have tabs")
+            columns[name] = ["\t".join(own) for own in given]
+    return columns
+
+
 def check_method(decoding: DecodingConfig) -> None:
     """Raise UserError if a search by these settings cannot make phrases appear."""
     if decoding.method != "beam":

@@ -18,7 +18,7 @@ from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import UNMET, check_method
-from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
+from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_rows
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -83,6 +83,11 @@ def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees:
     return source
 
 
+def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> EncodedLine:
+    """Return the line with the problem that no translation meets its constraints, if that is so."""
+    return replace(line, problem=UNMET) if line.row is not None and not hypotheses else line  # type: ignore[type-var]
+
+
 class LineTranslator:
     """Models, parser and vocabulary of one or more runs, loaded once a process.
 
@@ -132,7 +137,7 @@ class LineTranslator:
         rows = [line.row for line in encoded if line.row is not None]
         results = iter(self._hypotheses(rows, num_best))
         found = [next(results) if line.row is not None else [] for line in encoded]
-        encoded = [self._with_problem(line, hypotheses) for line, hypotheses in zip(encoded, found, strict=True)]
+        encoded = [with_unmet(line, hypotheses) for line, hypotheses in zip(encoded, found, strict=True)]
         numbered = list(enumerate(encoded, start=first + 1))
         return Translated(
             len(encoded),
@@ -142,26 +147,12 @@ class LineTranslator:
             self._encoder.notices(encoded, first),
         )
 
-    def _hypotheses(self, rows: Sequence[dict], num_best: int) -> list[Sequence[Hypothesis]]:
+    def _hypotheses(self, rows: Sequence[dict], num_best: int) -> Sequence[Sequence[Hypothesis]]:
+        if self._settings.score is None:
+            return translate_rows(self._run, rows, self._decoding, num_best, self._device)
         window = max(1, len(rows))
-        if self._settings.score is not None:
-            scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
-            return [[target] for target in scored]
-        return list(
-            translate_examples(
-                self._run.model,
-                rows,
-                self._decoding,
-                num_best=num_best,
-                processor=self._run.processor,
-                device=self._device,
-                window=window,
-            )
-        )
-
-    def _with_problem(self, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> EncodedLine:
-        """Return the line with the problem that no translation meets its constraints, if that is so."""
-        return replace(line, problem=UNMET) if line.row is not None and not hypotheses else line  # type: ignore[type-var]
+        scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
+        return [[target] for target in scored]
 
     def _words(self, line: EncodedLine, hypothesis: Hypothesis) -> str:
         return line.target if self._settings.score is not None else detokenize(self._run.processor, hypothesis)

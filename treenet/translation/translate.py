@@ -1,7 +1,7 @@
 """Encoded examples to text: beam search or sampling over batches of similar length. Results are in the order of the input."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
 
 import torch
@@ -71,6 +71,15 @@ def translate_examples(
     model.eval()
     empty = [Hypothesis((), math.nan, math.nan)]
     return in_order_with_rows(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
+
+
+def translate_rows(
+    run: LoadedRun, rows: Sequence[dict], decoding: DecodingConfig, num_best: int, device: torch.device | str = "cpu"
+) -> list[list[Hypothesis]]:
+    """Return the hypotheses of the rows of some lines, which are batched together; see `translate_examples`."""
+    window = max(1, len(rows))
+    options = {"num_best": num_best, "processor": run.processor, "device": device, "window": window}
+    return list(translate_examples(run.model, rows, decoding, **options))
 
 
 def _decode_batch(
