@@ -23,8 +23,9 @@ check: install
 	$(RUN) -m mypy
 	$(RUN) docs/check_english.py
 
+# Three processes on two cores: many tests wait for others' processes. The order of the modules is that of tests/conftest.py.
 test: install
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # Tests the accessibility of the report and of the server's page with axe-core in a browser. npm installs axe-core without scripts.
 axe: install

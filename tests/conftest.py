@@ -80,6 +80,13 @@ SLOW = {
     "word_noise::test_equals_the_slow_reference",
 }  # fmt: skip
 
+# These modules take half a minute or more each. They run first, so that no process ends long after the others.
+LONG = (
+    "training_faults", "scaling", "tuning", "preprocess", "grid", "storage", "text_on_ray", "docs", "serving_ray", "ray_job",
+    "translate", "train_parser", "training", "training_updates", "train_classifier", "compiling", "sharded", "training_resume",
+    "loader_processes", "package", "serving_replicas", "verify", "demo", "trust_arrow", "dropout_compiled", "gpu_benchmark",
+)  # fmt: skip
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`-m quick` does not even load the slow modules."""
@@ -87,9 +94,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks quick tests, and leaves out those of real data where there is none."""
+    """Marks quick tests, begins with the long modules, and leaves out the tests of real data where there is none."""
+
+    def module_of(item: pytest.Item) -> str:
+        return item.path.stem.removeprefix("test_")
+
+    def turn(item: pytest.Item) -> int:
+        module = module_of(item)
+        return LONG.index(module) if module in LONG else len(LONG) + (module not in SLOW)
+
+    items.sort(key=turn)
     for item in items:
-        module = item.path.stem.removeprefix("test_")
+        module = module_of(item)
         slow = {module, f"{module}::{getattr(item, 'originalname', item.name)}"} & SLOW
         if not slow and not item.get_closest_marker("data"):
             item.add_marker("quick")
