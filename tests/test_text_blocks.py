@@ -365,3 +365,9 @@ def test_what_cannot_be_cut_is_read_in_this_process(tmp_path):
     assert bytes_that_can_be_cut(replace(inputs, format="sgm")) == 0
     (tmp_path / "folder").mkdir()
     assert bytes_that_can_be_cut(replace(inputs, splits={"train": SplitFiles(source=[tmp_path / "folder"])})) == 0
+    trees, packed = tmp_path / "trees", tmp_path / "trees.tar.gz"
+    for path in (trees, packed):
+        path.write_bytes(b"(NN a)")
+    for source, target, found in (([trees], [], 6), ([packed], [], 0), ([trees], [trees], 0)):
+        splits = {"train": SplitFiles(source=source, target=target)}
+        assert bytes_that_can_be_cut(Inputs(splits, "brackets", "none", None)) == found
