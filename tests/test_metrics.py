@@ -91,6 +91,17 @@ def test_further_references_count_as_in_the_definition_of_bleu():
     assert scores["ter"] < compute_scores(hypotheses, first)["ter"]
 
 
+def test_statistics_of_bleu_take_further_references():
+    hypotheses, first, second = ["a b c d e f", "g h i a b c d"], ["a b c x e f g", "g h i j"], ["z b c d e y", "a b c d h i j"]
+    for tokenizer, name in ((None, "bleu"), ("intl", "bleu_tokenized")):
+        statistics = bleu_statistics(hypotheses, first, tokenizer, [second])
+        expected = compute_scores(hypotheses, first, "intl", [second])[name]
+        assert sample_bleu(statistics, 1)[0] == pytest.approx(expected) and expected > 20
+    assert statistics[:, -1].tolist() == [6, 7]
+    with pytest.raises(UserError, match="must have one line per reference"):
+        bleu_statistics(hypotheses, first, None, [second[1:]])
+
+
 def test_a_comparison_takes_further_references():
     first, second = [line.replace("sat", "was") for line in REFERENCES], REFERENCES
     alone = compare_systems(first, second, REFERENCES, 20)["bleu"]

@@ -24,6 +24,8 @@ from toydata import write_toy_data
 from treenet.config import BatchConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
+from treenet.data.splits import read_references
+from treenet.evaluation.metrics import compute_scores
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, read_curve
@@ -316,8 +318,44 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
     assert study() == first  # the settings of the study say which average it is of
-    assert f"{cell.name}: its scores are stale: its model has changed since then (test: weights " in capsys.readouterr().err
+    warned = f"{cell.name}: its scores are stale: its model or references have changed since then (test: weights "
+    assert warned in capsys.readouterr().err
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
+
+
+def test_a_study_scores_with_all_references_and_scores_again_when_they_change(data, tmp_path, capsys):
+    models = {"transformer": {"model": {"name": "transformer"}}, "tree": {"model": {"name": "tree_transformer"}}}
+    grid = {"fractions": [1.0], "seeds": [1], "models": models, "bootstrap_samples": 20}
+    steps = {"max_steps": 2, "checkpoint_every": 2, "validate_every": 2, "average_checkpoints": 1}
+    first = read_references(data, "test")
+    second = [" ".join([*line.split()[:2], "other"]) for line in first]
+    file = tmp_path / "second.txt"
+    file.write_text("".join(line + "\n" for line in second))
+
+    def run_with(**more) -> dict:
+        config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | more}, data=data)
+        run_study(make_study(config, tmp_path / "study", tmp_path / "records", [second] if more else ()))
+        return json.loads((tmp_path / "study" / "scaling.json").read_text())
+
+    assert run_with()["bleu_signature"].startswith("nrefs:1|")
+    capsys.readouterr()
+    report = run_with(more_references=[str(file)])
+    assert "(the files of grid.more_references are others)" in capsys.readouterr().err
+    assert report["bleu_signature"].startswith("nrefs:2|")
+    means = {}
+    for cell in report["cells"]:
+        lines = (tmp_path / "study" / "cells" / cell["cell"] / "translations.test.txt").read_text().splitlines()
+        means[cell["model"]] = compute_scores(lines, first, more_references=[second])["bleu"]
+        assert cell["bleu"] == means[cell["model"]]
+    (found,) = [point["comparison"] for point in report["points"] if "comparison" in point]
+    assert found["difference"] == pytest.approx(means["tree"] - means["transformer"])
+    record = next((tmp_path / "records").iterdir())
+    of_two = {"more_references": [str(file)]}
+    for settings, message in (({}, "another number of references than nrefs:1"), (of_two, "against different references")):
+        config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | settings}, data=data)
+        with pytest.raises(UserError, match=message):
+            show_study(make_study(config, tmp_path / "new", tmp_path / "records", [second]))
+        record.write_text(record.read_text().replace('"more_references_fingerprint": "', '"more_references_fingerprint": "0'))
 
 
 def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tmp_path, capsys):

@@ -20,6 +20,7 @@ from treenet.experiments.scaling_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.readers import read_lines
 
 SAMPLE = CONFIGS / "scaling_sample.yaml"
 
@@ -36,7 +37,8 @@ def main(argv: Sequence[str]) -> None:
     refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
         require(package, "the report of a study")
-    study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
+    more = [list(read_lines([path])) for path in config.grid.more_references]
+    study = make_study(config, args.out.resolve(), args.records and args.records.resolve(), more)
     if args.dry_run:
         print(show_study(study))
         return

@@ -44,18 +44,26 @@ NGRAMS = 4
 BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "length", "reference_length")
 
 
-def bleu_statistics(lines: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> np.ndarray:
+def bleu_statistics(
+    lines: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str | None = None,
+    more_references: Sequence[Sequence[str]] = (),
+) -> np.ndarray:
     """Return the statistics of BLEU for each sentence [lines, BLEU_STATISTICS]: numbers of matching n-grams, and lengths.
 
-    They are of detokenised lines, or with a `tokenizer` of tokenised BLEU.
+    They are of detokenised lines, or with a `tokenizer` of tokenised BLEU. With `more_references`, an n-gram may match any of a
+    line's references, and the reference of the closest length counts.
     """
-    check_lines(lines, references)
+    sides = [lines, references, *more_references]
+    for one in sides[1:]:
+        check_lines(lines, one)
     if tokenizer is not None:
         split = build_tokenizer(tokenizer)
-        lines, references = ([split(line) for line in side] for side in (lines, references))
+        sides = [[split(line) for line in side] for side in sides]
     # Effective order concerns only the score of the single sentence, which is not used.
     metric = BLEU(tokenize="13a" if tokenizer is None else "none", effective_order=True)
-    sentences = [metric.sentence_score(line, [reference]) for line, reference in zip(lines, references, strict=True)]
+    sentences = [metric.sentence_score(line, correct) for line, *correct in zip(*sides, strict=True)]
     return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
 
 

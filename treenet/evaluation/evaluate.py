@@ -35,7 +35,7 @@ from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.shards.hashes import check_hashes
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.store import fingerprint_of, read_index, stage_folder
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
@@ -122,6 +122,8 @@ def score_lines(
     sources = plain_sources(data, settings.split) if data is not None else sources
     scores |= entries_of(settings.learned_metrics().score([lines], sources, [references, *more]))
     scores["split"] = settings.split
+    if more:
+        scores["more_references_fingerprint"] = more_fingerprint(more)
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references)
@@ -131,6 +133,11 @@ def score_lines(
             tagged = [row["source"] for row in read_split(data, "text", settings.split)]
             scores["tags"] = score_tags(tagged, tags, lines, references)
     return scores
+
+
+def more_fingerprint(more: References) -> str | None:
+    """Return the fingerprint of further references; None if there are none."""
+    return fingerprint_of([list(lines) for lines in more]) if more else None
 
 
 def plain_sources(data: AnyPath, split: str) -> list[str]:

@@ -52,6 +52,7 @@ class _Entry(TypedDict, total=False):
     weights_sha256: str | None
     translations_sha256: str
     references_fingerprint: str
+    more_references_fingerprint: str
     own_data: bool
     asked: dict
     decoding: dict | None

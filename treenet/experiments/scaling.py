@@ -4,6 +4,7 @@ A study is a training configuration with a grid: each cell is the training run o
 model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run, more_fingerprint
+from treenet.evaluation.evaluate_settings import EvaluateSettings, References
+from treenet.evaluation.run_results import read_scores
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import check_name, check_once, describe_stale
@@ -48,6 +51,9 @@ class GridConfig(Settings):
         "further models against that first one",
     )
     split: str = Field("test", description="split of the data set that is translated and scored")
+    more_references: list[Path] = Field(
+        [], description="files of further references, as for evaluate.py: all cells are scored and tested with all references"
+    )
     metric: Literal["bleu", "bleu_tokenized"] = Field(
         "bleu", description="the compared metric: BLEU of detokenised lines, or of tokens, which papers report"
     )
@@ -131,14 +137,32 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
         raise UserError(f"grid.split: {first} has no split {config.grid.split!r}; there are: {there}")
 
 
-def study_work(config: ScalingConfig) -> CellWork:
-    """Return the work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py."""
-    settings = EvaluateSettings(split=config.grid.split, use_gpu=config.use_gpu)
-    return CellWork(run_training, partial(score_cell, settings), partial(describe_stale, (config.grid.split,)))
+def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
+    """Return the work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py.
+
+    `more` has the lines of the files `grid.more_references`.
+    """
+    split, files = config.grid.split, config.grid.more_references
+    options: dict[str, Any] = {"more_references": files} if files else {}
+    settings = EvaluateSettings(split=split, use_gpu=config.use_gpu, **options)
+    stale = partial(describe_stale_cell, split, more_fingerprint(more))
+    return CellWork(run_training, partial(score_cell, settings, more), stale)
 
 
-def score_cell(settings: EvaluateSettings, folder: Path) -> dict:
+def score_cell(settings: EvaluateSettings, more: References, folder: Path) -> dict:
     """Translate and score a trained cell. Returns its line for the log."""
-    _, scores = evaluate_run(folder, settings)
+    _, scores = evaluate_run(folder, settings, more)
     log_scores(folder)
     return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
+
+
+def describe_stale_cell(split: str, more: str | None, folder: Path) -> str:
+    """Describe why scores of a cell do not fit its model or the fingerprint of further references; empty if they fit."""
+    return describe_stale((split,), folder) or describe_other_references(read_scores(folder).get(split), more)
+
+
+def describe_other_references(scores: Mapping[str, Any] | None, more: str | None) -> str:
+    """Describe why scores are not of the further references with this fingerprint; empty if they are."""
+    if scores is None or scores.get("more_references_fingerprint") == more:
+        return ""
+    return "the files of grid.more_references are others"

@@ -20,7 +20,8 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.data.splits import read_references
 from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
-from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
+from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.origin import recorded_origin
 from treenet.evaluation.run_results import read_system
@@ -38,7 +39,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
-from treenet.experiments.scaling import ScalingConfig, study_cells, study_work
+from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
 from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
@@ -63,23 +64,27 @@ class _Scores(TypedDict, total=False):
     chrf: float
     bleu_signature: str
     bleu_tokenized_signature: str
+    more_references_fingerprint: str
 
 
-def make_study(config: ScalingConfig, out: Path, records: Path | None) -> Study:
-    """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept."""
+def make_study(config: ScalingConfig, out: Path, records: Path | None, more: References = ()) -> Study:
+    """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
+
+    `more` has the lines of the files `grid.more_references`.
+    """
     return Study(
         config,
         out,
         study_cells(config, out),
-        study_work(config),
-        Recording(LABELS, partial(read_result, config), records),
+        study_work(config, more),
+        Recording(LABELS, partial(read_result, config, more=more), records),
         config.grid.parallel,
         lambda found: format_table(build_report(config, found)),
         lambda found: write_report(config, found, out),
     )
 
 
-def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
+def read_result(config: ScalingConfig, folder: Path, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's translations: their scores, and the statistics of BLEU for each sentence."""
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
@@ -87,8 +92,10 @@ def read_result(config: ScalingConfig, folder: Path) -> tuple[dict[str, dict], d
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
         )
+    if changed := describe_other_references(scores[split], more_fingerprint(more)):
+        raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer = tokenizer_of(config.data, EvaluateSettings()) if metric == "bleu_tokenized" else None
-    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer)
+    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer, more)
     return {split: scores[split]}, dict(zip(_statistics(metric), map(show_numbers, statistics.T), strict=True))
 
 
@@ -104,12 +111,12 @@ def _statistics(metric: str) -> list[str]:
 def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
     """Build the content of scaling.json from the records."""
     grid = config.grid
-    cells = [_read_cell(record, grid.split, grid.metric) for record in records]
+    cells = [_read_cell(record, grid) for record in records]
     models = list(dict.fromkeys([*grid.models, *(cell["model"] for cell in cells)]))
     primary = next((model for model in models if model != grid.baseline), grid.baseline)
     against = {model: grid.baseline if model == primary else primary for model in models if model != grid.baseline}
     largest = max([*grid.fractions, *(cell["fraction"] for cell in cells)])
-    sentences = _read_sentences(records, grid.metric)
+    sentences = _read_sentences(records, grid)
     num_examples = len(next(iter(sentences.values()))) if sentences else 0
     bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in sentences.items()}
     points, families = [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
@@ -155,26 +162,31 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
     }
 
 
-def _read_cell(record: Record, split: str, metric: str) -> dict:
-    where = f"the record of {record['cell']}"
+def _read_cell(record: Record, grid: GridConfig) -> dict:
+    where, split, metric = f"the record of {record['cell']}", grid.split, grid.metric
     scores, facts = record["scores"].get(split, {}), record["facts"]
     if missing := [*(_needed(metric) - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
         raise UserError(f"{where} has no {', '.join(sorted(missing))} of {split}; give the split of the records as grid.split")
+    count = f"nrefs:{1 + len(grid.more_references)}"
+    if not scores[f"{metric}_signature"].startswith((count, "nrefs:var")):
+        raise UserError(f"{where} has scores of another number of references than {count} of grid.more_references; remove it")
     kept = {name: scores[name] for name in sorted(_needed(metric))} | recorded_origin(scores)
     step = record["training"]["averaged_steps"][-1]
     places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
     return {"cell": record["cell"], **record["labels"], **places, **kept}
 
 
-def _read_sentences(records: Sequence[Record], metric: str) -> dict[str, np.ndarray]:
+def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np.ndarray]:
     """Read `bleu_statistics` of every cell. Raises UserError if two were scored against different references."""
     found, first = {}, None
     for record in records:
-        columns = [numbers(record, name) for name in _statistics(metric)]
-        first = (record["cell"], columns[-1]) if first is None else first
+        columns = [numbers(record, name) for name in _statistics(grid.metric)]
+        # With several references, the length is that of the closest one, which differs from cell to cell.
+        used = record["scores"][grid.split].get("more_references_fingerprint") or columns[-1]
+        first = (record["cell"], used) if first is None else first
         if not all(len(column) == len(columns[-1]) for column in columns):
             raise UserError(f"the record of {record['cell']} is damaged: its lists of sentences differ in length; restore it")
-        if not np.array_equal(columns[-1], first[1]):
+        if not np.array_equal(used, first[1]):
             raise UserError(
                 f"{record['cell']} and {first[0]} have scores against different references; keep the records of one split"
             )

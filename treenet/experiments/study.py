@@ -131,8 +131,8 @@ def run_study(study: Study) -> None:
             entry = ledger.entries[cell.name]
             if entry.status == DONE and (changed := study.work.stale(cell.folder)):
                 message = (
-                    f"{cell.name}: its scores are stale: its model has changed since then ({changed}); the study averages and "
-                    "scores it again"
+                    f"{cell.name}: its scores are stale: its model or references have changed since then ({changed}); the study "
+                    "averages and scores it again"
                 )
                 print(f"warning: {message}", file=sys.stderr)
                 ledger.reopen(cell)
