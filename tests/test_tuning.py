@@ -13,6 +13,7 @@ from commands import run_here
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
+from treenet.experiments import tuning
 from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, TuningConfig, best_trial
 from treenet.experiments.tuning_report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
 from treeproc.common.settings import UserError, build_settings, load_settings
@@ -89,6 +90,21 @@ def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
         Trials(tmp_path, settings(data, search="random"), "transformer")
     with pytest.raises(UserError, match="max_steps: 30 -> 40"):
         Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
+
+
+def test_systems_that_write_in_turn_keep_each_other_and_read_only_what_changed(data, tmp_path, monkeypatch):
+    config, values = settings(data), {"optimizer.learning_rate": 0.001, "model.dropout": 0.2}
+    systems = [Trials(tmp_path, config, name) for name in config.tune.systems]
+    for trials in (*systems, *systems):
+        trials.begin(values)
+    kept = json.loads((tmp_path / "trials.json").read_bytes())["systems"]
+    assert {name: len(system["trials"]) for name, system in kept.items()} == dict.fromkeys(config.tune.systems, 2)
+    monkeypatch.setattr(tuning, "read_json", None)  # whatever reads the file again fails
+    for step in range(5, 30, 5):
+        systems[1].add_point(systems[1].trials[0], step, 4.0)
+    monkeypatch.undo()
+    again = [Trials(tmp_path, config, name).trials for name in config.tune.systems]
+    assert again == [trials.trials for trials in systems] and len(again[1][0].curve) == 5
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import overlay
 from treenet.experiments.study import check_name, check_once
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.known_hashes import stamps
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import Settings, UserError, build_settings, differences
 from treeproc.shards.store import read_index
@@ -173,7 +174,9 @@ class Trials:
         run = self.config_of({key: dimension.example() for key, dimension in self._space.items()})
         self._fingerprint = read_index(run.data / "encoded")["fingerprint"]
         self._settings = self._identity(run, config.tune)
-        known = _read(self._path)["systems"].get(system)
+        self._form = _read(self._path)
+        self._stamps = stamps(out, [TRIALS])
+        known = self._form["systems"].get(system)
         self.trials = [Trial(**trial) for trial in known["trials"]] if known else []
         if known:
             self._refuse_changes(known)
@@ -242,13 +245,15 @@ class Trials:
         return [trial for trial in self.trials if trial.has_ended]
 
     def _write(self) -> None:
-        form = _read(self._path)
-        form["systems"][self.system] = {
+        if stamps(self._out, [TRIALS]) != self._stamps:  # the trials of another system have written since then
+            self._form = _read(self._path)
+        self._form["systems"][self.system] = {
             "settings": self._settings,
             "data_fingerprint": self._fingerprint,
             "trials": [asdict(trial) for trial in self.trials],
         }
-        atomic_write(self._path, json_bytes(form))
+        atomic_write(self._path, json_bytes(self._form))
+        self._stamps = stamps(self._out, [TRIALS])
 
 
 def _read(path: Path) -> dict:
