@@ -42,7 +42,7 @@ class Server:
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        assert self.process.wait(timeout=60) == 0
+        assert self.process.wait(timeout=200) == 0
 
     def replicas(self) -> list[int]:
         """Process numbers of replicas: Ray names their processes after the deployment."""

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from commands import run_here
 from toydata import write_toy_data
 from toyruns import make_config
 
@@ -184,7 +185,7 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
         main([f"hypotheses={hypotheses}", f"references={references}"])
 
 
-def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path, run_workflow):
+def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path):
     a, b = runs / "a", runs / "b"
     main(["--out", str(a), "split=valid"])
     with pytest.raises(UserError, match=r"b/translations.test.txt holds translations of test, but the command is about valid"):
@@ -200,7 +201,7 @@ def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_pa
     with pytest.raises(UserError, match="has changed since scores.json got its scores"):
         read_system(b, "test")
     before = listing(runs)
-    done = run_workflow("evaluate.py", "--compare", a, b, "--out", runs / "new")
+    done = run_here("evaluate.py", "--compare", a, b, "--out", runs / "new")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1 and not done.stdout
     assert listing(runs) == before
 

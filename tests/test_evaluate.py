@@ -1,16 +1,14 @@
 """Translating and scoring a run on toy data, from the package and from the command line."""
 
 import json
-import os
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import run_here
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -233,7 +231,7 @@ def test_text_of_other_examples_is_refused(run, tmp_path):
         read_references(data, "test")
 
 
-def test_command_line(run, capsys):
+def test_command_line(run, capsys, tmp_path):
     main = runpy.run_path(str(ROOT / "workflows" / "evaluate.py"))["main"]
     main(["--run", str(run), "split=valid", "decoding.beam_size=2"])
     printed = capsys.readouterr().out
@@ -246,10 +244,7 @@ def test_command_line(run, capsys):
     ]:
         with pytest.raises(UserError, match=message):
             main(arguments)
-    done = subprocess.run(
-        [sys.executable, "workflows/evaluate.py", "--out", "no_such_run"],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = run_here("evaluate.py", "--out", "no_such_run", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("error: no_such_run is not a run") and done.stderr.count("\n") == 1
 
 

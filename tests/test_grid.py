@@ -195,7 +195,7 @@ def commands(folder: Path, names: str, count: int, parallel: int = 1):
             process.kill()
 
 
-def wait_for(what, seconds: float = 100) -> None:
+def wait_for(what, seconds: float = 200) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
@@ -210,7 +210,7 @@ def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
         time.sleep(1)
         assert all(process.poll() is None for process in started), "a cell is still at work"
         (tmp_path / "wait-a").unlink()
-        message = [process.communicate(timeout=60) for process in started]
+        message = [process.communicate(timeout=200) for process in started]
     assert [process.returncode for process in started] == [0, 0], message
     assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
     assert sum("waiting for cells of other processes: a" in out for out, _ in message) == 1
@@ -226,7 +226,7 @@ def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
         killed.send_signal(signal.SIGKILL)
         (tmp_path / "wait-b").unlink()
         other = next(process for process in started if process is not killed)
-        message = other.communicate(timeout=60)
+        message = other.communicate(timeout=200)
     assert other.returncode == 0, message
     assert [name for name, _ in slow.read("start")].count("b") == 2
     entries = Ledger.read(tmp_path).entries
@@ -280,7 +280,7 @@ def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
     with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
         wait_for(lambda: len(slow.read("start")) == 2)
         driver.send_signal(number)
-        driver.wait(60)
+        driver.wait(200)
         wait_for(lambda: all(entry.status != RUNNING for entry in Ledger.read(tmp_path).entries.values()))
     entries = Ledger.read(tmp_path).entries
     assert [entries[name].status for name in "abc"] == [INTERRUPTED, INTERRUPTED, WAITING]

@@ -77,38 +77,48 @@ def test_a_rate_keeps_few_samples_however_often_it_is_told():
     assert len(rate._samples) < 100 and rate.per_second(1000.0) == pytest.approx(100.0)
 
 
-def run_phase(seconds: float, stream) -> None:
+def run_phase(seconds: float, after: float, stream) -> None:
     code = (
         "import sys, time; from treeproc.common.progress import phase\n"
-        "with phase('loading the model', after=0.3): time.sleep(float(sys.argv[1]))"
+        "with phase('loading the model', after=float(sys.argv[2])): time.sleep(float(sys.argv[1]))"
     )
-    subprocess.run([sys.executable, "-c", code, str(seconds)], check=True, cwd=REPOSITORY, stderr=stream, timeout=60)
+    command = [sys.executable, "-c", code, str(seconds), str(after)]
+    subprocess.run(command, check=True, cwd=REPOSITORY, stderr=stream, timeout=100)
 
 
 def test_a_phase_is_a_line_in_a_log_where_it_takes_long(tmp_path):
-    for seconds, message in ((0.0, ""), (0.8, "loading the model ...\n")):
+    for seconds, after, message in ((0.0, 60, ""), (1.0, 0.05, "loading the model ...\n")):
         with open(tmp_path / "log", "w") as log:
-            run_phase(seconds, log)
+            run_phase(seconds, after, log)
         assert (tmp_path / "log").read_text() == message
 
 
 def test_a_phase_is_seen_at_once_on_a_terminal_and_leaves_nothing():
     ours, theirs = pty.openpty()
-    run_phase(0.0, theirs)
+    run_phase(0.0, 60, theirs)
     os.close(theirs)
     assert os.read(ours, 1000) == b"\rloading the model ...\x1b[K\r\x1b[K"
     os.close(ours)
 
 
-def test_a_phase_inside_a_progress_is_part_of_its_line(capsys):
-    with Progress("parse", 10, unit="rows", interval=0.05) as progress:
+def wait_for_lines(stream: io.StringIO, count: int, end: str = "") -> None:
+    """Wait until a thread has written so many lines that end so."""
+    deadline = time.monotonic() + 60
+    while stream.getvalue().count(f"{end}\n") < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_phase_inside_a_progress_is_part_of_its_line():
+    stream = io.StringIO()
+    with Progress("parse", 10, unit="rows", interval=0.05, stream=stream) as progress:
         with phase("starting Ray", after=0):
             with phase("looking at the cluster"):
                 assert progress.line().endswith(", looking at the cluster")
-            time.sleep(0.2)
+            wait_for_lines(stream, 2, ", starting Ray")
         progress.update(10)
-    lines = capsys.readouterr().err.splitlines()
-    assert all(line.startswith("parse: 0/10 rows") and line.endswith(", starting Ray") for line in lines[:-1]) and len(lines) > 2
+    lines = stream.getvalue().splitlines()
+    assert all(line.startswith("parse: 0/10 rows") for line in lines if line.endswith(", starting Ray"))
     assert "starting Ray" not in lines[-1]
 
 

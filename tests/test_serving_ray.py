@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import run_here
 
 pytest.importorskip("fastapi", reason="needs the extra [serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
@@ -147,7 +148,7 @@ def test_in_a_browser_axe_finds_nothing(window, width):
     assert violations(window, width) == []
 
 
-def test_a_run_that_cannot_be_loaded_is_one_line(tmp_path, run_workflow):
-    done = run_workflow("serve.py", "--out", tmp_path, "port=0")
+def test_a_run_that_cannot_be_loaded_is_one_line(tmp_path):
+    done = run_here("serve.py", "--out", tmp_path, "port=0")
     assert done.returncode == 2 and done.stdout == ""
     assert re.fullmatch(r"error: .*averaged/model.safetensors is missing; train to the end, .*\n", done.stderr)

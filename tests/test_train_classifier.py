@@ -267,8 +267,9 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     command = [sys.executable, str(ROOT / "workflows" / "compare_seeds.py"), "--config", str(tmp_path / "config.yaml")]
     command += ["--out", str(out)]
     killed = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while not checkpoint_folders(out / "cells" / "trees-seed1") and time.monotonic() < deadline:
+    deadline = time.monotonic() + 200
+    while not checkpoint_folders(out / "cells" / "trees-seed1"):
+        assert killed.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.wait()

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from commands import run_here
 
 from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
@@ -179,10 +180,10 @@ def test_other_settings_and_other_trees_are_refused(folder, trained):
     train_parser(load(folder, f"treebanks.toy.brackets.train=[{folder / 'copy.mrg'}]"), trained)
 
 
-def test_bad_treebanks_are_one_line(folder, run_workflow, tmp_path):
+def test_bad_treebanks_are_one_line(folder, tmp_path):
     (folder / "bad.mrg").write_text((folder / "toy.mrg").read_text() + "(ROOT (S (NN a))\n")
     override = f"treebanks.toy.brackets.train=[{folder / 'bad.mrg'}]"
-    run = run_workflow("train_parser.py", "--config", folder / "toy.yaml", "--out", tmp_path / "out", override)
+    run = run_here("train_parser.py", "--config", folder / "toy.yaml", "--out", tmp_path / "out", override)
     assert run.returncode == 2
     assert run.stderr == f"error: {folder / 'bad.mrg'}, line 201: 1 bracket(s) of this tree are not closed\n"
     assert not (tmp_path / "out").exists()
