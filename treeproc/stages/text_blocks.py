@@ -69,7 +69,7 @@ def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
     rows = read_examples(part.source, ranges.read)
     if part.target:
         # As in `pair_up`, the source comes first: of two bad lines the first one is named.
-        rows = ({**row, "target": line} for row, line in zip(rows, read_range(part.target), strict=True))
+        rows = _with_targets(rows, read_range(part.target))
     if inputs.tokenized == "moses":
         rows = map(undo_moses, rows)
     stride = inputs.stride
@@ -77,6 +77,12 @@ def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
         held = part.split == "valid"
         rows = (row for number, row in enumerate(rows, start=part.start + 1) if (number % stride == 0) == held)
     return numbered(rows, part.first_id)
+
+
+def _with_targets(rows: Iterator[dict], lines: Iterator[str]) -> Iterator[dict]:
+    for row, line in zip(rows, lines, strict=True):
+        row["target"] = line
+        yield row
 
 
 class CheckBlock:
