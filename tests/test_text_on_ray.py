@@ -52,6 +52,7 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
     monkeypatch.setattr(running, "GROUP_ROWS", 80)
     monkeypatch.setattr("treeproc.job.preprocess.LEAST_SAMPLE", 1)  # of the vocabulary
+    monkeypatch.setattr("treeproc.job.measured.LEAST_ROWS", 1)  # of the lengths
 
 
 def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):
@@ -90,7 +91,7 @@ def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, sma
     config = PreprocessConfig.model_validate(inputs)
     preprocess(config, tmp_path / "there")
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert {"CheckBlock", "GatherKeys", "WriteText", "CountShards", "ParseShard", "EncodeShard"} <= set(stages)
+    assert {"CheckBlock", "GatherKeys", "WriteText", "CountShards", "ParseShard", "EncodeShard", "MeasureShards"} <= set(stages)
     stages.clear()
     preprocess(config, tmp_path / "there")
     assert not stages, "nothing is left to do"

@@ -17,6 +17,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.job.borrowed import check_borrower, check_grower
 from treeproc.job.config import PreprocessConfig, one_root
 from treeproc.job.job_report import dropped
+from treeproc.job.measured import measure_rows
 from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner, remove_leftovers
 from treeproc.job.text_on_ray import BadInput
 from treeproc.job.text_stage import NothingLeft, TextStage
@@ -28,9 +29,8 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, stage_folder, vocabulary_files, write_index
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
-from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
+from treeproc.stages.encode import EncodeShard, encoded_columns
 from treeproc.stages.input_note import recall, stamps_of
-from treeproc.stages.lengths import write_lengths
 from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, check_columns, parsed_columns
 from treeproc.stages.running import Jobs, run_here
@@ -324,7 +324,7 @@ class _Job:
         arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
-        lengths = write_lengths(folder, records)
+        sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
         return write_index(
@@ -340,27 +340,14 @@ class _Job:
             parser_settings=settings.facts(),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
-            files={name: file_sha256(folder / name) for name in (*lengths, *vocabulary)},
+            files=sizes | {name: file_sha256(folder / name) for name in vocabulary},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),
             parsed_fingerprint=fingerprint_of([record.sha256 for record in parsed]),
-            **({"num_classes": self._num_classes(records)} if "label" in stages[0] else {}),
+            **classes,
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
-
-    def _num_classes(self, records: PackedRecords) -> int:
-        """The number of classes: of the examples, or of the data set of `vocab_from` for its models.
-
-        Raises UserError when that has fewer.
-        """
-        found, other = count_classes(self.out / "encoded", records), self.config.vocab_from
-        if other is None or self.config.new_pieces is not None:
-            return found
-        known = read_index(other.absolute() / "encoded")["num_classes"]
-        if found > known:
-            raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; set labels")
-        return known
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]

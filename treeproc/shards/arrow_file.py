@@ -23,6 +23,8 @@ _BLOCK = struct.Struct("<qi12x")  # where a message begins, the bytes before its
 _OLD_COMPRESSION = b"ARROW:experimental_compression"  # a key of messages of Arrow 0.17, which is still understood
 # Numbers of fields: of Footer, of Message, of DictionaryBatch, of RecordBatch.
 _DICTIONARIES, _RECORD_BATCHES, _HEADER, _DICTIONARY_DATA, _COMPRESSION = 2, 3, 2, 1, 3
+# What Arrow and the readers of this file raise for damaged bytes.
+_DAMAGE = (OSError, EOFError, ValueError, pa.ArrowException, struct.error, AttributeError, OverflowError)
 
 
 class BadArrowFile(Exception):
@@ -38,10 +40,7 @@ def read_arrow(
     Raises BadArrowFile for any other file, and for one that is damaged.
     """
     try:
-        footer = _footer(source)
-        schema = _check_schema(_schema_of(footer), known)
-        if _EXTENSION in footer:
-            raise BadArrowFile("names an extension type, but no column may have one")
+        footer, schema = _read_schema(source, known)
         if ahead is not None:
             for start, size, _ in _messages(footer):
                 ahead.ask(start, size)
@@ -57,11 +56,28 @@ def read_arrow(
         if ahead is not None:
             _ask_for_codes(ahead, table)
         taken = _check_values(table)
-    except (OSError, EOFError, ValueError, pa.ArrowException, struct.error, AttributeError, OverflowError) as error:
+    except _DAMAGE as error:
         raise BadArrowFile(f"is damaged ({' '.join(str(error).split())[:200]})") from None
     if taken > source.size():
         raise BadArrowFile(f"says that it holds {taken:,} bytes, more than it has")
     return schema, batches
+
+
+def has_schema(source: pa.NativeFile, schema: pa.Schema) -> bool:
+    """Whether this is an Arrow IPC file with these columns, by its end alone."""
+    try:
+        return _read_schema(source, [schema])[1] == schema
+    except (BadArrowFile, *_DAMAGE):
+        return False
+
+
+def _read_schema(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[bytes, pa.Schema]:
+    """The footer, and the columns, which are those of a known schema."""
+    footer = _footer(source)
+    schema = _check_schema(_schema_of(footer), known)
+    if _EXTENSION in footer:
+        raise BadArrowFile("names an extension type, but no column may have one")
+    return footer, schema
 
 
 def _footer(source: pa.NativeFile) -> bytes:

@@ -1,7 +1,8 @@
 """Parsed shards to encoded shards."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, reco
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
+from treeproc.stages.lengths import TASK_ROWS
+from treeproc.stages.running import Jobs, Run, grouped, run_here
 from treeproc.stages.shuffle import Donated, Donors, cut, read_donated
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
@@ -304,11 +307,24 @@ class EncodeShard:
         )  # fmt: skip
 
 
-def count_classes(folder: AnyPath, records: Iterable[ShardRecord]) -> int:
-    """One more than the highest class of an example, a node or a leaf in encoded shards."""
-    columns = (views for record in records for views in Shard(folder, record).columns)
-    parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
-    return 1 + max(int(part.max(initial=-1)) for part in parts)
+class CountClasses:
+    """Finds the highest class in encoded shards."""
+
+    def __init__(self, folder: AnyPath):
+        self._folder = folder
+
+    def __call__(self, shards: Sequence[dict]) -> int:
+        """One more than the highest class of an example, a node or a leaf, of these records of shards."""
+        columns = (views for facts in shards for views in Shard(self._folder, ShardRecord(**facts)).columns)
+        parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
+        return 1 + max(int(part.max(initial=-1)) for part in parts)
+
+
+def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
+    """One more than the highest class in encoded shards."""
+    groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
+    jobs = Jobs(groups, lambda places: {"shards": [asdict(records[place]) for place in places]})
+    return max(found for _, found in run(CountClasses, {"folder": folder}, jobs))
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:

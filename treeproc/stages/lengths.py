@@ -1,40 +1,126 @@
-"""The sizes of all encoded rows in one file, so that planning batches opens no shard, and how often each occurs in another."""
+"""The sizes of all encoded rows in one file, so that planning batches opens no shard, and how often each occurs in another.
 
-from collections.abc import Iterable, Sequence
+Of many rows, tasks make the record batches, each those of some shards. A task leaves them in a file beside the shards, and this
+process copies them in order.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.files import atomic_output
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_output
+from treeproc.common.known_hashes import unlike
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, open_seekable
+from treeproc.shards.arrow_file import BadArrowFile, has_schema, read_arrow
 from treeproc.shards.lengths import LENGTHS
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.size_counts import SIZE_COUNTS, SizeCounts
-from treeproc.shards.store import ShardRecord
+from treeproc.shards.store import Index, ShardRecord, fingerprint_of
+from treeproc.stages.running import Jobs, Run, grouped, in_number_order
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
+# Rows of a task: a second of work, where Ray's driver takes 20 ms a task. Its files have 29 bytes a row.
+TASK_ROWS = 1_000_000
+_SCHEMAS = {LENGTHS: LENGTHS_SCHEMA, SIZE_COUNTS: SIZE_COUNTS_SCHEMA}
 
 
-def write_lengths(folder: Path, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS) -> list[str]:
-    """`lengths.arrow` of an encoded stage, one record batch per shard, and its name.
+def write_lengths(
+    folder: AnyPath, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS, run: Run | None = None
+) -> list[str]:
+    """`lengths.arrow` of an encoded stage, one record batch per shard, and its name. `run` runs tasks that make the batches.
 
     With more than `window_rows` rows, also `size_counts.arrow`. With fewer rows, its readers count in the lengths.
     """
-    splits = list(dict.fromkeys(record.split for record in records))
-    names = [LENGTHS, SIZE_COUNTS] if sum(record.rows for record in records) > window_rows else [LENGTHS]
+    splits, names = list(dict.fromkeys(record.split for record in records)), _names(records, window_rows)
+    measure = MeasureShards(folder, splits, names)
     with ExitStack() as stack:
         files = [stack.enter_context(atomic_output(folder / name)) for name in names]
-        writers = [
-            stack.enter_context(pa.ipc.new_file(file, schema))
-            for file, schema in zip(files, (LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA), strict=False)
-        ]
-        for record in records:
-            sizes = row_sizes(Shard(folder, record))
-            for writer, batch in zip(writers, (_lengths_of, _counts_of), strict=False):
-                writer.write_batch(batch(sizes, record, splits))
+        writers = [stack.enter_context(pa.ipc.new_file(file, _SCHEMAS[name])) for file, name in zip(files, names, strict=True)]
+        for batches in map(measure.batches, records) if run is None else _from_tasks(measure, records, run):
+            for writer, batch in zip(writers, batches, strict=True):
+                writer.write_batch(batch)
     return names
+
+
+def kept_lengths(folder: AnyPath, index: Index, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS) -> dict[str, str]:
+    """The hashes of the files by name, if they are still those that `index` names, of the same shards; empty otherwise."""
+    known = index.get("files", {})
+    hashes = {name: known.get(name, "") for name in _names(records, window_rows)}
+    if not all(hashes.values()) or records != index.records() or unlike(folder, hashes):
+        return {}
+    return hashes if all(_has_columns(folder / name, _SCHEMAS[name]) for name in hashes) else {}
+
+
+def _has_columns(path: AnyPath, schema: pa.Schema) -> bool:
+    """Whether a file that an earlier version may have written has the columns that it must have."""
+    with open_seekable(path) as file:
+        return has_schema(pa.PythonFile(file, "r"), schema)
+
+
+def _names(records: Sequence[ShardRecord], window_rows: int) -> list[str]:
+    return [LENGTHS, SIZE_COUNTS] if sum(record.rows for record in records) > window_rows else [LENGTHS]
+
+
+class MeasureShards:
+    """Makes the record batches of some shards, one for each of the files `names`, and leaves them in the stage's folder."""
+
+    def __init__(self, folder: AnyPath, splits: Sequence[str], names: Sequence[str]):
+        self.folder, self.splits, self.names = folder, splits, names
+
+    def __call__(self, shards: Sequence[dict], task: str) -> dict:
+        """Leave those of these records of shards. `task` is the part of the files' names that no other task has."""
+        batches = [self.batches(ShardRecord(**facts)) for facts in shards]
+        for name, parts in zip(self.names, zip(*batches, strict=True), strict=True):
+            with atomic_output(self.file(name, task)) as file, pa.ipc.new_file(file, _SCHEMAS[name]) as writer:
+                for part in parts:
+                    writer.write_batch(part)
+        return {}
+
+    def batches(self, record: ShardRecord) -> list[pa.RecordBatch]:
+        """The record batch of a shard for each file."""
+        sizes = row_sizes(Shard(self.folder, record))
+        make = {LENGTHS: _lengths_of, SIZE_COUNTS: _counts_of}
+        return [make[name](sizes, record, self.splits) for name in self.names]
+
+    def file(self, name: str, task: str) -> AnyPath:
+        """The file of a task, which a job that continues removes."""
+        return self.folder / f"{TEMPORARY_PREFIX}{task}-{name}"
+
+
+def _from_tasks(measure: MeasureShards, records: Sequence[ShardRecord], run: Run) -> Iterator[Sequence[pa.RecordBatch]]:
+    """`measure.batches` of every record, in order."""
+    groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
+
+    def job(places: Sequence[int]) -> dict:
+        shards = [asdict(records[place]) for place in places]
+        # Named by content: a task of a job that was killed may still write, perhaps by other settings.
+        return {"shards": shards, "task": fingerprint_of([shard["sha256"] for shard in shards], places[0])}
+
+    jobs = Jobs(groups, job)
+    arguments = {"folder": measure.folder, "splits": measure.splits, "names": measure.names}
+    for number, _ in enumerate(in_number_order(run(MeasureShards, arguments, jobs))):
+        files = [measure.file(name, jobs[number]["task"]) for name in measure.names]
+        yield from zip(
+            *(_read_batches(file, _SCHEMAS[name]) for file, name in zip(files, measure.names, strict=True)), strict=True
+        )
+        for file in files:
+            file.unlink(missing_ok=True)
+
+
+def _read_batches(path: AnyPath, schema: pa.Schema) -> list[pa.RecordBatch]:
+    try:
+        return read_arrow(pa.BufferReader(path.read_bytes()), [schema])[1]
+    except (OSError, BadArrowFile) as error:
+        raise UserError(f"{path}, which a task wrote, {_reason(error)}; run the same command again") from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, BadArrowFile) else f"cannot be read: {getattr(error, 'strerror', None) or error}"
 
 
 def row_sizes(shard: Shard) -> dict[str, np.ndarray]:

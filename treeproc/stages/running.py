@@ -41,14 +41,17 @@ def run_here(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tu
         yield from ((number, built(**job)) for number, job in enumerate(jobs))
 
 
-def grouped(items: Sequence[tuple[int, Item]]) -> list[list[Item]]:
-    """The items, given with their numbers of rows, in groups of neighbours that have GROUP_ROWS rows or little more together."""
+def grouped(items: Sequence[tuple[int, Item]], of_rows: int | None = None) -> list[list[Item]]:
+    """The items, given with their numbers of rows, in groups of neighbours that have `of_rows` rows or little more together.
+
+    GROUP_ROWS if nothing else is given.
+    """
     groups: list[list[Item]] = []
     left = 0
     for rows, item in items:
         if left <= 0:
             groups.append([])
-            left = GROUP_ROWS
+            left = of_rows or GROUP_ROWS
         groups[-1].append(item)
         left -= rows
     return groups
