@@ -65,7 +65,7 @@ MODEL_CASES: dict[str, dict] = {
 
 
 def tiny_model(case: str, **config) -> Seq2Seq:
-    """In float64 and evaluation mode, from a fixed seed."""
+    """Build the model of a case in float64 and evaluation mode, from a fixed seed."""
     torch.manual_seed(0)
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
     return build_model(ModelConfig(**{"name": case, **sizes, **MODEL_CASES[case], **config}), VOCAB).double().eval()

@@ -324,7 +324,7 @@ def test_structure_used_in_inference_mode_serves_training():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_accumulates_in_float32_under_autocast(dtype):
-    """Only inputs and output are rounded, whatever the depth of the sums."""
+    """Autocast rounds only inputs and output, so the error does not grow with the depth of the sums."""
     chain = right_branching(80)
     structure, module = build_structure([chain]), build_accumulation().float()
     states, vectors = torch.randn(1, 159, D_MODEL), torch.randn(1, 159, D_MODEL).to(dtype)

@@ -146,7 +146,7 @@ def test_the_command_writes_a_line_for_each_pair(align, run, tmp_path):
     assert align("--out", run, *files, f"output={output}")[0] == [] and output.read_text().splitlines() == found
 
 
-def test_what_cannot_be_aligned_is_refused_in_one_line(align, run, tmp_path):
+def test_align_refuses_unfit_files_and_models_in_one_line(align, run, tmp_path):
     source, short = write(tmp_path / "in", ["ba be", "bo"]), write(tmp_path / "short", ["ba"])
     one = write(tmp_path / "one", ["0-0"])
     wrong = write(tmp_path / "wrong", ["0-0", "0:0"])

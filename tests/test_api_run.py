@@ -192,7 +192,7 @@ def test_hugging_face_datasets_have_the_rows(world):
 
 @pytest.mark.cluster
 def test_ray_datasets_have_the_rows(world):
-    """In a process of its own, which ends its Ray with it."""
+    """The code runs in a separate process, whose end also ends its Ray."""
     code = (
         "import sys; from treenet import read_shards; from treeproc.common.ray_session import start_ray; start_ray()\n"
         "shards = read_shards(sys.argv[1]); key = lambda row: row['example_id']\n"

@@ -212,7 +212,7 @@ def test_a_mistake_is_one_sentence(message):
     assert "\n" not in str(error.value)
 
 
-def test_what_the_library_offers():
+def test_the_library_offers_these_names():
     for name in treenet.__all__:
         assert getattr(treenet, name) is not None and name in dir(treenet)
     with pytest.raises(AttributeError, match="no attribute 'TreeLSTM'"):

@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_that_is_not_asked_for_does_not_matter(tmp_path):
         assert same_weights(average_checkpoints(tmp_path, choice, 2), mean_of(2, 3))
 
 
-def test_what_merely_looks_like_a_checkpoint_is_left_out_and_said(tmp_path):
+def test_averaging_leaves_out_and_names_folders_that_look_like_checkpoints(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, step, nll=1.0)
     place = tmp_path / "checkpoints"
@@ -238,7 +238,7 @@ def test_checkpoints_of_other_vocabularies_are_refused(tmp_path, changed, named)
     assert not (tmp_path / "averaged").exists()
 
 
-def test_what_is_not_there_is_named(tmp_path):
+def test_averaging_names_the_missing_checkpoints(tmp_path):
     with pytest.raises(UserError, match="no complete checkpoint"):
         average_checkpoints(tmp_path, "last", 2)
     save(tmp_path, 1, 1)

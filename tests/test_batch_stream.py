@@ -45,7 +45,7 @@ def data(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_processes_make_what_the_training_would_make_itself(data, name):
-    """For the second of two ranks, from the middle of an epoch to the next one; the limit of micro-batches falls meanwhile."""
+    """The second of two ranks reads from the middle of an epoch into the next. Meanwhile, the limit of micro-batches falls."""
     task = build_task(make_config(data[name], *TASKS[name], "loader_workers=2"))
     here, limits, most = (TrainingData(task, 1, 2, CPU), TrainingData(task, 1, 2, CPU)), [], 0
     with BatchStream(task, Ranks(1, 2, CPU), here[0], range(5, 25)) as stream:
@@ -87,7 +87,7 @@ def test_a_run_may_change_to_processes_and_back(data, tmp_path):
     assert same(final_weights(tmp_path / "cut"), final_weights(tmp_path / "whole"))
 
 
-def test_what_is_wrong_with_a_tree_is_said_as_the_thread_says_it(tmp_path):
+def test_processes_and_the_thread_report_a_bad_tree_alike(tmp_path):
     rows = make_rows(30)
     rows[7]["spans"]["end"][0] = 99
     data, said = write_labelled(tmp_path / "data", {"train": rows, "valid": make_rows(3)}), []

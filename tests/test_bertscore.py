@@ -122,7 +122,7 @@ def test_a_line_that_is_too_long_is_cut_and_counted(encoder):
     assert found.num_cut == 1 and found.values == pytest.approx(100, abs=1e-3)
 
 
-def test_what_is_no_encoder_is_refused_in_one_line_and_runs_nothing(encoder, tmp_path):
+def test_a_folder_without_an_encoder_is_refused_and_runs_nothing(encoder, tmp_path):
     def message(folder, layer=2):
         with pytest.raises(UserError) as error:
             config = BertScoreConfig(model=folder, layer=layer)

@@ -89,7 +89,7 @@ def test_copies_that_nobody_asked_for_for_longest_go(store, tmp_path, monkeypatc
     assert store.reads == ["0.bin", "1.bin", "2.bin", "3.bin", "4.bin", "1.bin"]
 
 
-def test_what_is_mapped_stays_and_is_said(store, tmp_path, monkeypatch, caplog):
+def test_eviction_keeps_and_reports_mapped_copies(store, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
     items = objects(store, 4)
     copy = local_copy(*items[0])
@@ -109,7 +109,7 @@ def test_what_is_mapped_stays_and_is_said(store, tmp_path, monkeypatch, caplog):
 
 
 def test_a_copy_that_was_removed_is_still_read(store):
-    """What Linux promises: readers of a removed file lose nothing."""
+    """Linux keeps a removed file for those that have opened it."""
     ((path, sha256),) = objects(store, 1)
     copy = local_copy(path, sha256)
     with pa.memory_map(str(copy)) as source:
@@ -190,7 +190,7 @@ def test_prefetching_copies_several_at_once_and_leaves_errors_to_readers(store, 
         local_copy(*damaged)
 
 
-def test_what_a_killed_process_left_goes_after_an_hour_but_for_what_is_written(store, tmp_path):
+def test_eviction_removes_the_leftovers_of_killed_processes_after_an_hour(store, tmp_path):
     old, fresh = (tmp_path / "cache" / folder / f".tmp-{'a' * 64}" for folder in ("aa", "bb"))
     for path in (old, fresh):
         path.parent.mkdir()
@@ -200,7 +200,7 @@ def test_what_a_killed_process_left_goes_after_an_hour_but_for_what_is_written(s
     assert not old.exists() and fresh.exists()
 
 
-def test_what_was_asked_for_within_a_minute_stays(store, tmp_path, monkeypatch):
+def test_eviction_keeps_copies_of_the_last_minute(store, tmp_path, monkeypatch):
     """A process that has just got a copy is about to open it."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
     first, second, third = objects(store, 3)

@@ -48,7 +48,7 @@ def test_groups_start_at_zero_and_gpus_are_those_of_training(cluster):
 
 
 def test_nodes_have_room_for_cuda_and_gpu_nodes_a_fast_network(cluster):
-    """By the launcher's own rules for network interfaces, without asking AWS."""
+    """The launcher's own rules check the network interfaces, without asking AWS."""
     from ray.autoscaler._private.aws.config import _configure_subnets_and_groups_from_network_interfaces
 
     nodes = {name: node["node_config"] for name, node in cluster["available_node_types"].items()}
@@ -61,7 +61,7 @@ def test_nodes_have_room_for_cuda_and_gpu_nodes_a_fast_network(cluster):
     assert nodes["parse"]["SecurityGroupIds"] == nodes["head"]["SecurityGroupIds"]
 
 
-def test_what_a_job_leaves_behind_is_not_carried_to_the_cluster(cluster, repository):
+def test_the_launcher_uploads_no_outputs_of_jobs(cluster, repository):
     ignored = (repository / ".gitignore").read_text().replace("/", "").split()
     assert {".venv", "runs", "demo-output"} <= set(ignored) and {".venv", "runs", "demo-output"} <= set(cluster["rsync_exclude"])
 

@@ -109,7 +109,7 @@ def test_a_process_that_fails_is_one_line(python, model, line, why):
     assert str(error.value).startswith("COMET gave no scores: ") and why in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_missing_is_named(python, model, tmp_path, monkeypatch):
+def test_messages_name_the_missing_part(python, model, tmp_path, monkeypatch):
     def message(**settings):
         with pytest.raises(UserError) as error:
             check_comet(CometConfig(**({"model": model, "python": python} | settings)))

@@ -43,7 +43,7 @@ def test_on_cpus_nothing_is_compiled(monkeypatch):
     assert CompiledOnGpu(double)(torch.ones(2), 1.0).tolist() == [2, 2]
 
 
-def test_what_cannot_be_compiled_is_said_once_and_runs_as_it_is(on_gpu, monkeypatch, capsys):
+def test_a_function_that_cannot_compile_warns_once_and_runs_uncompiled(on_gpu, monkeypatch, capsys):
     def fails(function):
         raise TorchDynamoException("no compiler")
 

@@ -89,7 +89,7 @@ def test_more_graphs_than_the_limit_are_said_once_and_computed_all_the_same(monk
     assert capsys.readouterr().err.count("forms of batches") == 1
 
 
-def test_what_fails_to_compile_is_said_and_computed_as_it_is(monkeypatch, capsys):
+def test_a_graph_that_fails_to_compile_warns_and_runs_uncompiled(monkeypatch, capsys):
     def fail(graph, inputs):
         raise ValueError("no such kernel")
 
@@ -112,7 +112,7 @@ def test_a_cpu_is_asked_and_a_gpu_by_default(monkeypatch):
         assert all(wants_compiling(setting, device, as_it_is=False) is setting for device in (CPU, GPU))
 
 
-def test_what_is_missing_is_said(monkeypatch, capsys):
+def test_a_missing_compiler_is_named(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
     without_compiler = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
     with without_compiler, pytest.raises(UserError, match=r"compile=true needs a C\+\+ compiler"):

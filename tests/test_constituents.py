@@ -90,7 +90,7 @@ def test_three_layers_equal_the_formulas(config, lengths):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
 
 
-def test_what_is_joined_stays_joined_above():
+def test_joined_neighbours_stay_joined_in_higher_layers():
     torch.manual_seed(1)
     config, link_probs, links = ConstituentConfig(neighbour_scale=1.0), None, torch.ones(2, 11, dtype=torch.bool)
     for layer in range(6):

@@ -34,7 +34,7 @@ NAMES[EOS_ID], NAMES[BOS_ID], NAMES[PAD_ID], NAMES[UNK_ID] = "</s>", "<s>", "<pa
 
 @dataclass
 class Processor:
-    """What is read of a sentencepiece processor."""
+    """A stand-in for a sentencepiece processor, with the methods that the search calls."""
 
     names: list[str]
 
@@ -234,7 +234,7 @@ def test_samples_keep_to_a_prefix_and_avoid_strings():
     st.lists(st.integers(4, 9), max_size=8),
 )
 def test_banned_pieces_are_those_that_complete_a_string(strings, ids):
-    """Whatever the pieces: words, parts of words, a blank, and the bytes of a character."""
+    """The pieces are words, parts of words, a blank, and the bytes of a character."""
     names = [*NAMES, "ab", "<0xC3>", "<0xA9>"]
     texts = [name.replace("▁", " ").encode() for name in names[:-2]] + [b"\xc3", b"\xa9"]
     written = b" " + b"".join(texts[piece] for piece in ids)

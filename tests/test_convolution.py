@@ -61,7 +61,7 @@ def test_products_with_bands_equal_loops(at_once, chunk, size, width, shared, da
 
 
 def build(cls: type, dynamic: bool, size: int, **options) -> CentredConvolution | CausalConvolution:
-    """In float64 and evaluation mode, with biases."""
+    """Build a convolution in float64 and evaluation mode, with random biases."""
     config = ModelConfig(d_model=D_MODEL, num_heads=HEADS, convolution=options)
     torch.manual_seed(0)
     module = cls(config, (DynamicKernels if dynamic else LightweightKernels)(config, size))

@@ -141,7 +141,7 @@ def test_the_mask_is_that_of_equation_11(sentences):
 
 
 def build_long(sentences: list[Tree], config: TreeAttentionConfig, blocks: bool) -> TreeStructure:
-    """As batches of long trees are built for accelerators."""
+    """Build the structure as for batches of long trees on accelerators."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treenet.structure.maps.COMPACT_BELOW_POSITIONS", 0)
         return prepare(build_compact(sentences), config, torch.float64, torch.float64, blocks)
@@ -204,7 +204,7 @@ def test_models_compute_the_same_from_both_forms(name):
 
 
 def test_nothing_asks_a_device_for_data():
-    """On "meta", which has no values, an operation that waits for them raises."""
+    """The device "meta" has no values, so an operation that waits for them raises."""
     model = build_model(ModelConfig(**SIZES), VOCAB).to("meta")
     batch = batch_of([right_branching(9), UNARY], TREES.for_device("meta")).to("meta")
     model.decode(batch).sum().backward()

@@ -149,7 +149,7 @@ def test_brackets_hold_a_phrase_and_commas_do_not():
     assert nodes == [(0, 7, "S"), (3, 6, "PRN")]
 
 
-def test_what_nobody_has_analysed_is_flat():
+def test_a_sentence_without_an_analysis_gets_a_flat_tree():
     example = ([-1, -1, -1], ["root"] * 3, ["X"] * 3, ["a", "b", "a"])
     found, lifted = trees([example, SENTENCE], "layered")
     assert found[0] == [(0, 3, "X")] and lifted == [0, 0]

@@ -93,7 +93,7 @@ def test_accelerators_drop_what_cpus_drop(shape, p, num_leaves):
 
 
 def test_compiled_dropout_drops_the_same():
-    """By the compiler of CPUs, for all sizes in few graphs."""
+    """The compiler of CPUs makes few graphs for all sizes."""
     torch._dynamo.reset()
     compiled = torch.compile(drop, dynamic=True, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):

@@ -101,7 +101,7 @@ def test_a_run_shorter_than_the_probe_is_probed_to_its_end(data):
     assert "probe: 2 updates in " in dry_run(make_config(data, "max_steps=3"), None)
 
 
-def test_what_a_run_would_refuse_is_refused(data, tmp_path):
+def test_a_dry_run_refuses_the_settings_that_a_run_refuses(data, tmp_path):
     with pytest.raises(UserError, match="batch.max_tokens must be at least"):
         dry_run(make_config(data, "batch.max_tokens=3"), None)
     with pytest.raises(UserError, match="nowhere/encoded/index.json is missing"):

@@ -195,7 +195,7 @@ def test_shuffled_trees_keep_leaves_and_labels_and_differ_in_shape(run):
         assert all((again["spans"][name] == shuffled["spans"][name]).all() for name in again["spans"])
 
 
-def test_what_does_not_fit_is_refused_in_one_line(run, tmp_path):
+def test_evaluate_refuses_unfit_settings_in_one_line(run, tmp_path):
     with pytest.raises(UserError, match=r"is not a run: .*config\.yaml is missing"):
         evaluate_run(tmp_path, EvaluateSettings())
     with pytest.raises(UserError, match="there are: 1, 2"):

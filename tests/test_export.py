@@ -79,7 +79,7 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
         ("data", [], "is not a run"),
     ],
 )
-def test_what_cannot_be_exported_is_one_line(world, monkeypatch, name, settings, message):
+def test_export_refuses_unfit_models_in_one_line(world, monkeypatch, name, settings, message):
     monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: True)
     with pytest.raises(UserError, match=message) as error:
         run_export(world, name, *settings)

@@ -58,7 +58,7 @@ def test_work_is_counted_by_position():
 
 
 def test_flops_are_those_that_torch_counts():
-    """Of a plain model without padding, where all positions are real. torch does not count attention's own products on a CPU."""
+    """The model is plain, and its batch has no padding. On a CPU, torch does not count the products inside of attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from treenet.models import VocabSizes, build_model

@@ -26,7 +26,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def _afterwards(rank: int) -> None:
-    """As on accelerators, but one sum follows the backward pass."""
+    """Sum gradients as on accelerators, but with one sum after the backward pass."""
     TrainStep.defers, TrainStep.overlaps = True, False
 
 
@@ -40,7 +40,7 @@ def _overlapped_and_read_at_once(rank: int) -> None:
 
 
 def _fail_after_buckets(updates: set[int], note: Path | None = None) -> None:
-    """In these updates, counted from 1, memory runs out in the backward pass when three buckets have left."""
+    """Make memory run out in the backward pass of these updates, counted from 1, after three buckets were sent."""
     true_begin, true_complete, begun = OverlappedSums.begin, OverlappedSums._complete, [0]
 
     def begin(self) -> None:

@@ -110,7 +110,7 @@ def test_damaged_parts_are_one_line(tmp_path, small_limits, damage, message):
         ({"more": 1}, "parts.0.more"),
     ],
 )
-def test_what_an_index_says_of_parts_is_checked(tmp_path, small_limits, changes, message):
+def test_readers_check_the_parts_that_an_index_names(tmp_path, small_limits, changes, message):
     index = write_index(tmp_path, ORDERED)
     index["parts"][0] |= changes
     (tmp_path / "index.json").write_bytes(json_bytes(index))

@@ -286,7 +286,7 @@ def test_until_the_first_checkpoint_init_may_change(data, run, tmp_path):
 
 
 def test_a_table_of_another_size_than_its_vocabulary_is_left_out(data, other_data, run, tmp_path):
-    """Of a run that somebody has changed: no row is read from beyond the table."""
+    """Somebody changed the run. No row is read from beyond the table."""
     base = tmp_path / "base"
     shutil.copytree(run, base)
     folder, weights = base / "averaged", load_file(run / "averaged" / "model.safetensors")
@@ -305,7 +305,7 @@ def damaged(run: Path, folder: Path) -> Path:
     return folder
 
 
-def test_what_cannot_be_read_is_one_clear_line(data, other_data, run, tmp_path):
+def test_unreadable_initial_weights_give_one_line(data, other_data, run, tmp_path):
     for init, message in (
         (tmp_path / "none", "init: .*none is not a run: config.yaml is missing"),
         (run / "checkpoints" / "step_00000009", "step_00000009/model.safetensors is missing; .*there are: 1, 2"),

@@ -39,7 +39,7 @@ def hashes(tmp_path):
     return {name: file_sha256(tmp_path / "data" / name) for name in names}
 
 
-def test_what_was_read_is_not_read_again(tmp_path, reads, hashes):
+def test_unchanged_files_are_not_hashed_again(tmp_path, reads, hashes):
     folder = tmp_path / "data"
     assert unlike(folder, hashes) == [] and sorted(reads) == ["a.arrow", "b.arrow", "c.txt"]
     reads.clear()
@@ -49,7 +49,7 @@ def test_what_was_read_is_not_read_again(tmp_path, reads, hashes):
 
 
 @pytest.mark.parametrize("how", ["content", "size", "time", "replaced", "moved folder", "copied with its times"])
-def test_whatever_changed_is_read_again(tmp_path, reads, hashes, how):
+def test_changed_files_are_hashed_again(tmp_path, reads, hashes, how):
     folder = tmp_path / "data"
     assert unlike(folder, hashes) == []
     reads.clear()
@@ -130,7 +130,7 @@ def test_results_come_in_order_and_no_more_than_so_many_are_begun():
 
 
 def test_jobs_hash_many_bytes_to_the_same(tmp_path, reads, hashes, monkeypatch):
-    """In jobs of some bytes each, whose results come in any order; wrong and missing files are named as ever."""
+    """Each job hashes some bytes, and results come in any order. Wrong and missing files are named as without jobs."""
     folder, jobs_run = tmp_path / "data", []
     for number in range(6):
         write(folder, f"{number}.arrow", bytes([number]) * 40)

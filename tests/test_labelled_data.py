@@ -92,7 +92,7 @@ def test_control_trees_take_the_classes_of_the_phrases_that_they_hold(data, tmp_
     assert found == {(0, 4): 1, (1, 4): 1, (2, 4): -1}
 
 
-def test_what_is_said_of_it_names_no_pairs(data):
+def test_descriptions_of_labelled_data_name_no_pairs(data):
     text = summary(read_index(data / "encoded"), data)
     assert "train: 40 examples" in text and "20 label_2" in text and "target" not in text and "pairs" not in text
     assert "target" not in describe(data)[0]

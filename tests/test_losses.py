@@ -87,7 +87,7 @@ def test_loss_of_states_in_float16_keeps_small_gradients():
 
 
 def test_a_compiled_chunk_of_the_loss_gives_the_same():
-    """By the compiler of CPUs, for several sizes in two graphs."""
+    """The compiler of CPUs makes two graphs for several sizes."""
     torch._dynamo.reset()
     compiled = torch.compile(losses.score_chunk, dynamic=True, fullgraph=True)
     with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):

@@ -45,7 +45,7 @@ def gradients(data: Path, *options: str) -> tuple[torch.Tensor, int]:
 @pytest.mark.parametrize("model", ["tree_transformer", "transformer"])
 @pytest.mark.parametrize("dropout", [["model.dropout=0.3"], ["model.attention_dropout=0.2"], ["optimizer.r_drop=1"]], ids=str)
 def test_layers_that_are_computed_again_give_the_same_gradient(data, model, dropout):
-    """To the last bit, with dropout by key, with PyTorch's, and with two passes of which the first is computed again last."""
+    """Gradients are equal to the last bit: with dropout by key, with PyTorch's, and with the two passes of R-Drop."""
     options = [f"model.name={model}", "model.num_encoder_layers=2", "model.num_decoder_layers=2", *dropout]
     (expected, kept), (found, kept_less) = (gradients(data, *options, f"checkpoint_activations={on}") for on in ("false", "true"))
     assert torch.equal(found, expected) and expected.any()

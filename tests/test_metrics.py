@@ -58,7 +58,7 @@ def test_bleu_of_a_known_case():
 
 
 def test_ter_counts_edits_and_moved_blocks():
-    """Of 4 reference words: one replaced, one inserted; two words moved as one block, which is one edit."""
+    """The reference has 4 words. One edit replaces a word, inserts one, or moves two words as one block."""
     assert compute_scores(REFERENCES, REFERENCES)["ter"] == 0
     for hypothesis, edits in (("a b c x", 1), ("a b b c d", 1), ("c d a b", 1), ("x y z w", 4), ("a b c d", 0)):
         assert compute_scores([hypothesis], ["a b c d"])["ter"] == pytest.approx(100 * edits / 4)

@@ -65,7 +65,7 @@ def test_a_batch_mate_that_is_not_finite_stays_alone(name, config, piece):
 
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_dropout_is_the_same_in_every_batch(name):
-    """By key, for texts of several roots too: the same logits in training, alone or beside a longer text."""
+    """Dropout by key gives a text the same logits alone and beside a longer text, also with several roots."""
     model = tiny_model(name, dropout=0.3).train()
     keys = share_dropout_keys(model)
     examples = [example_of(tree, seed, reads=model.reads) for seed, tree in enumerate([right_branching(14), right_branching(5)])]

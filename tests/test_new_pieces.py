@@ -213,7 +213,7 @@ def test_an_encoding_of_parsed_text_grows_too(old_data, tmp_path):
         ({"splits": {}}, "splits"),
     ],
 )
-def test_what_cannot_grow_is_refused(old_data, tmp_path, changes, message):
+def test_vocabularies_that_cannot_grow_are_refused(old_data, tmp_path, changes, message):
     with pytest.raises((UserError, ValueError), match=message):
         preprocess(PreprocessConfig.model_validate(grow(old_data, tmp_path, **changes)), tmp_path / "data")
     assert not (tmp_path / "data").exists()

@@ -161,7 +161,7 @@ def test_placeholders(mark):
 @pytest.mark.parametrize(
     "line", ["5 < 6 and 7 > 6", "a_b __ c", "me@@home", "[sic] {sigh} 5 %", "50%such", "user@example.org <me@x.org>"]
 )
-def test_what_is_no_placeholder(line):
+def test_these_lines_have_no_placeholders(line):
     assert notices_of({"train": [line]})[0]["train"]["source"]["placeholders"]["count"] == 0
 
 

@@ -65,7 +65,7 @@ def test_the_order_of_the_index_is_that_of_splits_and_shards():
 
 @pytest.mark.parametrize("count", [500])
 def test_a_record_takes_a_few_hundred_bytes(count):
-    """As in the parsed stage, with 60 counts of numbers that differ."""
+    """The record is like those of the parsed stage, with 60 different counts."""
     packed = RecordSlots(count)
     tracemalloc.start()
     try:

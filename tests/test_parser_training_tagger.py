@@ -73,7 +73,7 @@ def test_loss_and_gradients_are_stanzas(learner):
         assert torch.allclose(gradient, gradients[1][name], rtol=1e-4, atol=1e-6), name
 
 
-def test_what_it_learns_stanza_loads(tmp_path):
+def test_stanza_loads_the_trained_tagger(tmp_path):
     settings = TaggerSettings(hidden_dim=16, char_hidden_dim=16, word_emb_dim=16, word_cutoff=1, batch_words=200)
     learner = TaggerLearner([Source(sentences(200, 3))], {"toy": sentences(40, 4)}, settings, seed=5)
     best = fit(learner, tmp_path / "run", FitSettings(epochs=8, learning_rate=0.02, average=0.9, evaluations=2), seed=1)

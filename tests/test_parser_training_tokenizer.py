@@ -105,7 +105,7 @@ def test_dashes_stand_with_and_without_blanks():
     assert learner.vocab.unit2id("—") != learner.vocab.unit2id("<UNK>")
 
 
-def test_what_it_learns_stanza_loads(tmp_path):
+def test_stanza_loads_the_trained_tokenizer(tmp_path):
     dev = sentences(40, 2)
     learner = TokenizerLearner([sentences(400, 1)], {"toy": dev}, TokenizerSettings(batch_chars=1500), seed=3)
     best = fit(learner, tmp_path / "run", FitSettings(epochs=6, learning_rate=0.02, average=0.9, evaluations=3), seed=1)

@@ -48,7 +48,7 @@ def test_the_rate_is_of_the_last_minute():
         assert rate == pytest.approx(10.0, abs=0.2) and left == format_seconds((1500 - 730) / 10)
 
 
-def test_what_was_done_before_and_the_start_do_not_enter_the_rate():
+def test_the_rate_leaves_out_earlier_work_and_the_start():
     clock = Clock()
     with Progress("train", 1000, unit="steps", initial=500, stream=io.StringIO(), interval=1e6, clock=clock) as progress:
         assert shown(progress) == (0.0, None)

@@ -133,7 +133,7 @@ def test_a_damaged_file_stops_nothing_and_is_kept(tmp_path, capsys, content):
         assert len(read_sessions(tmp_path)) == 1
 
 
-def test_what_is_no_file_is_set_aside_and_not_read(tmp_path):
+def test_folders_pipes_and_links_in_the_place_of_the_record_are_set_aside(tmp_path):
     path = tmp_path / PROVENANCE
     for number, make in enumerate((Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")), start=1):
         make(path)
@@ -145,7 +145,7 @@ def test_what_is_no_file_is_set_aside_and_not_read(tmp_path):
         path.unlink()
 
 
-def test_what_a_later_version_adds_is_kept(tmp_path):
+def test_keys_of_a_later_version_are_kept(tmp_path):
     with recorded(tmp_path, "train") as record:
         record.note()
     content = json.loads((tmp_path / PROVENANCE).read_text())

@@ -32,7 +32,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What was asked for: (start, size) of each."""
+    """Return the list of requests that follow: (start, size) of each."""
     ranges: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: ranges.append((start, size)))
     return ranges
@@ -56,7 +56,7 @@ def test_lengths_ask_for_what_they_read_and_no_more(path, asked):
         assert not there & {body.address - start + place for body in bodies for place in range(0, body.size, 512)}
 
 
-def test_what_is_read_is_the_same_whether_it_is_asked_for_or_not(path):
+def test_reading_ahead_gives_the_same_bytes(path):
     with pa.memory_map(str(path)) as source:
         plain = read_arrow(source, [LENGTHS_SCHEMA])[1]
     found = open_columns(path.parent, path.name, LENGTHS_SCHEMA, "train")

@@ -143,7 +143,7 @@ def test_relations_of_pairs(clip, texts):
 
 
 def test_the_figures_of_the_source():
-    """From `is`, in the tree of "I think this is a good idea .", whose ROOT is above `think` and the full stop."""
+    """Figures show the relations from `is` in "I think this is a good idea .". Its ROOT is above `think` and the full stop."""
     text = [1, -1, 3, 1, 6, 6, 3, -1]
     words = words_of([text])
     paths, distances = (

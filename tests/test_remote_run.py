@@ -103,7 +103,7 @@ def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed
     assert not any(SECRET.encode() in (out / name).read_bytes() for name in names)
 
 
-def test_what_was_not_uploaded_to_its_end_is_not_loaded(bucket, data, undisturbed, tmp_path):
+def test_an_incomplete_upload_is_not_loaded(bucket, data, undisturbed, tmp_path):
     """The last checkpoint has no meta.json, the one before is cut off: the first of three is the one to continue from."""
     out = bucket / "cut-off"
     run_training(tiny_config(data, "max_steps=15"), out)

@@ -229,7 +229,7 @@ def test_attention_is_that_of_the_runs(folder, out, page):
         assert cell == f"{100 * both['mean']:.1f} ± {100 * both['deviation']:.1f}"
 
 
-def test_what_differs_is_shown_and_what_spoils_a_comparison_is_said(folder, page):
+def test_the_report_shows_differences_and_warns_of_unfair_comparisons(folder, page):
     assert ["model.tree.subtree_mask", "true", "true", "false"] in [[cell.lower() for cell in row] for row in page.rows]
     runs, _ = read_report_inputs([str(folder / name) for name in RUNS], "test")
     differing, shared = settings_of(runs)

@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(run, monkeypatch):
     assert [live.refresh_s for live in made] == [module.REFRESH_S] * 2 + [None] and "stopped" in said[-1]
 
 
-def test_of_runs_that_have_ended_the_whole_report_is_made_at_once(run, monkeypatch):
+def test_a_live_report_of_ended_runs_is_complete_at_once(run, monkeypatch):
     end(run)
     assert watched(run, monkeypatch) == ([None], [], 0)
 

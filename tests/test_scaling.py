@@ -203,7 +203,7 @@ def test_both_models_of_a_pair_train_on_the_same_batches(data, tmp_path, subset)
     assert (rows[0] == rows[1]) == (subset == "fixed")
 
 
-def test_what_is_recorded_of_shares_that_all_seeds_have_is_as_it_was(data):
+def test_settings_record_the_subset_only_by_seed(data):
     config = make_config(data)
     assert "subset" not in config.model_dump()["batch"] and not any("subset" in key for key in config.lasting())
     drawn = load_settings(ScalingConfig, None, **{**STUDY, "batch": {"max_tokens": 64, "subset": "by_seed"}}, data=data)

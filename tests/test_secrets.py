@@ -84,7 +84,7 @@ def test_no_message_repeats_a_secret(override):
     assert SECRET not in str(error.value)
 
 
-def test_what_is_taken_out_of_messages():
+def test_messages_hide_these_secrets():
     assert without_credentials("no server at http://a:b@h:1/x, s3://k:s@b") == "no server at http://***@h:1/x, s3://***@b"
     assert without_credentials("'https://h/x?token=t' failed") == "'https://h/x?***' failed"
     assert without_credentials("http://a:b@h/x?token=t") == "http://***@h/x?***"

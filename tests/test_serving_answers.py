@@ -45,7 +45,7 @@ def without_numbers(line: dict) -> dict:
     return {**line, "hypotheses": texts, "attention": targets}
 
 
-def test_whatever_is_batched_the_translations_are_those_of_translate(translator, run):
+def test_batches_of_requests_give_the_translations_of_translate(translator, run):
     lines = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)] + ["", "ba 😀", "ba\x01", "ba \ud800", "be " * 1001]
     questions = [Question(tuple(lines[i : i + 3]), 1 + i % 3, i % 2 == 0) for i in range(0, len(lines), 3)]
     answers = [line for answer in translator.answer(questions) for line in read(answer)["lines"]]

@@ -46,7 +46,7 @@ async def serve(replicas: Replicas, timeout_s: float, client_s: float | None = N
 
 
 async def ended(reader: asyncio.StreamReader) -> bytes:
-    """What the server sends until it closes the connection."""
+    """Return the bytes that the server sends until it closes the connection."""
     with suppress(ConnectionResetError):
         return await asyncio.wait_for(reader.read(), PATIENCE_S)
     return b""
@@ -64,7 +64,7 @@ def test_a_client_that_sends_nothing_loses_its_connection():
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: localhost\r\n", REQUEST + b"GET / HTTP/1.1\r\n"])
 def test_a_client_that_sends_headers_for_ever_loses_its_connection(start):
-    """At its first request, and at a later one."""
+    """The client is slow at its first request, or at a later one."""
 
     async def check() -> None:
         async with serve(Answers(), 0.5) as (port, connections, _):

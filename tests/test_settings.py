@@ -128,7 +128,7 @@ def test_a_wrong_command_line(argv, message):
 
 
 @pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP, errno.ENOSPC, errno.EACCES])
-def test_what_the_file_system_refuses_is_one_line(number, capsys):
+def test_errors_of_the_file_system_give_one_line(number, capsys):
     def main(argv):
         raise OSError(number, os.strerror(number), "a" * 5000)
 

@@ -82,7 +82,7 @@ def test_fewer_than_three_seeds_get_neither_interval_nor_star(differences):
     assert summarize(differences)["half_interval"] is None
 
 
-def test_what_does_not_vary_is_not_tested():
+def test_constant_differences_are_not_tested():
     assert compare_over_seeds([0.0, 0.0, 0.0], 0.0, 500).p_value is None
 
 

@@ -76,7 +76,7 @@ def test_given_words_are_split_where_their_sentences_end(parser):
     assert parsed.words["text"] == row["words"]["text"] and parsed.words["start_char"] == row["words"]["start_char"]
 
 
-def test_what_the_user_says_of_several_trees_holds(data):
+def test_the_users_choice_for_several_trees_holds(data):
     pairs = {"splits": {"train": {"source": ["a"], "target": ["b"]}}, "parser": {"name": "shipped", "split_sentences": True}}
     documents = {"splits": {"train": {"source": ["a"]}}, "format": "imdb", "parser": pairs["parser"]}
     for values, expected in (

@@ -145,7 +145,7 @@ def test_other_decoding_settings_make_scores_stale_unless_they_were_asked_for(ru
     assert [found[f"{side}_origin"]["decoding"]["beam_size"] for side in ("baseline", "system")] == [3, 2]
 
 
-def test_what_was_asked_for_is_part_of_the_command(runs, capsys):
+def test_the_command_to_renew_has_the_users_settings(runs, capsys):
     evaluate_run(runs / "a", EvaluateSettings(split="valid", target_language="de", decoding={"beam_size": 2}, shuffle_trees=True))
     continue_run(runs / "a")
     message = [line for line in capsys.readouterr().err.splitlines() if "valid.shuffled_trees_1" in line]

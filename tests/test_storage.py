@@ -85,7 +85,7 @@ def test_objects_behave_like_files(bucket):
     assert file_sha256(folder / "b.bin") == file_sha256(local_copy(folder / "b.bin", file_sha256(folder / "b.bin")))
 
 
-def test_what_the_store_refuses_is_one_line_without_keys(bucket):
+def test_errors_of_the_store_give_one_line_without_keys(bucket):
     with pytest.raises(UserError, match="s3://nobucket/x: the object store refuses: .*check the bucket") as error:
         atomic_write(as_path("s3://nobucket/x"), b"x")
     assert "\n" not in str(error.value) and SECRET not in str(error.value)
@@ -236,7 +236,7 @@ def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
 
 
 def test_finished_objects_are_read_once(data, monkeypatch):
-    """What was found right is known by the listing of the store."""
+    """The listing of the store shows that objects are unchanged since they were read."""
     from treeproc.common import known_hashes
 
     folder, reads = data[0] / "encoded", []

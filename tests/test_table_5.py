@@ -55,7 +55,7 @@ def test_the_plain_transformer_has_the_number_of_the_paper(size):
     assert count_parts(size, "model.name=transformer").total() == size.transformer
 
 
-def test_what_the_tree_transformer_has_more(size):
+def test_the_tree_transformer_has_these_additional_parameters(size):
     """Leaf weights, two tables of 100 rows of half a head's width, and vectors of labels; nothing else."""
     plain, tree = count_parts(size, "model.name=transformer"), count_parts(size)
     tables = MODULES * ROWS * size.d_head // 2

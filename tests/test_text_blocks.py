@@ -359,7 +359,7 @@ def test_samples_of_lines_are_those_of_a_stream():
         assert [number for number, _ in sample.kept] == list(range(0, count, language.stride_of(count)))
 
 
-def test_what_cannot_be_cut_is_read_in_this_process(tmp_path):
+def test_inputs_that_cannot_be_cut_are_read_in_this_process(tmp_path):
     inputs = inputs_of(tmp_path, {"train": ([b"a\n"], [b"a\n"])})
     assert bytes_that_can_be_cut(inputs) == 4
     assert bytes_that_can_be_cut(replace(inputs, format="sgm")) == 0

@@ -73,7 +73,7 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
 
 
 def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, monkeypatch):
-    """As on Ray, but the tasks run in this process, the last job first."""
+    """Run the tasks of Ray in this process, the last job first."""
     stages = []
 
     def run_jobs(worker, arguments, jobs, **options):

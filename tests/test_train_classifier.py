@@ -102,7 +102,7 @@ def test_checkpoints_are_kept_and_chosen_by_accuracy_not_by_nll(tmp_path):
     assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1).folders] == [2]
 
 
-def test_what_is_scored_is_what_the_model_predicts(data, finished):
+def test_scores_are_those_of_the_predictions(data, finished):
     scores = score_run(finished)
     assert list(scores) == ["valid", "valid.last", "test", "test.last"]
     by_step = {line["step"]: line for line in valid_lines(finished)}
@@ -247,7 +247,7 @@ def test_workflows_of_translation_refuse_a_classifier(data, finished, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_what_a_run_lacks_is_made_by_the_workflow_of_its_task(data, tmp_path):
+def test_messages_about_a_missing_checkpoint_name_the_workflow_of_the_task(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
     for act in (load_trained, lambda run: average_checkpoints(run, "last", 1)):
         with pytest.raises(UserError, match=r"run workflows/train_classifier\.py "):

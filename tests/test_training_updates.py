@@ -108,7 +108,7 @@ print(before - held())
 
 
 def out_of_memory_above(examples: int) -> None:
-    """From now on, this process has memory for so many examples at once; the error comes amid the backward pass."""
+    """Give this process memory for so many examples at once. A larger micro-batch fails in the middle of its backward pass."""
     true_loss = task_losses.projected_nll
 
     def loss(states, table, targets, *options):
@@ -142,7 +142,7 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path,
     np.testing.assert_allclose(valid[1], valid[0], rtol=1e-5)
 
 
-def test_what_was_added_before_memory_ran_out_does_not_count(data):
+def test_gradients_from_before_memory_ran_out_do_not_count(data):
     """The second micro-batch fails after the first has left its gradient: the rank's batch starts anew."""
     trainer = Trainer(make_task(data, "batch.tokens_per_device=32"), RANK_0)
     micro_batches, rows = trainer.micro_batches, trainer.plan.hardest_batch()

@@ -218,7 +218,7 @@ def test_leaves_are_found_in_the_line_in_their_treebank_spelling():
         place_trees("", "(S (NN a))")
 
 
-def test_what_cannot_be_done_at_all_is_one_error_and_leaves_the_output_as_it_was(translate, run, lines, tmp_path):
+def test_an_impossible_command_is_one_error_and_keeps_the_output(translate, run, lines, tmp_path):
     output, source, empty = tmp_path / "out.txt", write(tmp_path / "in.txt", lines[:3]), write(tmp_path / "empty.txt", [])
     output.write_text("as it was")
     (tmp_path / "out.txt.parts").write_text("in the way")
@@ -320,7 +320,7 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["in.txt", "out.txt"]
 
 
-def test_what_was_kept_counts_for_the_same_lines_settings_and_checkpoints_alone(translate, run, lines, tmp_path, monkeypatch):
+def test_kept_parts_count_only_for_the_same_lines_settings_and_checkpoints(translate, run, lines, tmp_path, monkeypatch):
     output, translated = tmp_path / "out.txt", []
     true_call = LineTranslator.__call__
 

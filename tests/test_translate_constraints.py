@@ -111,7 +111,7 @@ def test_constraints_hold_line_by_line(translate, lines, tmp_path):
     assert all(text.startswith("do ki") for text in texts[0]) and not any("k" in text or banned in text for text in texts[5])
 
 
-def test_what_cannot_be_met_is_told_of_its_line_and_what_is_undefined_is_refused(translate, lines, tmp_path):
+def test_unmet_constraints_are_reported_and_undefined_ones_refused(translate, lines, tmp_path):
     source = write(tmp_path / "in.txt", [*lines[:4], ""])
     limits = "decoding.max_length_factor=1e-9", "decoding.max_length_offset=3"
     phrases = write(tmp_path / "phrases", ["be", "ba bi bo bu", "", "be ku", "be"])

@@ -217,7 +217,7 @@ def test_columns_of_a_batch_have_its_rows():
 
 @pytest.mark.parametrize("codes", [[0, 1, 1, 0], [0, 2], [-1], [0, -128], [127], []])
 def test_codes_are_those_of_the_dictionary(codes):
-    """As Arrow's full validation, which takes ten times as long."""
+    """The check agrees with Arrow's full validation, which takes ten times as long."""
     split = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), ["train", "valid"], safe=False)
     numbers = {name: np.arange(len(codes)) for name in LENGTHS_SCHEMA.names if name != "split"}
     arrays = [split if field.name == "split" else pa.array(numbers[field.name], field.type) for field in LENGTHS_SCHEMA]

@@ -120,7 +120,7 @@ def test_another_metric_continues_no_run(data, judged):
         (["shard_weights=true", "compile=false"], "must be nll where shard_weights is true"),
     ],
 )
-def test_what_cannot_be_judged_so_is_refused(data, overrides, message):
+def test_valid_metric_refuses_unfit_settings(data, overrides, message):
     with pytest.raises(UserError, match=message):
         make_config(data, "valid_metric=bleu", *overrides)
 

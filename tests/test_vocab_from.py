@@ -131,7 +131,7 @@ def test_control_trees_of_new_test_splits(data, new):
         ({"splits": {}}, "splits: must be at least one split, but are none"),
     ],
 )
-def test_what_would_make_scores_meaningless_is_refused(text, data, tmp_path, change, message):
+def test_changes_that_make_scores_meaningless_are_refused(text, data, tmp_path, change, message):
     with pytest.raises(UserError, match=message):
         preprocess(PreprocessConfig.model_validate(new_settings(text, data, **change)), tmp_path / "out")
     assert not (tmp_path / "out").exists()
