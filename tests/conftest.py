@@ -120,7 +120,7 @@ def pytest_runtest_setup() -> None:
     """Every test, with the fixtures that it makes, begins with the same random numbers, whatever ran before it."""
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
