@@ -196,7 +196,7 @@ def draw(report: dict) -> "Figure":
     measures = MEASURES[report["task"]]
     headline = f"test.{measures.headline}"
     rows = [row for row in report["systems"] if headline in row]
-    figure = Figure(figsize=(6.8, 0.9 + 0.32 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(6.8, 1.1 + 0.32 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for place, row in enumerate(rows):
         score, is_baseline = row[headline], row["system"] == report["baseline"]
@@ -209,7 +209,7 @@ def draw(report: dict) -> "Figure":
             axes.axvline(mean, color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(f"{measures.axis}: seeds, their mean and its 95 % interval on these sentences")
+    axes.set_xlabel(f"{measures.axis}: seeds, their mean\nand its 95 % interval on these sentences")
     axes.grid(axis="x", alpha=0.25)
     return figure
 
