@@ -84,7 +84,7 @@ SLOW = {
 LONG = (
     "training_faults", "scaling", "tuning", "preprocess", "grid", "storage", "text_on_ray", "docs", "serving_ray", "ray_job",
     "translate", "train_parser", "training", "training_updates", "train_classifier", "compiling", "sharded", "training_resume",
-    "loader_processes", "package", "serving_replicas", "verify", "demo", "trust_arrow", "dropout_compiled", "gpu_benchmark",
+    "loader_processes", "package", "verify", "demo", "trust_arrow", "dropout_compiled", "gpu_benchmark",
 )  # fmt: skip
 
 

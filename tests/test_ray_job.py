@@ -18,6 +18,7 @@ def run_job(name: str, folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.mark.cluster
 def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path):
     result = run_job("nodes", tmp_path)
     if "skip" in result:
@@ -28,6 +29,7 @@ def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path
     assert result["blind"]["started"] == 0
 
 
+@pytest.mark.cluster
 def test_a_killed_actor_is_replaced(tmp_path):
     result = run_job("dying", tmp_path)
     assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []

@@ -261,6 +261,7 @@ def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
     assert [entry.starts for entry in Ledger.read(out).entries.values()].count(2) == 2
 
 
+@pytest.mark.cluster
 def test_two_commands_of_which_one_is_killed_end_as_one_undisturbed(study, undisturbed, tmp_path):
     out = tmp_path / "study"
     command = [*study, "--out", str(out)]

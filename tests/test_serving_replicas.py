@@ -16,6 +16,7 @@ from treeproc.online.raw_lines import RawLine, RawLineEncoder
 LINES = [" ".join(SEARCH_WORDS[:length]) for length in (2, 5, 7)]
 
 
+@pytest.mark.cluster
 def test_killing_one_of_two_replicas_loses_no_accepted_request(tmp_path):
     run = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"))
     translate = LineTranslator(TranslateSettings(), [run], RawLineEncoder)

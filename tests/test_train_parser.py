@@ -111,6 +111,7 @@ def kill_when(folder: Path, out: Path, reached: Callable[[], bool]) -> None:
             process.wait()
 
 
+@pytest.mark.cluster
 def test_a_killed_run_ends_as_an_undisturbed_one(folder, trained):
     out = folder / "killed"
     # In the middle of a fit, as a model is finished, and in the middle of another.

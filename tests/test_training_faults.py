@@ -73,6 +73,7 @@ def wait_until(process: subprocess.Popen, folder: Path, condition) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     import ray
