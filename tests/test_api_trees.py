@@ -196,7 +196,7 @@ MISTAKES = {
     r"tree 0 of the batch: spans must nest, but \(1, 4\) crosses \(0, 2\)": lambda: TreeStructure.from_spans([[(0, 2), (1, 4)]]),
     r"must lie within \(0, 3\), but one is \(2, 4\)": lambda: TreeStructure.from_spans([[(0, 3), (2, 4)]], [3]),
     "num_leaves must have a number for each of the 1 trees, but has 2": lambda: TreeStructure.from_spans([[(0, 3)]], [3, 3]),
-    "sentence 1 of the batch: the arcs form a circle": lambda: TreeStructure.from_arcs([[-1], [1, 0, -1]]),
+    "sentence 1 of the batch: the arcs form a cycle": lambda: TreeStructure.from_arcs([[-1], [1, 0, -1]]),
     "sentence 0 of the batch: 2 words have no governor": lambda: TreeStructure.from_arcs([[-1, -1, 0]]),
     "sentence 0 of the batch: a governor is in another sentence": lambda: TreeStructure.from_arcs([[-1, 5], [-1, 0]]),
     "sentence 1 of the batch has no words": lambda: TreeStructure.from_arcs([[-1], []]),

@@ -83,7 +83,7 @@ def test_two_runs_side_by_side(runs, main, capsys):
         assert (row["baseline"], row["system"]) == (lines["a"][row["line"] - 1], lines["b"][row["line"] - 1])
         assert f"line {row['line']}: chrF" in printed and f"source     {row['source']}" in printed
     assert found["metrics"]["bleu"]["about"] == ABOUT_WEIGHTS
-    assert f"p is about {ABOUT_WEIGHTS}" in printed and "*" not in printed.partition("wins of B")[0]
+    assert f"p holds only for {ABOUT_WEIGHTS}" in printed and "*" not in printed.partition("wins of B")[0]
     assert "bs:1000|seed:12345" in printed and str(runs / "new" / "ab" / "comparison.json") in printed
 
 
@@ -188,7 +188,7 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
 def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path):
     a, b = runs / "a", runs / "b"
     main(["--out", str(a), "split=valid"])
-    with pytest.raises(UserError, match=r"b/translations.test.txt holds translations of test, but the command is about valid"):
+    with pytest.raises(UserError, match=r"b/translations.test.txt holds translations of test, but the command compares valid"):
         main(["--compare", str(a / "translations.valid.txt"), str(b)])
     with pytest.raises(
         UserError, match=r"b has no translations of valid \(it has scores of: " r"test\); run .* --out .*b split=valid"

@@ -85,7 +85,7 @@ def test_neighbours_and_batches_do_not_matter(parser, tagged):
 
 @pytest.fixture(scope="module")
 def bad(parser):
-    """Stanza's parser with weights by chance: circles, and words with many subjects, in every sentence."""
+    """Stanza's parser with weights by chance: cycles, and words with many subjects, in every sentence."""
     shipped = parser._arcs._model
     torch.manual_seed(4)
     # In double precision, as such scores are often the same to the last bits of a float.

@@ -158,7 +158,7 @@ def test_a_sentence_without_an_analysis_gets_a_flat_tree():
 @pytest.mark.parametrize(
     ("governors", "problem"),
     [
-        ([1, 2, 0], "the arcs form a circle"),
+        ([1, 2, 0], "the arcs form a cycle"),
         ([-1, -1, 0], "2 words have no governor, but one must be the root"),
         ([3, -1, 0], "a governor is in another sentence"),
     ],

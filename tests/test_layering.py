@@ -183,11 +183,11 @@ def modules_imported(path: Path, modules: Collection[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_imports_go_in_a_circle(package):
+def test_no_imports_go_in_a_cycle(package):
     names = {path: path.relative_to(REPOSITORY).with_suffix("").parts for path in files(package)}
     modules = {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
     graph = {name: modules_imported(path, modules) for name, path in modules.items()}
-    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
 def test_no_encoder_imports_another_encoder():

@@ -302,7 +302,7 @@ def test_settings_that_do_not_fit_are_refused(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ngrams": [2, 2]}, r"ngrams must be different, but are \[2, 2\]"),
+        ({"ngrams": [2, 2]}, r"ngrams must all be different, but are \[2, 2\]"),
         ({"levels": []}, "tag_loss must be 0 without levels, .* but is 1"),
     ],
 )

@@ -138,7 +138,7 @@ def test_arcs_are_counted_up_to_the_root():
     ]
     assert read_syntax(other_side, "target_").arc_depth.tolist() == expected
     parsed[7]["arcs"]["governor"] = list(np.roll(np.arange(len(parsed[7]["arcs"]["governor"])), 1))
-    with pytest.raises(ValueError, match="line 8 has arcs that form a circle"):
+    with pytest.raises(ValueError, match="line 8 has arcs that form a cycle"):
         read_syntax(parsed)
     parsed[3]["words"]["text"].append("more")
     with pytest.raises(ValueError, match="line 4 has another number of words than its tree"):
@@ -429,7 +429,7 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
 
 
 def test_probes_that_no_sentence_is_left_for_are_refused(folder):
-    with pytest.raises(UserError, match="has no sentence of test to probe: there must be some of at most 1 leaves"):
+    with pytest.raises(UserError, match="has no sentence of test to probe: a sentence must have at most 1 leaves"):
         choose_sentences(folder / "data", "test", 5, 1, 1)
 
 

@@ -93,8 +93,8 @@ def test_ways_and_depths_are_those_of_the_trees(texts):
         assert not arcs.depth[row, n:].any()
 
 
-def test_arcs_in_a_circle_are_refused():
-    with pytest.raises(UserError, match="arcs must form trees, but form a circle"):
+def test_arcs_in_a_cycle_are_refused():
+    with pytest.raises(UserError, match="arcs must form trees, but form a cycle"):
         arcs_of([[-1, 0], [1, 2, 0]])
 
 

@@ -608,7 +608,7 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
         assert lines[seeds][1].split()[-4:] == ["-", "-", "-", "0.001"]
     assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     message = "\n".join(lines[3][2:])
-    assert ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message and "by p, Holm where there is one" in message
+    assert ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message and "by p, Holm if there is one" in message
 
 
 def test_a_study_of_an_earlier_version_shows_its_p_value_as_that_of_its_weights():

@@ -13,6 +13,7 @@ from treeproc.common.settings import (
     Settings,
     UserError,
     build_arg_parser,
+    describe_default,
     differences,
     dump_settings,
     load_settings,
@@ -104,9 +105,30 @@ def test_differences_are_named():
 
 
 def test_help_has_every_field():
-    text = build_arg_parser("What it does.", Outer).format_help()
+    text = build_arg_parser("What it does.", Outer, has_sample=True).format_help()
     for words in ("name: a name (required)", "steps: a number (default 5)", "inner.rate: a rate (default 0.1)", "--sample"):
         assert words in text
+
+
+def test_help_of_a_command_that_reads_a_run():
+    text = build_arg_parser("What it does.", Outer, reads_run=True).format_help()
+    assert "--sample" not in text and "--out RUN" in text and "folder of a training run" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        ((), "[]"),
+        ("a b", "a b"),
+        (Path("a/b"), "a/b"),
+        ({"x": Inner(rate=0.5)}, "{x: {rate: 0.5}}"),
+        ((0.001, 2), "[0.001, 2]"),
+    ],
+)
+def test_defaults_are_shown_as_yaml(value, text):
+    assert describe_default(value) == text
 
 
 @pytest.mark.parametrize(

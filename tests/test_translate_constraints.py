@@ -119,7 +119,7 @@ def test_unmet_constraints_are_reported_and_undefined_ones_refused(translate, li
     assert "be" in found[0] and found[1] == "" and "be ku" in found[3]
     assert errors[1:] == [
         f"warning: {source}, line 2: no translation within the limits of length meets the constraints; raise "
-        "decoding.max_length_offset, or demand less; its translation is empty",
+        "decoding.max_length_offset, or relax them; its translation is empty",
         f"warning: {source}, line 5: the line is empty, but it has constraints; its translation is empty",
         "warning: 2 of 5 lines have no translation: 2, 5",
     ]

@@ -117,8 +117,8 @@ def test_trees_that_are_not_binary_are_refused(tree):
         assert build_levels([right_branching(3), tree]).children.shape[0] == len(tree.spans) + 2
 
 
-def test_arcs_in_a_circle_are_refused():
-    with pytest.raises(UserError, match="circle"):
+def test_arcs_in_a_cycle_are_refused():
+    with pytest.raises(UserError, match="cycle"):
         ArcLevels.build([np.arange(3)], [np.array([-1, 2, 1])])
 
 

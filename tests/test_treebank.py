@@ -159,7 +159,7 @@ def test_sentences_of_conllu(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("4\tobl:to", "9\tobl:to", "line 12: the arcs form a circle"),
+        ("4\tobl:to", "9\tobl:to", "line 12: the arcs form a cycle"),
         ("\tobl:to\t_", "\tobl:to", "line 11: expected 10 columns after a number, but found 9"),
         ("\t8\tpunct", "\t18\tpunct", "line 7: governor 18, but there are 10 words"),
     ],

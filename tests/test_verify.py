@@ -76,9 +76,9 @@ def test_arcs_must_be_trees():
     good = np.array([1, -1, 1, -1, 0, 1, 1, -1, -1])
     words = np.array([3, 3, 2, 1])
     assert list(arc_problems(offsets, good, words)) == []
-    circle = good.copy()
-    circle[3:6] = [2, 0, 1]
-    assert list(arc_problems(offsets, circle, words)) == [(1, "arcs form a circle")]
+    cycle = good.copy()
+    cycle[3:6] = [2, 0, 1]
+    assert list(arc_problems(offsets, cycle, words)) == [(1, "arcs form a cycle")]
     outside = good.copy()
     outside[0] = 3
     assert list(arc_problems(offsets, outside, words)) == [(0, "a governor is not a word of the sentence")]

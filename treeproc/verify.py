@@ -1,7 +1,7 @@
-"""`python -m treeproc.verify DATA`: is a data set complete? Every file and every row is read; every problem is named.
+"""`python -m treeproc.verify DATA`: reads every file and every row of a data set, and lists every problem.
 
-Damage (a hash that is not the one of the index, a missing file) is repaired by running the job again. Rows that break a
-rule although their hash is right were written so. All cores of the machine take part, or a Ray cluster with `--ray`.
+To repair damaged and missing files, run the job again. It does not repair a row that breaks a rule although the hash of its file
+is right, because the row was written that way. The command uses all cores of the machine, or a Ray cluster with `--ray`.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
 
-from treeproc.common.settings import REQUIRED, list_settings
+from treeproc.common.settings import REQUIRED, describe_default, list_settings
 from treeproc.common.storage import RemotePath
 
 
@@ -30,13 +30,6 @@ def describe_type(annotation: Any) -> str:
         return "mapping"
     known = {str: "text", int: "integer", float: "number", bool: "true, false", Path: "path", Any: "any"}
     return known.get(annotation, getattr(annotation, "__name__", str(annotation)))
-
-
-def describe_default(value: object) -> str:
-    """A default as YAML has it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return "empty" if value in ("", [], {}) else str(value)
 
 
 class SettingsList(Directive):

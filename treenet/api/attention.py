@@ -1,4 +1,4 @@
-"""`TreeAttention`: attention over trees in the place of `nn.MultiheadAttention`.
+"""`TreeAttention`: attention over trees, which replaces `nn.MultiheadAttention`.
 
 Shapes: B batch, T queries, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order), D model, H heads.
 """

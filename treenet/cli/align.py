@@ -122,7 +122,7 @@ def read_references(settings: AlignSettings) -> list[ReferenceLinks] | None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run; this command has no sample")

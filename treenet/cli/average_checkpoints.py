@@ -44,7 +44,9 @@ class AverageConfig(Settings):
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, AverageConfig, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    args = build_arg_parser(
+        __doc__, AverageConfig, find_config=find_config, remote_out=True, reads_run=True
+    ).parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run; workflows/train_wmt.py --sample makes one")
     settings = load_settings(AverageConfig, args.config, args.overrides)

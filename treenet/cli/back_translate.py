@@ -3,7 +3,7 @@
     python workflows/back_translate.py --out OUT data=DATA text=[news.de.gz] ratio=2
     python workflows/back_translate.py --out OUT data=DATA text=[news.de.gz] run=RUN      RUN translates target to source
 
-DATA is a finished data set of pairs. The command trains a model on its pairs the other way round, unless `run` names one. It
+DATA is a finished data set of pairs. The command trains a model on its pairs in the other direction, unless `run` names one. It
 translates the text, and puts the tag <bt> before each translation (Caswell et al., 2019). Then it preprocesses real and synthetic
 pairs together, with the settings of DATA, into OUT/data. So synthetic sources get trees too.
 
@@ -141,7 +141,7 @@ class BackTranslation:
         parser, tree = self.config.backward_parser, self._settings["tree"].model_dump()
         if parser is None:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
-        print("1/4  preprocess the pairs the other way round", flush=True)
+        print("1/4  preprocess the pairs in the other direction", flush=True)
         data = self.out / "backward_data"
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()

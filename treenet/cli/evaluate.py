@@ -15,9 +15,9 @@ Every result records its weights, data, decoding and software. --compare refuses
 further, averaged again, or decoded with other settings.
 
 --compare takes two systems: runs that were evaluated before, files RUN/translations.NAME.txt, or files with one line per
-reference. It makes a paired bootstrap of the second against the first, and shows the lines on which they differ most. The p-value
-is about these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With --out DIR, the command
-writes DIR/comparison.json.
+reference. It tests the second against the first by a paired bootstrap, and shows the lines on which they differ most. The p-value
+holds only for these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With --out DIR, the
+command writes DIR/comparison.json.
 
 BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
 
@@ -79,7 +79,7 @@ def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, EvaluateSettings, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, EvaluateSettings, find_config=find_config, remote_out=True, reads_run=True)
     parser.add_argument("--run", dest="out", type=as_path, metavar="DIR", help="the same as --out")
     parser.add_argument("--compare", nargs=2, type=as_path, metavar=("A", "B"), help="test B against A; see above")
     args = parser.parse_intermixed_args(argv)

@@ -13,7 +13,7 @@ SAMPLE_CONFIG = CONFIGS / "sample_data.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="print the steps and their time; change nothing in --out")
     args = parser.parse_intermixed_args(argv)
     borrows = any(override.startswith("vocab_from=") for override in args.overrides)

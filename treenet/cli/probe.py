@@ -26,7 +26,9 @@ from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ProbeSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    args = build_arg_parser(
+        __doc__, ProbeSettings, find_config=find_config, remote_out=True, reads_run=True
+    ).parse_intermixed_args(argv)
     settings = load_settings(ProbeSettings, args.config, args.overrides)
     if args.sample:
         raise UserError("--sample: this command has none; run workflows/train_wmt.py --sample, and give its folder as --out")

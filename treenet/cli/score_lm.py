@@ -35,7 +35,9 @@ _KINDS = {"exact": "", "joint": ", with the tree of the data set: an upper bound
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ScoreLMSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    args = build_arg_parser(
+        __doc__, ScoreLMSettings, find_config=find_config, remote_out=True, reads_run=True
+    ).parse_intermixed_args(argv)
     settings = load_settings(ScoreLMSettings, args.config, args.overrides)
     if args.sample:
         raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")

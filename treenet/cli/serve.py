@@ -19,7 +19,7 @@ from treeproc.common.storage import as_path
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")

@@ -22,7 +22,7 @@ SAMPLE = CONFIGS / "sample.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument(
         "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
     )

@@ -31,7 +31,7 @@ STDIN = as_path("/dev/stdin")
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, TranslateSettings, find_config=find_config, remote_out=True)
+    parser = build_arg_parser(__doc__, TranslateSettings, find_config=find_config, remote_out=True, reads_run=True)
     parser.add_argument("--nbest", type=int, metavar="N", help="the same as nbest=N")
     parser.add_argument("--scores", action="store_true", help="the same as scores=true")
     parser.add_argument("--json", action="store_true", help="the same as json_lines=true")

@@ -40,7 +40,9 @@ def read_tree(text: str) -> GoldTree:
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, ParseSettings, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    args = build_arg_parser(
+        __doc__, ParseSettings, find_config=find_config, remote_out=True, reads_run=True
+    ).parse_intermixed_args(argv)
     settings = load_settings(ParseSettings, args.config, args.overrides)
     if args.sample:
         raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")

@@ -16,7 +16,9 @@ class DecodingConfig(Settings):
         description="'beam': beam search. 'sampling': draw translations from the model. 'mbr': draw samples, and choose the one "
         "with the highest mean chrF against all of them (minimum Bayes risk)",
     )
-    beam_size: PositiveInt = Field(5, description="hypotheses kept a sentence; of sampling, the samples drawn at a time")
+    beam_size: PositiveInt = Field(
+        5, description="hypotheses of the beam for each sentence; with sampling, the samples drawn at a time"
+    )
     length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
     length_penalty_form: Literal["length", "gnmt"] = Field(
         "length",
@@ -39,7 +41,7 @@ class DecodingConfig(Settings):
     diversity_strength: float = Field(
         0.5,
         ge=0,
-        description="diverse beam search: what a piece loses for each hypothesis of earlier groups that took it at the same step",
+        description="diverse beam search: penalty of a piece for each hypothesis of earlier groups that took it at the same step",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="sampling: seed; a sample depends on it, the line, and its own number")
     temperature: float = Field(1.0, ge=0.01, description="sampling: divisor of the logits; below 1 prefers probable pieces")

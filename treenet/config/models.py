@@ -20,8 +20,8 @@ class TreeAttentionConfig(ArchitectureSection):
 
     accumulation_rule: Literal["paper", "released"] = Field(
         "paper",
-        description="'released', as the authors' code: divide a branch by its nodes without the leaf, and count depth from "
-        "the root",
+        description="'paper': the equations. 'released': the authors' code, which divides a branch by its nodes without the "
+        "leaf, and counts depth from the root",
     )
     accumulate_on: Literal["value", "key", "scores"] = Field(
         "value", description="vectors that hierarchical accumulation works on (appendix 7.3)"
@@ -51,7 +51,7 @@ class HybridConfig(ArchitectureSection):
     num_recurrent_layers: PositiveInt | None = Field(
         None, description="number of recurrent layers, the lowest of num_encoder_layers; null: half of them, rounded up"
     )
-    cell: RecurrentCell = Field("on_lstm", description="'lstm' is the plain LSTM")
+    cell: RecurrentCell = Field("on_lstm", description="recurrent cell; 'lstm' is the plain LSTM")
     chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
     short_cut: bool = Field(True, description="true: the memory is the sum of both encoders; false: the output of the upper one")
 
@@ -80,7 +80,7 @@ class PhraseConfig(ArchitectureSection):
     def _check_heads(self) -> Self:
         for name in ("ngrams", "levels"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
-                raise ValueError(f"{name} must be different, but are {list(getattr(self, name))}")
+                raise ValueError(f"{name} must all be different, but are {list(getattr(self, name))}")
         if self.tag_loss and not self.levels:
             raise ValueError(
                 f"tag_loss must be 0 without levels, because it learns the labels of their phrases, but is {self.tag_loss:g}"
@@ -114,8 +114,8 @@ class ConvS2SConfig(ArchitectureSection):
     position_rows: PositiveInt = Field(1024, description="rows of each table of positions; later positions share the last row")
     rule: Literal["paper", "released"] = Field(
         "paper",
-        description="'released', as the authors' code: attention inside the residual block, projected inputs, and sums of two "
-        "scaled by sqrt(0.5)",
+        description="'paper': the equations. 'released': the authors' code, with attention inside the residual block, "
+        "projected inputs, and sums of two scaled by sqrt(0.5)",
     )
 
 
@@ -123,21 +123,21 @@ class RelationConfig(Settings):
     """One kind of relation between two leaves, embedded on the keys of self-attention, and on the values."""
 
     clip: int
-    values: bool = Field(False, description="also on the values, not on the keys alone")
+    values: bool = Field(False, description="true: act on keys and values; false: act only on keys")
 
 
 class SequenceRelationConfig(RelationConfig):
     """Relative positions in the sentence, within -clip..clip (Shaw et al., 2018)."""
 
     clip: int = Field(16, ge=0, description="largest distance that has its own relative position; 0: no relative positions")
-    values: bool = Field(True, description="also on the values, not on the keys alone")
+    values: bool = Field(True, description="true: act on keys and values; false: act only on keys")
 
 
 class StructuralRelationConfig(RelationConfig):
     """Relative positions in the dependency tree, from depths, within -clip..clip (Wang et al., 2019)."""
 
     clip: int = Field(0, ge=0, description="largest distance that has its own structural position; 0: no structural positions")
-    values: bool = Field(True, description="also on the values, not on the keys alone")
+    values: bool = Field(True, description="true: act on keys and values; false: act only on keys")
     same: Literal["path", "edge"] = Field(
         "path",
         description="pairs of words whose position is the difference of their depths: one governs the other over any number "
@@ -250,7 +250,7 @@ class TreeRegConfig(ArchitectureSection):
     weight: float = Field(
         0.0,
         ge=0,
-        description="weight of the loss of wrong splits of constituents, beside the nll of a piece; 0: reads no trees",
+        description="weight of tree regularisation, beside the nll of a piece; 0: off, and the model reads no trees",
     )
     layer: PositiveInt | None = Field(
         None,
@@ -259,8 +259,8 @@ class TreeRegConfig(ArchitectureSection):
     )
     heads: PositiveInt | None = Field(
         None,
-        description="the loss reads so many times d_model / num_heads entries of a state, from the first; null: a quarter of "
-        "num_heads, rounded up, as in the paper (2 of 8)",
+        description="number h of heads: the loss reads the first h * d_model / num_heads entries of a state; null: a quarter "
+        "of num_heads, rounded up, as in the paper (2 of 8)",
     )
 
 

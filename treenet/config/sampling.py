@@ -14,8 +14,8 @@ class SamplingConfig(Settings):
         0.0,
         ge=0,
         lt=1,
-        description="probability that the division of a word into pieces passes over a merge (BPE-dropout; Provilkov et al., "
-        "2020); 0: the pieces of the data set",
+        description="probability that a merge is skipped when a word is cut into pieces (BPE-dropout; Provilkov et al., 2020); "
+        "0: the pieces of the data set",
     )
     sides: Literal["both", "source", "target"] = Field(
         "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"

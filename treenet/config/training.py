@@ -222,8 +222,8 @@ class TrainConfig(Settings):
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
     valid_metric: Literal["nll", "bleu", "chrf"] = Field(
         "nll",
-        description="translation: what judges a validation, for patience and average=best. 'bleu' and 'chrf' are of greedy "
-        "translations of the validation split",
+        description="translation: the score by which patience and average=best compare validations. 'bleu' and 'chrf' score "
+        "greedy translations of the validation split",
     )
     valid_metric_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(
         1, description="with bleu or chrf: translate at every n-th validation, and at the last one"
@@ -248,8 +248,8 @@ class TrainConfig(Settings):
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
     loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
         ("tensorboard",),
-        description="where the run is shown beside metrics.jsonl: tensorboard, mlflow, wandb. MLflow and W&B stay on this "
-        "machine, unless MLFLOW_TRACKING_URI or WANDB_MODE says otherwise",
+        description="loggers that get the metrics too: tensorboard, mlflow, wandb. MLflow and W&B write to this machine, "
+        "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
     workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
     min_workers: Annotated[int, Effect.NONE] = Field(

@@ -128,8 +128,8 @@ class BatchPlan:
         read = self._windows.read(window)
         if read.num_batches != self._batches_of[window]:
             raise UserError(
-                f"the rows of window {window} make {read.num_batches} batches, but their counts say {self._batches_of[window]}: "
-                "size_counts.arrow does not fit lengths.arrow; run workflows/preprocess.py again"
+                f"the rows of window {window} make {read.num_batches} batches, but {self._batches_of[window]} by their "
+                "counts: size_counts.arrow does not fit lengths.arrow; run workflows/preprocess.py again"
             )
         return read
 

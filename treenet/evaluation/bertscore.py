@@ -191,7 +191,7 @@ def _load(folder: Path, layer: int) -> tuple[Any, Any]:
     try:
         config = AutoConfig.from_pretrained(folder, **local)
         if config.is_encoder_decoder or config.get_text_config() is not config:
-            raise ValueError(f"a model of the type {config.model_type} is not an encoder alone")
+            raise ValueError(f"a model of the type {config.model_type} is not a plain encoder")
         if layer > config.num_hidden_layers:
             raise ValueError(f"layer must be at most {config.num_hidden_layers}, but is {layer}")
         tokenizer = AutoTokenizer.from_pretrained(folder, **local)

@@ -57,7 +57,9 @@ def load(folder: Path, encoder: str | None) -> Any:
     import torch
 
     if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST_TORCH:
-        raise ValueError(f"its environment has PyTorch {torch.__version__}, but only 2.6 and newer load weights alone")
+        raise ValueError(
+            f"its environment has PyTorch {torch.__version__}, but only 2.6 and newer can load weights without running code"
+        )
     logging.disable(logging.WARNING)
     if encoder is not None:
         for kind in set(comet.models.str2model.values()):

@@ -101,7 +101,7 @@ def format_comparison(found: dict) -> str:
         lines.append(
             f"{titles[name]:{width}}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
         )
-    about = f"p is about {ABOUT_WEIGHTS}, not about models trained with other seeds; workflows/scaling.py compares over seeds"
+    about = f"p holds only for {ABOUT_WEIGHTS}, not for models trained with other seeds; workflows/scaling.py compares over seeds"
     lines.append(as_called(about))
     lines += [one["signature"] for one in found["metrics"].values()]
     equal = found["num_examples"] - found["num_better"] - found["num_worse"]

@@ -38,7 +38,7 @@ class EvaluateSettings(Settings):
     checkpoint: str = Field(
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
-    untrained: bool = Field(False, description="a baseline: the weights before the first update, of the seed or of init")
+    untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
     shuffle_trees: bool = Field(
         False, description="a control: every sentence gets a random tree of another shape over its leaves"
     )
@@ -48,8 +48,8 @@ class EvaluateSettings(Settings):
     target_language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",
-        description="language that the model writes, such as de: tokenised BLEU is then over Moses' tokens, which papers report. "
-        "Unset, over those of sacrebleu's intl; of data sets that came tokenised, over their own",
+        description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do. Unset: "
+        "tokens of sacrebleu's intl. Lines that came tokenised keep their tokens",
     )
     buckets: BucketConfig = BucketConfig()
     hypotheses: Annotated[Path | None, Effect.NONE] = Field(
@@ -64,7 +64,7 @@ class EvaluateSettings(Settings):
     more_references: list[Path] = Field(
         [],
         description="files of further references, plain or .gz, one line for each example of the split. BLEU, chrF, TER and "
-        "BERTScore are then of all references; COMET, scores of single lines and of buckets are of the first",
+        "BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
     )
     bertscore: BertScoreConfig = BertScoreConfig()
     comet: CometConfig = CometConfig()

@@ -115,7 +115,7 @@ class System:
             changed, command = self.standing.changed, self.standing.command
             raise UserError(f"{self.name} is stale: its run has changed since then ({changed}); to renew it: {command}")
         if self.scores is not None and self.scores["split"] != split:
-            raise UserError(f"{self.name} holds translations of {self.scores['split']}, but the command is about {split}")
+            raise UserError(f"{self.name} holds translations of {self.scores['split']}, but the command compares {split}")
         if self.scores is not None and self.scores["references_fingerprint"] != fingerprint_of(list(references)):
             raise UserError(
                 f"{self.name} has scores against other references than those of {of}; compare translations of the same lines"

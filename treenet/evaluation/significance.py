@@ -25,10 +25,10 @@ _SMALLEST_P = 1e-12
 # For people, below a table.
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t); it needs {FEWEST_SEEDS} seeds."
 EXPLAIN_SEEDS = (
-    f"Interval and p of a difference are about {ABOUT_SEEDS}: Student's t over paired seeds, the variance over sentences added. "
-    f"With fewer than {FEWEST_SEEDS} seeds there are none. A star: p < {SIGNIFICANT}, by p, Holm where there is one."
+    f"The interval and the p of a difference hold for {ABOUT_SEEDS} (Student's t over paired seeds, with the variance over "
+    f"sentences added). They need {FEWEST_SEEDS} seeds. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
 )
-EXPLAIN_WEIGHTS = f"p, weights: about {ABOUT_WEIGHTS_OF_SEEDS}, not about other seeds: paired bootstrap over sentences."
+EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} (paired bootstrap over sentences)."
 
 
 @dataclass(frozen=True)

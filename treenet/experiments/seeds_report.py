@@ -163,7 +163,7 @@ def format_table(report: dict) -> str:
             line += " " * 59
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
     lines.append(
-        "valid, test: the trained model (as `average` says; chosen on valid); last: the last checkpoint, on test; "
+        "valid, test: the trained model (by the setting `average`, chosen on valid); last: the last checkpoint, on test; "
         + ("r, rho: Pearson, Spearman" if report["task"] == "relatedness" else "two: read as two classes")
         + ". Mean ± deviation over seeds"
     )

@@ -35,7 +35,7 @@ class Dimension(Settings):
     choices: tuple[Any, ...] = Field((), description="the values to choose from")
     low: int | float | None = Field(None, description="smallest value")
     high: int | float | None = Field(None, description="largest value")
-    scale: Literal["linear", "log"] = Field("linear", description="of numbers from low to high")
+    scale: Literal["linear", "log"] = Field("linear", description="scale on which numbers from low to high are drawn")
 
     @model_validator(mode="after")
     def _check(self):

@@ -104,8 +104,8 @@ def format_table(report: dict) -> str:
             shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
             lines.append(f"importance for {name}: {shares}")
     lines.append(
-        "The best of several trials looks better than it is. Compare the systems with these settings over seeds, on test: "
-        + as_called("python workflows/scaling.py --config FILE.yaml")
+        "The validation score of the best of many trials is too optimistic. Compare the systems with these settings over seeds, "
+        "on test: " + as_called("python workflows/scaling.py --config FILE.yaml")
     )
     return "\n".join(lines)
 

@@ -184,7 +184,7 @@ class Feed:
 
     def _warn(self, fault: str) -> None:
         if not self._fault:
-            print(f"warning: {self._name}: {fault}; the run goes on without it, and it is tried again", file=sys.stderr)
+            print(f"warning: {self._name}: {fault}; training goes on without it, and tries it again", file=sys.stderr)
         self._fault = fault
 
 

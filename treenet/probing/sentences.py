@@ -75,8 +75,8 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
                 break
     if not found:
         raise UserError(
-            f"{data} has no sentence of {split} to probe: there must be some of at most {max_leaves} leaves for which the parser "
-            "gave one tree (texts of several sentences have several)"
+            f"{data} has no sentence of {split} to probe: a sentence must have at most {max_leaves} leaves, and exactly one tree "
+            "from the parser"
         )
     rows = sorted(found)
     try:
@@ -150,7 +150,7 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
             return depth
         depth += above >= 0
         above = np.where(above >= 0, governor[above], -1)
-    raise ValueError(f"line {example_id + 1} has arcs that form a circle")
+    raise ValueError(f"line {example_id + 1} has arcs that form a cycle")
 
 
 def _prefix(data: AnyPath) -> str:

@@ -54,7 +54,7 @@ class Answer:
             return f"{first}. It is the only system."
         compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
         if compared is None or compared.difference is None:
-            return f"{first}. Its difference to the others is not tested."
+            return f"{first}. Its differences from the others are not tested."
         other = best.against if compared is best else compared.system
         difference = compared.difference if compared is best else -compared.difference
         return f"{first}, {_signed(difference)} against {other}. {_certainty(compared, compared is best)}"
@@ -73,7 +73,7 @@ def _certainty(row: SystemResult, as_given: bool) -> str:
         return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
     message = f"The 95 % interval is {_signed(low)} to {_signed(high)}, from {row.test.seeds} seeds"
-    return f"{message}. It holds 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
+    return f"{message}. It contains 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
 
 
 def answer_runs(

@@ -23,7 +23,7 @@ def show_answer(page: Page) -> list[str]:
     for answer in report.answers:
         out += [paragraph(answer.sentence, class_="answer"), _table(page, answer)]
     if report.warnings:
-        message = paragraph("More than the model differs:") + bullets([escape(line) for line in report.warnings])
+        message = paragraph("The runs differ in more than the model:") + bullets([escape(line) for line in report.warnings])
         out.append(tag("div", message, class_="callout", role="note"))
     stale = [(run.name, one) for run in report.runs for one in run.stale]
     if stale:
@@ -32,7 +32,8 @@ def show_answer(page: Page) -> list[str]:
         out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
     if ANSWER in report.figures:
         said = (
-            "Difference of each system to the baseline. Strokes are single seeds. Bars are 95 % intervals; they need three seeds."
+            "Difference of each system from the baseline. Short lines are single seeds. Bars are 95 % intervals; they need three "
+            "seeds."
         )
         out.append(page.figure(ANSWER, said))
     if missing := [(run.name, one) for run in report.runs for one in run.missing]:
@@ -68,7 +69,7 @@ def _table(page: Page, answer: Answer) -> str:
     against = {row.against for row in answer.rows if row.against}
     caption = f"{answer.about}. Means over seeds, highest {title} first."
     if len(against) == 1:
-        caption += f" Differences are in {title}, to {next(iter(against))}."
+        caption += f" Differences are in {title}, from {next(iter(against))}."
     return page.table(caption, head, rows)
 
 
@@ -100,7 +101,7 @@ def draw_answer(answer: Answer) -> Figure | None:
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -_LEAST), max(high, _LEAST))
     axes.set_yticks(range(len(rows)), [row.system for row in rows])
-    axes.set(xlabel=f"{METRIC_TITLES[answer.metric]}, difference to {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
+    axes.set(xlabel=f"{METRIC_TITLES[answer.metric]}, difference from {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)

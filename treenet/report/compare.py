@@ -53,13 +53,13 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
     for run in runs:
         if run is baseline:
             continue
-        for key, what in (
-            ("text_fingerprint", "other text: nothing of the two can be compared"),
-            ("vocab_fingerprint", "another vocabulary: losses are of other pieces, and so are batches"),
-            ("tree_fingerprint", "other trees over its text"),
+        for key, what, so in (
+            ("text_fingerprint", "other text", ", so do not compare the two"),
+            ("vocab_fingerprint", "another vocabulary", ", so losses and batches differ too"),
+            ("tree_fingerprint", "other trees over its text", ""),
         ):
             if key in run.fingerprints and key in baseline.fingerprints and run.fingerprints[key] != baseline.fingerprints[key]:
-                out.append(f"{run.name} was trained on {what} than {baseline.name}.")
+                out.append(f"{run.name} was trained on {what} than {baseline.name}{so}.")
         own, other = flatten(run.config), flatten(baseline.config)
         batches = [
             key

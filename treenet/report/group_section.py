@@ -14,7 +14,7 @@ from treenet.report.markup import TableCell, number, table, tag, text
 
 # Prefixes of the names of charts.
 CROSS, ENCODER = "attention", "encoder_attention"
-_KINDS = {"label": "phrase label", "height": "height above the leaves; 0 are the leaves themselves"}
+_KINDS = {"label": "phrase label", "height": "height above the leaves, which have height 0"}
 
 Stats = AttentionStats | EncoderStats
 

@@ -34,7 +34,9 @@ def show_lines(page: Page) -> list[str]:
         said = f"{len(lines.line):,} of the {lines.total:,} sentences of {page.report.split}"
         said += ", those whose translations differ most in chrF," if paired else ", the first ones,"
         said += " so that this page stays small"
-    out = [paragraph(f"{said}. chrF is of the single sentence. Depth is of the tree in the data of {lines.measured}.")]
+    out = [
+        paragraph(f"{said}. chrF is the score of the single sentence. Depth is that of its tree in the data of {lines.measured}.")
+    ]
     if paired:
         right, wrong = tag("mark", "so", class_="right"), tag("mark", "so", class_="wrong")
         legend = f"Marks show words in which the two translations differ: {right} if the reference has the word, {wrong} if not."

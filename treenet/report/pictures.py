@@ -19,7 +19,7 @@ def show_sentences(page: Page) -> list[str]:
     out = [
         paragraph(
             "Choose a target token: point at it, tap it, or use the arrow keys. The shade of a leaf or a phrase is the attention "
-            "that it gets from the token; the number below is in %. Translations are by the models themselves. The weights are "
+            "that it gets from the token; the number below is in %. Translations are those of the models. The weights are "
             "those with which the model predicts the token. The choice beside the heads shows the encoder's self-attention "
             "instead."
         ),

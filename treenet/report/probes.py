@@ -24,7 +24,7 @@ def show_probes(page: Page) -> list[str]:
     out = [
         paragraph(
             f"Linear classifiers on frozen states of the encoder ({as_called('workflows/probe.py')}), trained on sentences of "
-            "train and scored on test. Compare a trained model with its untrained self, which reads the same trees: the "
+            "train and scored on test. Compare a trained model with its untrained version, which reads the same trees: the "
             "difference is what it has learned."
         )
     ]

@@ -45,7 +45,7 @@ def show_runs(page: Page) -> list[str]:
     caption = "The runs, and every setting in which they differ." if len(report.runs) > 1 else "The run."
     out.append(page.table(caption, head, rows, rules=[rule for rule in rules if rule < len(rows)]))
     if same:
-        who = "All runs are of the same data" if len(report.runs) > 1 else "The data"
+        who = "All runs have the same data" if len(report.runs) > 1 else "The data"
         message = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
         out.append(tag("p", f"{who}, by fingerprint: {message}.", class_="note"))
     shared = [[TableCell(code(key)), TableCell(escape(_value(value)))] for key, value in report.shared.items()]

@@ -41,9 +41,9 @@ def show_scores(page: Page) -> list[str]:
         caption = f"Scores on {scores.split}, {count:,} sentences."
         if tested:
             caption += (
-                f" Differences are to {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) is about "
-                f"{ABOUT_WEIGHTS}, not about models trained with other seeds. The best value of a column is bold, also with a "
-                "high p."
+                f" Differences are from {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) holds "
+                f"only for {ABOUT_WEIGHTS}, not for models trained with other seeds. The best value of a column is bold, also "
+                "with a high p."
             )
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]

@@ -88,7 +88,7 @@ async def _describe(_: Request, error: RequestValidationError) -> JSONResponse:
     if len(first["loc"]) == 1:
         return _problem(422, "the body must be a JSON object with the key lines, sent as Content-Type: application/json")
     place = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
-    return _problem(422, f"{place}: {first['msg']}")
+    return _problem(422, f"{place}: {first['msg'].removeprefix('Value error, ')}")
 
 
 async def _describe_status(_: Request, error: HTTPException) -> JSONResponse:

@@ -70,7 +70,7 @@ class Guard:
     async def _accept(self, scope: Message, receive: Receive, send: Send) -> None:
         self._check_token(scope)
         if self.waiting >= self._settings.waiting_requests:
-            raise Refused(503, f"{self.waiting:,} requests wait already; ask again later", {"Retry-After": "1"})
+            raise Refused(503, f"{self.waiting:,} requests are waiting already; ask again later", {"Retry-After": "1"})
         self.waiting += 1
         try:
             async with asyncio.timeout(self._settings.timeout_s):

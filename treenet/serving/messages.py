@@ -128,7 +128,7 @@ def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
 
     def check_words(line: str) -> str:
         if (words := len(line.split())) > settings.line_words:
-            raise ValueError(f"has {words:,} words, but may have {settings.line_words:,}")
+            raise ValueError(f"must have at most {settings.line_words:,} words, but has {words:,}")
         return line
 
     text = Annotated[str, Field(max_length=settings.line_characters)]

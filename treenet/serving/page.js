@@ -180,7 +180,7 @@
       found.lines.forEach(show);
       say("");
     } catch (error) {
-      say(`The server gives no answer: ${error.message}`, true);
+      say(`The server does not answer: ${error.message}`, true);
     } finally {
       send.disabled = false;
     }

@@ -34,21 +34,21 @@ class ServeSettings(Settings):
         32, description="requests that a replica parses and translates together at most; 1: no batches"
     )
     batch_wait_ms: NonNegativeInt = Field(5, description="milliseconds that a replica waits for more requests of a batch")
-    waiting_requests: PositiveInt = Field(256, description="requests that are accepted and not answered yet; more get status 503")
+    waiting_requests: PositiveInt = Field(256, description="most accepted requests without an answer yet; more get status 503")
     timeout_s: PositiveFloat = Field(
         120,
-        description="seconds for a request, from its first byte to its answer; then status 503. A client has as many to send a "
-        "request, and to take its answer",
+        description="seconds for a request, from its first byte to its answer; then status 503. A client has the same time to "
+        "send its request, and again to receive the answer",
     )
-    request_bytes: PositiveInt = Field(1 << 20, description="bytes of a request; larger ones get status 413")
-    request_lines: PositiveInt = Field(100, description="lines of a request")
-    line_characters: PositiveInt = Field(2000, description="characters of a line")
-    line_words: PositiveInt = Field(300, description="words of a line")
+    request_bytes: PositiveInt = Field(1 << 20, description="most bytes of a request; larger ones get status 413")
+    request_lines: PositiveInt = Field(100, description="most lines of a request")
+    line_characters: PositiveInt = Field(2000, description="most characters of a line")
+    line_words: PositiveInt = Field(300, description="most words of a line")
     line_phrases: PositiveInt = Field(
-        10, description="phrases that a translation must contain, and as many strings that it must not contain"
+        10, description="most phrases of a line in must_appear, and most strings in must_not_appear"
     )
     max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the server does not translate longer lines")
-    attention_numbers: PositiveInt = Field(1_000_000, description="attention weights in an answer; further lines have none")
+    attention_numbers: PositiveInt = Field(1_000_000, description="most attention weights in an answer; further lines have none")
     decoding: DecodingConfig = Field(DecodingConfig(), description="beam search; what is not set here is as in the run")
 
     @property

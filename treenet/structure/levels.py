@@ -193,4 +193,4 @@ def _raise_heights(height: np.ndarray, upper: np.ndarray, lower: np.ndarray) -> 
         if not low.any():
             return
         np.maximum.at(height, upper[low], above[low])
-    raise UserError("arcs must form trees, but form a circle; parse the data again")
+    raise UserError("arcs must form trees, but form a cycle; parse the data again")

@@ -90,7 +90,7 @@ def _ancestors(governor: np.ndarray, real: np.ndarray) -> np.ndarray:
     found = [np.where(real, np.arange(width), width)]
     while (found[-1] < width).any():
         if len(found) > width:
-            raise UserError("arcs must form trees, but form a circle; parse the data again")
+            raise UserError("arcs must form trees, but form a cycle; parse the data again")
         found.append(np.take_along_axis(above, found[-1], axis=1))
     return np.stack(found[:-1] or found)
 

@@ -103,8 +103,8 @@ class MicroBatches:
             )
         self.limit = max(1, len(rows) * int(self._costs(rows, examples)[-1]) // 2)
         print(
-            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which goes on with at most "
-            f"{self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit",
+            f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which continues with at "
+            f"most {self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit",
             file=sys.stderr,
         )
 

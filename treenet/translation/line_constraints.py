@@ -17,7 +17,7 @@ from treeproc.common.errors import UserError
 # Columns of an example that hold constraints.
 PREFIX, MUST_APPEAR, MUST_NOT_APPEAR = "prefix", "must_appear", "must_not_appear"
 CONSTRAINTS = (PREFIX, MUST_APPEAR, MUST_NOT_APPEAR)
-UNMET = "no translation within the limits of length meets the constraints; raise decoding.max_length_offset, or demand less"
+UNMET = "no translation within the limits of length meets the constraints; raise decoding.max_length_offset, or relax them"
 _NO_PIECE = -1
 
 

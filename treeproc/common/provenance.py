@@ -204,7 +204,10 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
     except (OSError, ValueError, RecursionError) as error:
         kept = next(name for name in _names_aside(path) if not name.exists())
         reason = "not in the form that this program writes" if isinstance(error, ValidationError) else str(error)[:200]
-        print(f"warning: {path} is damaged ({reason}); it gets the name {kept.name}, and a new file begins", file=sys.stderr)
+        print(
+            f"warning: {path} is damaged ({reason}); the command renames it to {kept.name} and begins a new file",
+            file=sys.stderr,
+        )
         if isinstance(path, Path):
             os.replace(path, str(kept))
         else:

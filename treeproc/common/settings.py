@@ -6,6 +6,7 @@ with status 2. Nothing here knows what the settings are about.
 
 import argparse
 import errno
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
@@ -147,8 +148,14 @@ def describe_fields(cls: type[Settings]) -> str:
     """One line for each setting, for `--help`."""
     lines = []
     for name, _, default, description in list_settings(cls):
-        lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {default}'})")
+        lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {describe_default(default)}'})")
     return "\n".join(lines)
+
+
+def describe_default(value: object) -> str:
+    """A default as YAML has it, in one line."""
+    plain = TypeAdapter(Any).dump_python(value, mode="json", exclude_defaults=True)
+    return yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False).removesuffix("...\n").strip()
 
 
 def _is_settings(annotation: Any) -> bool:
@@ -215,23 +222,33 @@ def local_path(text: str, option: str = "--out") -> Path:
 
 
 def build_arg_parser(
-    description: str, settings: type[Settings], *, find_config: Callable[[str], Path] = Path, remote_out: bool = False
+    description: str,
+    settings: type[Settings],
+    *,
+    find_config: Callable[[str], Path] = Path,
+    remote_out: bool = False,
+    reads_run: bool = False,
+    has_sample: bool = False,
 ) -> argparse.ArgumentParser:
     """The command line that every workflow shares: --config, --out, --sample and overrides.
 
-    `find_config` gives the file that a value of --config names. With `remote_out` the results may go to an object store.
+    `find_config` gives the file that a value of --config names. With `remote_out`, --out may be in an object store. With
+    `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help.
     """
     parser = ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
     )
-    config_help = "settings of the run: a file, or the name of a shipped configuration (workflows/configs)"
+    config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings = settings
     out_path = _any_path if remote_out else local_path
-    parser.add_argument("--out", type=out_path, metavar="DIR", help="folder for the results; the same command continues there")
-    parser.add_argument("--sample", action="store_true", help="run on the shipped sample")
+    metavar, out_help = "DIR", "folder for the results; the same command continues there"
+    if reads_run:
+        metavar, out_help = "RUN", "folder of a training run"
+    parser.add_argument("--out", type=out_path, metavar=metavar, help=out_help)
+    parser.add_argument("--sample", action="store_true", help="run on the shipped sample" if has_sample else argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
     return parser
 

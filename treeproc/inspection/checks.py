@@ -104,18 +104,18 @@ def tree_problems(offsets: np.ndarray, spans: dict, parents: np.ndarray, num_lea
 
 
 def arc_problems(offsets: np.ndarray, governors: np.ndarray, num_words: np.ndarray) -> Problems:
-    """One governor a word, -1 for a root, and no circle."""
+    """One governor a word, -1 for a root, and no cycle."""
     owners, sizes = _owners(offsets), np.diff(offsets)
     for row in np.flatnonzero(sizes != num_words):
         yield int(row), "arcs and words differ in number"
     outside = (governors < -1) | (governors >= sizes[owners])
     yield from _rows(outside, owners, "a governor is not a word of the sentence")
     first = offsets[owners] - offsets[0]
-    # Twice as far up in every round; whoever is not out at the top by then goes round in a circle.
+    # Each round goes twice as far up. A word that is not above a root by then is in a cycle.
     up = np.append(np.where((governors < 0) | outside, len(governors), governors + first), len(governors))
     for _ in range(int(sizes.max(initial=1)).bit_length() + 1):
         up = up[up]
-    yield from _rows(up[:-1] != len(governors), owners, "arcs form a circle")
+    yield from _rows(up[:-1] != len(governors), owners, "arcs form a cycle")
 
 
 def parsed_problems(row: dict, source: str | None) -> Iterator[str]:

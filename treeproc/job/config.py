@@ -28,13 +28,13 @@ class PreprocessConfig(Settings):
     )
     vocab_from: DataPath | None = Field(
         None,
-        description="folder of a finished data set, for new test splits of its models, or to train them further. The job takes "
-        "its vocabulary, and its value of each setting that is not given here. Then the job needs no train split",
+        description="folder of a finished data set, for new test splits of its models. The job takes its vocabulary, and its "
+        "values of all settings that you do not give. It then needs no train split",
     )
     new_pieces: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
         None,
-        description="with vocab_from and a train split: most pieces that the vocabulary gains from that split. Its labels and "
-        "tags join too. For models that start from a run on the other data set (init). null: no new entries",
+        description="with vocab_from and a train split: the most pieces of that split that join the vocabulary, together with "
+        "its labels and tags. For models that start from a run on the other data set (init). null: none",
     )
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set: the job uses its text and parsed trees instead of splits"

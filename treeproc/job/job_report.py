@@ -113,12 +113,12 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         )
     elif found["escapes"]:
         lines.append(
-            f"escapes such as &amp; are words to a parser: {_where('escapes', found['escapes'])}; {_example('escapes', found)}; "
-            "write the characters themselves into the files"
+            f"a parser reads escapes such as &amp; as words: {_where('escapes', found['escapes'])}; "
+            f"{_example('escapes', found)}; write the characters themselves into the files"
         )
     if found["attached"]:
         lines.append(
-            f"does not look tokenised, but tokenized is moses: marks without a blank before them: "
+            f"does not look tokenised, but tokenized is moses: final marks without a blank before them: "
             f"{_where('attached', found['attached'])}; {_example('attached', found)}; set tokenized: none"
         )
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):

@@ -27,7 +27,7 @@ class Constraints:
         forbidden = tuple(phrase for phrase in must_not_appear.split("\t") if phrase.strip())
         size = sum(len(text.encode()) for text in forbidden)
         if size > MOST_BYTES:
-            raise ValueError(f"must_not_appear: {size:,} bytes of strings are more than {MOST_BYTES:,}; demand less")
+            raise ValueError(f"must_not_appear: {size:,} bytes of strings are more than {MOST_BYTES:,}; give fewer strings")
         return cls(prefix.strip(), required, forbidden)
 
     def __bool__(self) -> bool:

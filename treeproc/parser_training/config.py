@@ -67,12 +67,19 @@ class TrainParserConfig(Settings):
     models: list[ModelName] = Field(
         list(MODELS), description="models to train; a model is left out if no treebank has data for it"
     )
-    hold_out: int = Field(20, ge=2, description="a treebank without valid files gives every n-th sentence of train, by a hash")
+    hold_out: int = Field(
+        20, ge=2, description="without valid files, about every n-th sentence of train is held out for validation, by a hash"
+    )
     unlabelled: list[Path] = Field(
-        [], description="more text, a sentence a line, plain or .gz: the tagger's word embedding starts from its statistics"
+        [],
+        description="more text, a sentence a line, plain or .gz; the initial word embedding of the tagger comes from its "
+        "statistics",
     )
     taggings: int = Field(
-        4, ge=1, description="taggings of every training tree beside the treebank's own, with as many errors as the tagger makes"
+        4,
+        ge=1,
+        description="automatic taggings of each training tree, beside the treebank's tags, with as many errors as the tagger "
+        "makes",
     )
     tokenizer: TokenizerTraining = TokenizerTraining()
     pos: TaggerTraining = TaggerTraining()

@@ -142,7 +142,7 @@ def _depths(words: Sequence[_Word], name: str) -> list[int]:
             if word >= len(words):
                 raise UserError(f"{name}, line {words[path[-1]].line}: governor {word + 1}, but there are {len(words)} words")
             if word >= 0 and depths[word] == -2:
-                raise UserError(f"{name}, line {words[path[-1]].line}: the arcs form a circle")
+                raise UserError(f"{name}, line {words[path[-1]].line}: the arcs form a cycle")
         depth = depths[word] if word >= 0 else -1
         for word in reversed(path):
             depth += 1

@@ -30,11 +30,11 @@ def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
     inside = np.where(outside, -1, governors)
     roots = np.bincount(sentence[governors < 0], minlength=count)
     several = (roots > 1) & (roots < np.diff(edges))
-    circles = depths(inside) < 0
+    cycles = depths(inside) < 0
     problems = [""] * count
     for number in np.flatnonzero(several).tolist():
         problems[number] = f"{roots[number]} words have no governor, but one must be the root"
-    for mask, problem in ((circles, "the arcs form a circle"), (outside, "a governor is in another sentence")):
+    for mask, problem in ((cycles, "the arcs form a cycle"), (outside, "a governor is in another sentence")):
         for number in np.unique(sentence[mask]).tolist():
             problems[number] = problem
     return problems
