@@ -21,9 +21,10 @@ from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import TEXT_SCHEMA, shard_name
 from treeproc.shards.store import ShardRecord, read_index, stage_folder, write_index, write_shard
-from treeproc.stages.encode import EncodeShard, TreeConfig
+from treeproc.stages.encode_shard import EncodeShard
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse import ParseShard
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import write_vocabulary
 from treeproc.subwords import SubwordConfig
 
@@ -47,6 +48,7 @@ def make_data(data: Path, count: int, rows_per_shard: int = 2000) -> tuple[Recor
         for i in range(num_shards)
     ]  # fmt: skip
     parsed = [parser(text=record, fingerprint="") for record in text]
+    write_index(data / "parsed", parsed)
     write_vocabulary(data, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig())
     return text, parsed
 
@@ -67,7 +69,8 @@ def best_rate(amount: int, step: Callable[[], None], seconds: float) -> float:
 
 def encode_all(data: Path, base: Path, text: Records, parsed: Records, tree: TreeConfig) -> Records:
     worker = EncodeShard(data, tree, base)
-    return [worker(text=t, parsed=p, fingerprint="") for t, p in zip(text, parsed, strict=True)]
+    places, window = range(len(text)), (0, len(text))
+    return [worker(t, p, "", place, window) for t, p, place in zip(text, parsed, places, strict=True)]
 
 
 def batches_of(lengths: np.ndarray, max_leaves: int = 4096) -> list[np.ndarray]:
@@ -114,7 +117,8 @@ def main() -> None:
             (out / "encoded").mkdir(parents=True)
             write_vocabulary(out, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig(), base)
         rows = sum(record.rows for record in text)
-        for case, tree in (("encode", TreeConfig()), ("encode_right_branching", TreeConfig(tree_source="right"))):
+        for case, source in (("encode", "parsed"), ("encode_right_branching", "right"), ("encode_shuffled", "shuffled")):
+            tree = TreeConfig(tree_source=source)
             rate = best_rate(rows, lambda tree=tree: encode_all(out, base, text, parsed, tree), seconds)
             emit("preprocess_encode", case, "pairs_per_second", rate, pairs=rows)
         records = encode_all(out, base, text, parsed, TreeConfig())

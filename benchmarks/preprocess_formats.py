@@ -19,8 +19,9 @@ from preprocess_text import FILTERS
 from text_steps import Here
 
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
-from treeproc.job.text_on_ray import TextOnRay, work_folder
+from treeproc.job.text_on_ray import TextOnRay
 from treeproc.job.text_work import TextHere, TextWork
+from treeproc.job.work_folders import work_folder
 from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.notices import TextNotices
 from treeproc.stages.text import Inputs, SplitFiles
@@ -54,13 +55,25 @@ SOURCES: dict[str, tuple[Callable[[list[str]], str], str, str]] = {
     "sgm": (lambda words: f'<seg id="{words[0]}">{" ".join(words)}</seg>', '<doc docid="a">\n', "</doc>\n"),
     "iwslt_xml": (" ".join, "<url>a</url>\n", ""),
 }  # fmt: skip
+NAMES = (*SOURCES, "imdb")
 WITH_TARGET = ("parallel", "brackets", "conllu", "sgm", "iwslt_xml")
+
+
+def reviews(folder: Path, pairs: list[tuple[str, str]], examples: int) -> Path:
+    """A folder with a file for each example."""
+    for number in range(examples):
+        path = folder / ("neg", "pos")[number % 2] / f"{number}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{number} {numbered(pairs, number)[0]}\n", encoding="utf-8")
+    return folder
 
 
 def inputs_of(folder: Path, name: str, examples: int) -> Inputs:
     """Write so many examples of a format."""
-    line, before, after = SOURCES[name]
     pairs = [pair for pair in read_pairs(None) if all(pair)]
+    if name == "imdb":
+        return Inputs({"train": SplitFiles(source=[reviews(folder / "reviews", pairs, examples)])}, name, "none", None)
+    line, before, after = SOURCES[name]
     sides: dict[str, list[Path]] = {}
     for side, key in enumerate(("source", "target")[: 1 + (name in WITH_TARGET)]):
         write = line if side == 0 or name == "sgm" else " ".join
@@ -107,7 +120,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--examples", type=int, default=50_000, help="of each format (default %(default)s)")
     options = parser.parse_args()
-    for name in SOURCES:
+    for name in NAMES:
         with tempfile.TemporaryDirectory() as folder:
             measure(name, options.examples, Path(folder))
 

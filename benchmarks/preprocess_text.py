@@ -22,18 +22,19 @@ from pathlib import Path
 from preprocess_million import read_pairs, write_inputs
 from text_steps import Empty, Here, OnRay, two_to_one
 
-from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
+from treeproc.job.text_on_ray import TextOnRay
 from treeproc.job.text_work import TextHere, TextWork
+from treeproc.job.work_folders import remove_work, work_folder
 from treeproc.parsers import ParserConfig
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.shards.store import ShardRecord
-from treeproc.stages.encode import TreeConfig
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.notices import TextNotices, Wanted
 from treeproc.stages.parse import ParseShard
 from treeproc.stages.running import run_here
 from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 

@@ -26,7 +26,7 @@ from treeproc.job.job_report import summary
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.parsers import read_trees
 from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.subwords import Subwords
 from treeproc.trees.spans import SpanTree, check_tree
@@ -65,7 +65,7 @@ def data(text, tmp_path_factory):
 
 
 def rows(data, stage, split="train") -> dict[int, dict]:
-    return {row["example_id"]: row for shard in open_shards(data / stage, split) for row in shard.rows()}
+    return {row["example_id"]: row for shard in SplitShards(data / stage, split) for row in shard.rows()}
 
 
 def test_index_counts_what_was_dropped(data):
@@ -352,7 +352,7 @@ def test_separate_vocabularies_and_lower_case(data):
 def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
     """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
     from treeproc.shards.store import ShardRecord
-    from treeproc.stages.encode import TreeConfig
+    from treeproc.stages.tree_config import TreeConfig
     from treeproc.stages.vocabulary import count_vocabulary
     from treeproc.subwords import SubwordConfig
 

@@ -1,17 +1,25 @@
 """Shuffled trees: every line with the parse of another line of its split that has as many words."""
 
 from collections import Counter, defaultdict
+from functools import partial
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import treeproc.job.later_stages as job
+import treeproc.stages.shuffle as shuffle
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.shuffle import donor_windows, find_donors
 from treeproc.subwords import LabelVocab
+from treeproc.trees.control_trees import hash_examples
 from treeproc.verify import verify
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
@@ -48,7 +56,7 @@ def shuffled(data, out, **changes):
 
 
 def rows_of(data, split: str) -> dict[int, dict]:
-    return {row["example_id"]: row for shard in open_shards(data / "encoded", split) for row in shard.rows()}
+    return {row["example_id"]: row for shard in SplitShards(data / "encoded", split) for row in shard.rows()}
 
 
 def shape(data, row: dict) -> tuple:
@@ -120,3 +128,47 @@ def test_ray_gives_the_same_bytes(data, tmp_path):
     shuffled(data, tmp_path / "ray", workers=None)
     for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):
         assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
+
+
+def slow_donors(ids: list[int], lengths: list[int], seed: int) -> list[int]:
+    """From the definition: the lines of a length in the order of their hashes, each with the place of the next one."""
+    donors = [0] * len(ids)
+    for length in set(lengths):
+        ring = [place for place, other in enumerate(lengths) if other == length]
+        ring.sort(key=lambda place: int(hash_examples(np.array([ids[place]]), seed)[0]))
+        for number, place in enumerate(ring):
+            donors[place] = ring[(number + 1) % len(ring)]
+    return donors
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 4)), max_size=30, unique_by=lambda line: line[0]), st.integers(0, 3)
+)
+def test_donors_are_those_of_the_definition(lines, seed):
+    ids, lengths = ([line[i] for line in sorted(lines)] for i in (0, 1))
+    found = find_donors(np.array(ids, dtype=np.int64), np.array(lengths, dtype=np.int32), seed)
+    assert found.tolist() == slow_donors(ids, lengths, seed)
+
+
+def test_windows_are_runs_of_shards_of_one_split(data):
+    records = list(read_index(data / "parsed").records())
+    assert [(record.split, record.rows) for record in records] == [("train", 7)] * 5 + [("train", 6), ("test", 3)]
+    assert donor_windows(records, one_window=44) == [(0, 7)] * 7
+    assert donor_windows(records, one_window=43, rows_of_window=14) == [(0, 2)] * 2 + [(2, 4)] * 2 + [(4, 6)] * 2 + [(6, 7)]
+
+
+@pytest.mark.parametrize("most_open", [1, 100])
+def test_in_large_data_partners_are_lines_of_one_window(data, tmp_path, monkeypatch, most_open):
+    monkeypatch.setattr(job, "donor_windows", partial(donor_windows, one_window=43, rows_of_window=14))
+    monkeypatch.setattr(shuffle, "MOST_OPEN", most_open)
+    shuffled(data, tmp_path / "out")
+    before, after = rows_of(data, "train"), rows_of(tmp_path / "out", "train")
+    ids = sorted(before)
+    kept = 0
+    for first in range(0, len(ids), 14):  # two shards
+        window = ids[first : first + 14]
+        donors = slow_donors(window, [int(before[n]["leaves"]["word_index"][-1]) + 1 for n in window], 1)
+        kept += sum(place == donor for place, donor in enumerate(donors))
+        for number, donor in zip(window, donors, strict=True):
+            assert shape(tmp_path / "out", after[number]) == shape(data, before[window[donor]])
+    assert read_index(tmp_path / "out/encoded")["totals"]["train"]["lines_without_partner"] == kept

@@ -51,7 +51,7 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 64)
     monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
     monkeypatch.setattr(running, "GROUP_ROWS", 80)
-    monkeypatch.setattr("treeproc.job.preprocess.LEAST_SAMPLE", 1)  # of the vocabulary
+    monkeypatch.setattr("treeproc.job.later_stages.LEAST_SAMPLE", 1)  # of the vocabulary
     monkeypatch.setattr("treeproc.job.measured.LEAST_ROWS", 1)  # of the lengths
 
 

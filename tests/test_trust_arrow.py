@@ -23,7 +23,8 @@ from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import column_views, ipc_bytes, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard
-from treeproc.stages.encode import EncodeShard, TreeConfig
+from treeproc.stages.encode_shard import EncodeShard
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.verify import verify
 
 

@@ -12,7 +12,7 @@ from treeproc.job.ray_job import _packed, _unpacked
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index
 from treeproc.stages import running
-from treeproc.stages.encode import TreeConfig
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 

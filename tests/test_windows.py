@@ -12,11 +12,12 @@ from treenet.config import BatchConfig
 from treenet.data.cuts import cut_batches, cut_runs
 from treenet.data.draws import hash_ids
 from treenet.data.plan import BatchPlan, plan_in_order
-from treenet.data.windows import ShardSizes, window_bounds
+from treenet.data.windows import ShardSizes
 from treeproc.common.settings import UserError
 from treeproc.shards.mapped import Column
 from treeproc.shards.size_counts import CountedLengths, SizeCounts
 from treeproc.shards.store import fingerprint_of
+from treeproc.shards.windows import window_bounds
 
 SIZES = ("leaves", "tgt_pieces", "nodes")
 # Rows by shard: leaves, target pieces and nodes of each.
@@ -158,6 +159,24 @@ def test_the_window_that_follows_is_known_before_it_begins(shards, values, seed)
         same = next((i for i, window in enumerate(rest) if window != window_of[step]), len(rest))  # batches of this window
         following = window_of[step + same]
         assert plan.next_rows(step) == range(bounds[following], bounds[following + 1])
+
+
+@given(SHARDS, SETTINGS, st.integers(0, 3), st.integers(1, 3))
+def test_control_trees_have_the_batches_of_their_text(shards, values, seed, more):
+    """Other trees over the same pieces have other nodes, and nothing else."""
+    batch = BatchConfig(**{**values, "budget_counts": "leaves"})
+    others = [[(leaves, targets, nodes * more + 1) for leaves, targets, nodes in shard] for shard in shards]
+    plans = []
+    for data in (shards, others):
+        lengths, sizes = rows_of(data)
+        try:
+            plans.append(BatchPlan.build(lengths, batch, text_fingerprint="text", seed=seed, shards=sizes))
+        except UserError:
+            assume(False)
+    one, other = plans
+    assert one.num_batches == other.num_batches
+    for step in range(2 * one.num_batches):
+        assert one.batch(step).tolist() == other.batch(step).tolist()
 
 
 @given(SHARDS, SETTINGS, st.integers(0, 3))

@@ -30,8 +30,9 @@ from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
-from treeproc.stages.encode import RowEncoder, TreeConfig
+from treeproc.stages.encode import RowEncoder
 from treeproc.stages.text import SplitFiles
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.trees.spans import draw
 
 MODELS = ("tree_transformer", "transformer")

@@ -16,6 +16,7 @@ from treenet.data.draws import choose_fraction, choose_in_cells, share_of_cells
 from treeproc.shards.mapped import Column
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.size_counts import SizeCounts
+from treeproc.shards.windows import window_bounds
 
 Lengths = Mapping[str, np.ndarray | Column]
 _ROWS_AT_ONCE = 1 << 20  # so that reading a window takes little memory beside what is kept
@@ -27,23 +28,6 @@ class ShardSizes:
 
     rows: np.ndarray  # [shards]
     count: Callable[[int, int], SizeCounts]  # of the rows of the shards from the first number to the second, without that
-
-
-def window_bounds(shard_rows: np.ndarray, window_rows: int) -> np.ndarray:
-    """First shards of windows, and the number of shards [windows + 1]. There is one window where all rows fit.
-
-    Of n rows there are ceil(n / window_rows) windows of about the same size, which end where a shard ends: they may be larger
-    by half a shard. A shard that is larger than a window is a window alone.
-    """
-    edges = edges_of(shard_rows)
-    windows = max(1, -(-int(edges[-1]) // window_rows))
-    wanted = edges[-1] * np.arange(1, windows) // windows
-    after = np.searchsorted(edges, wanted)
-    before = np.maximum(0, after - 1)
-    nearest = np.where(wanted - edges[before] <= edges[after] - wanted, before, after)
-    nearest = np.searchsorted(edges, edges[nearest])  # shards without rows make no difference
-    inside = nearest[(edges[nearest] > 0) & (edges[nearest] < edges[-1])]
-    return np.unique(np.concatenate([[0], inside, [len(shard_rows)]]))
 
 
 @dataclass(frozen=True)

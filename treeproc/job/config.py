@@ -13,10 +13,10 @@ from treeproc.job.borrowed import borrow_settings
 from treeproc.parsers import ParserConfig
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.shards.shard_size import auto_rows_per_shard
-from treeproc.stages.encode import TreeConfig
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.notices import TextNotices, wanted
 from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import SubwordConfig
 
 

@@ -9,7 +9,7 @@ from treeproc.job.config import PreprocessConfig
 from treeproc.job.shard_jobs import previous_index, ray_runner
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.store import read_index
-from treeproc.stages.encode import count_classes
+from treeproc.stages.encode_shard import count_classes
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.running import run_here
 

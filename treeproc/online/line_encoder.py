@@ -16,7 +16,8 @@ from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_en
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
-from treeproc.stages.encode import RowEncoder, TreeConfig
+from treeproc.stages.encode import RowEncoder
+from treeproc.stages.tree_config import TreeConfig
 
 
 def _endpoint(data: Path, recorded: str) -> str:

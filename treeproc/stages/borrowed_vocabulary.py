@@ -15,9 +15,9 @@ from treeproc.shards.store import (
     fingerprint_of,
     read_index,
 )
-from treeproc.stages.encode import TreeConfig
 from treeproc.stages.new_pieces import add_pieces
 from treeproc.stages.running import Run, run_here
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
 from treeproc.subwords import LabelVocab, SubwordConfig
 

@@ -1,29 +1,22 @@
-"""Parsed shards to encoded shards."""
+"""Parsed rows to encoded rows."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
 
-from treeproc.common.settings import Settings, UserError
-from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
-from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, record_batches
+from treeproc.shards.rows import Lists, batch_views, column_batch, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
-from treeproc.shards.shard import Shard
-from treeproc.shards.store import ShardRecord, write_shard
-from treeproc.stages.lengths import TASK_ROWS
-from treeproc.stages.running import Jobs, Run, grouped, run_here
-from treeproc.stages.shuffle import Donated, Donors, cut, read_donated
+from treeproc.stages.shuffle import Donated
+from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
-from treeproc.trees.control_trees import ControlTree, control_spans
-from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases
+from treeproc.trees.control_trees import control_spans
+from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import (
     Brackets,
     FlatTrees,
@@ -36,64 +29,8 @@ from treeproc.trees.flat_trees import (
 )
 from treeproc.trees.spans import SpanTree
 
-# Columns of one batch of a shard, by name, as `arrow.batch_views` gives them.
+# Columns of one batch of a shard, by name, as `rows.batch_views` gives them.
 Views = Mapping[str, Any]
-# Columns of classes of parts of an example.
-_CLASSES = ("node_labels", "leaf_labels")
-
-
-class TreeConfig(Settings):
-    """Settings of the trees that models read: their source and their form."""
-
-    tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
-        "parsed",
-        description="'parsed': the parser's constituents. 'dependencies': phrases made of its arcs (parser.dependencies=true). "
-        "'shuffled': the constituents of another line of the split with as many words. The others are control trees over the "
-        "same words",
-    )
-    phrases: PhraseShape = Field(
-        "layered",
-        description="for tree_source: dependencies. 'layered': as in a treebank, NP in PP in VP in S. 'flat': a node for a head "
-        "with its dependents. 'left', 'right': a node for every dependent, those of that side first",
-    )
-    phrase_labels: PhraseLabels = Field(
-        "upos",
-        description="for tree_source: dependencies; labels by the head's tag (NP, VP, ...), or by its relation (nsubj, obl, ...)",
-    )
-    side: Literal["source", "target"] = Field(
-        "source", description="the side whose words are leaves; models write the other side"
-    )
-    collapse_unary: bool = Field(
-        True, description="join a chain of nodes over the same words into one node, with the lowest label"
-    )
-    binarize: Literal["none", "left", "right"] = Field(
-        "none", description="make trees binary: a node with more than two children gets inner nodes, labelled @ and its label"
-    )
-    documents: Literal["separate", "dummy_root"] = Field(
-        "separate",
-        description="'separate': the trees of an example are side by side. 'dummy_root': they are below one more node, labelled "
-        "DOC. If unset: dummy_root for translation pairs with parser.split_sentences",
-    )
-    seed: int = Field(1, description="seed of random and of shuffled trees")
-
-    def facts(self) -> dict:
-        """The settings that decide on the trees, for fingerprints and the index."""
-        return self.model_dump(exclude=set() if self.tree_source == "dependencies" else {"phrases", "phrase_labels"})
-
-    @property
-    def other_side(self) -> str:
-        """The side that models write."""
-        return "target" if self.side == "source" else "source"
-
-    @property
-    def parsed_columns(self) -> tuple[str, str]:
-        """Words and trees of the leaves' side in a parsed shard."""
-        return ("words", "trees") if self.side == "source" else ("target_words", "target_trees")
-
-    @property
-    def arcs_column(self) -> str:
-        """Dependencies of the leaves' side in a parsed shard that has them."""
-        return "arcs" if self.side == "source" else "target_arcs"
 
 
 def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeConfig) -> pa.Schema:
@@ -271,62 +208,3 @@ def _dependency_trees(config: TreeConfig, brackets: Brackets, parsed: Views, ids
     counts["lifted_arcs"] += int(lifted.sum())
     counts["lifted_sentences"] += int(np.count_nonzero(lifted))
     return flat_trees
-
-
-class EncodeShard:
-    """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself."""
-
-    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None):
-        self._data, self._base, self._tree = data, base or data, tree
-        self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
-
-    def __call__(self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, donors: Donors | None = None) -> ShardRecord:
-        lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
-        schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
-        counts, longest = Counter(), {}
-        donated = None
-        if donors is not None:
-            donated, counts["lines_without_partner"] = read_donated(
-                self._base / "parsed", parsed, donors, self._tree.parsed_columns[1]
-            )
-        first, batches = 0, []
-        try:
-            for views in zip(lines.columns, trees.columns, strict=True):
-                rows = len(views[0]["example_id"])
-                part = None if donated is None else cut(donated, first, rows)
-                batches.append(self._encoder.encode(*views, counts, part))
-                first += rows
-        except ValueError as error:
-            raise UserError(f"{self._base / 'parsed' / parsed.name}: {error}; run workflows/preprocess.py again") from None
-        for name in ("leaves", "nodes", "tgt_pieces"):
-            sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])
-            counts[name], longest[name] = int(sizes.sum()), int(sizes.max())
-        return write_shard(
-            self._data / "encoded", text.name, Batches(batches), schema,
-            split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
-        )  # fmt: skip
-
-
-class CountClasses:
-    """Finds the highest class in encoded shards."""
-
-    def __init__(self, folder: AnyPath):
-        self._folder = folder
-
-    def __call__(self, shards: Sequence[dict]) -> int:
-        """One more than the highest class of an example, a node or a leaf, of these records of shards."""
-        columns = (views for facts in shards for views in Shard(self._folder, ShardRecord(**facts)).columns)
-        parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
-        return 1 + max(int(part.max(initial=-1)) for part in parts)
-
-
-def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
-    """One more than the highest class in encoded shards."""
-    groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
-    jobs = Jobs(groups, lambda places: {"shards": [asdict(records[place]) for place in places]})
-    return max(found for _, found in run(CountClasses, {"folder": folder}, jobs))
-
-
-def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """Items of a list column per row; none if the data set has no such column."""
-    return np.diff(batch.column(name).offsets.to_numpy()) if name in batch.schema.names else np.zeros(0, dtype=np.int64)

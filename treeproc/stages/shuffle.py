@@ -1,62 +1,132 @@
 """Trees of other lines, for `tree_source: shuffled`: a parser's trees, each over the words of another line.
 
 A line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their labels and
-their depths. A line that is the only one of its length keeps its own tree.
+their depths. A line that is the only one of its length keeps its own tree. Splits of large data are cut into windows of shards,
+and the other line is one of the same window. So a process that encodes a shard reads one window, and no process holds all lines.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
+from treeproc.shards.gather import MOST_OPEN
 from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import pick
+from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
+from treeproc.shards.windows import window_bounds
 from treeproc.trees.control_trees import hash_examples
 
-# The donors of the lines of one shard: numbers of shards in the index of the parsed stage, and rows in them.
-Donors = tuple[list[int], list[int]]
+# Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.
+ROWS_OF_WINDOW = 1 << 20
 # Trees of lines in brackets: line r has trees [edges[r], edges[r + 1]).
 Donated = tuple[np.ndarray, pa.Array]
 
 
-def find_donors(folder: AnyPath, parsed: Sequence[ShardRecord], words: str, seed: int) -> list[Donors]:
-    """Donors for every shard of the parsed stage, by the number of words in column `words`; a function of `seed` and ids.
+def donor_windows(
+    parsed: Sequence[ShardRecord], one_window: int = WINDOW_ROWS, rows_of_window: int = ROWS_OF_WINDOW
+) -> list[tuple[int, int]]:
+    """The window of every shard of the parsed stage: the number of its first shard, and of the one behind its last.
 
-    The lines of a split that have one length stand in an order that a hash of seed and example id decides. Each gets the tree
-    of the next one, the last that of the first.
+    Data of up to `one_window` rows are one window, with all of their splits. `parsed` is in the order of the index.
     """
-    found = [(batch["example_id"], np.diff(batch[words][0])) for record in parsed for batch in Shard(folder, record).columns]
-    ids, lengths = map(np.concatenate, zip(*found, strict=True))
-    splits = {split: number for number, split in enumerate(dict.fromkeys(record.split for record in parsed))}
-    rows = np.array([record.rows for record in parsed])
-    split = np.repeat([splits[record.split] for record in parsed], rows)
-    order = np.lexsort((ids, hash_examples(ids, seed), lengths, split))
-    is_first = (np.diff(lengths[order], prepend=-1) != 0) | (np.diff(split[order], prepend=-1) != 0)
-    first = np.flatnonzero(is_first)
-    following = np.arange(1, len(order) + 1)
-    following[np.append(first[1:], len(order)) - 1] = first
-    donor = np.empty_like(order)
-    donor[order] = order[following]
-    edges = edges_of(rows)
-    shard = np.searchsorted(edges, donor, side="right") - 1
-    row = donor - edges[shard]
-    return [(shard[a:b].tolist(), row[a:b].tolist()) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    rows = np.array([record.rows for record in parsed], dtype=np.int64)
+    if rows.sum() <= one_window:
+        return [(0, len(rows))] * len(rows)
+    found: list[tuple[int, int]] = []
+    for first, last in _splits(parsed):
+        for window in pairwise((first + window_bounds(rows[first:last], rows_of_window)).tolist()):
+            found += [window] * (window[1] - window[0])
+    return found
 
 
-def read_donated(folder: AnyPath, parsed: ShardRecord, donors: Donors, trees: str) -> tuple[Donated, int]:
-    """The donors' trees, column `trees` of the parsed stage, for the lines of shard `parsed`; how many keep their own."""
-    shards, (shard, row) = read_index(folder).records(), map(np.array, donors)
-    own = [record.name for record in shards].index(parsed.name)
-    found: list[list[str]] = [[]] * len(row)
-    for number in np.unique(shard).tolist():
-        donor = Shard(folder, shards[number])
-        for line in np.flatnonzero(shard == number).tolist():
-            found[line] = donor.row(int(row[line]))[trees]
-    lengths = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
-    donated = edges_of(lengths), pa.array([tree for own_trees in found for tree in own_trees], pa.string())
-    return donated, int(np.count_nonzero((shard == own) & (row == np.arange(len(row)))))
+def _splits(records: Sequence[ShardRecord]) -> list[tuple[int, int]]:
+    """Where each split begins and ends among the records."""
+    ends = list(accumulate(sum(1 for _ in of_split) for _, of_split in groupby(records, key=lambda record: record.split)))
+    return list(pairwise([0, *ends]))
+
+
+def find_donors(ids: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
+    """The donor [n] of every line of one split, by its place; `lengths` [n] are numbers of words, and `ids` ascend.
+
+    The lines of one length stand in an order that a hash of seed and id decides. Each gets the tree of the next one, the last
+    that of the first.
+    """
+    donor = np.zeros(len(ids), np.int32)
+    if not len(ids):
+        return donor
+    order = np.argsort(hash_examples(ids, seed), kind="stable")
+    order = order[np.argsort(lengths[order], kind="stable")].astype(donor.dtype)
+    first = np.flatnonzero(np.diff(lengths[order], prepend=-1))
+    following = np.roll(order, -1)
+    following[np.append(first[1:], len(order)) - 1] = order[first]
+    donor[order] = following
+    return donor
+
+
+class DonorTrees:
+    """Donors' trees of the lines of parsed shards. It holds the donors of one window, and the shards that it has opened there.
+
+    `words` and `trees` are columns of the parsed stage in `folder`.
+    """
+
+    def __init__(self, folder: AnyPath, words: str, trees: str, seed: int):
+        self._folder, self._words, self._trees, self._seed = folder, words, trees, seed
+        self._window = (0, 0)
+        self._records: list[ShardRecord] = []
+        self._edges, self._donors = np.zeros(1, np.int64), np.zeros(0, np.int32)
+        self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
+
+    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
+        """The trees of the donors of all lines of the shard `place` of the index, and how many lines keep their own tree.
+
+        `window` is that of the shard, as `donor_windows` gives it.
+        """
+        if (window[0], window[1]) != self._window:
+            self.read(window[0], window[1])
+        first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
+        donors = self._donors[first:last]
+        shard = np.searchsorted(self._edges, donors, side="right") - 1
+        row = donors - self._edges[shard]
+        found: list[list[str]] = [[]] * len(donors)
+        for number in np.unique(shard).tolist():
+            batches = self._batches(number)
+            for line in np.flatnonzero(shard == number).tolist():
+                batch, offset = divmod(int(row[line]), ROWS_PER_RECORD_BATCH)
+                found[line] = pick(batches[batch], offset)
+        texts = pa.array([tree for of_line in found for tree in of_line], pa.string())
+        edges = edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))
+        return (edges, texts), int(np.count_nonzero(donors == np.arange(first, last)))
+
+    def read(self, begin: int, end: int) -> None:
+        """Find the donors of all lines of the window of these shards."""
+        self._open, self._window = {}, (0, 0)
+        # Without counts, a record takes half a kB.
+        self._records = [replace(record, counts={}, longest={}) for record in read_index(self._folder).records()[begin:end]]
+        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
+        ids, lengths = np.zeros(self._edges[-1], np.int64), np.zeros(self._edges[-1], np.int32)
+        for first, record in zip(self._edges.tolist(), self._records, strict=False):
+            for batch in Shard(self._folder, record).columns:
+                last = first + len(batch["example_id"])
+                ids[first:last], lengths[first:last] = batch["example_id"], np.diff(batch[self._words][0])
+                first = last
+        self._donors = np.zeros(len(ids), np.int32)
+        for first, last in (self._edges[list(ends)].tolist() for ends in _splits(self._records)):
+            self._donors[first:last] = first + find_donors(ids[first:last], lengths[first:last], self._seed)
+        self._window = begin, end
+
+    def _batches(self, number: int) -> list[Donated]:
+        """The trees of a shard, by record batch."""
+        if number not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                self._open.clear()
+            self._open[number] = [batch[self._trees] for batch in Shard(self._folder, self._records[number]).columns]
+        return self._open[number]
 
 
 def cut(donated: Donated, first: int, count: int) -> Donated:

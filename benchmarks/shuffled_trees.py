@@ -1,0 +1,71 @@
+"""Trees of other lines (`tree_source: shuffled`): CPU seconds and memory of a process that encodes shards of one window.
+
+    python benchmarks/shuffled_trees.py --rows 1000000 --rows-per-shard 25600     # a window of large data
+    python benchmarks/shuffled_trees.py --rows 8000000 --rows-per-shard 2048      # the largest data of one window
+    python benchmarks/shuffled_trees.py --quick
+
+One parsed shard is written; all others are links to it. `find` reads ids and lengths of all lines and finds the
+donors. `first` and `later` are the trees of a shard, when the shards of the donors are opened for it, and when they are open.
+`memory_mb` is the highest RssAnon of /proc/self/status, without mapped files. Prints JSON lines.
+"""
+
+import argparse
+import os
+import random
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from measure import emit
+from scale import Memory
+
+from treeproc.shards.schema import PARSED_SCHEMA, shard_name
+from treeproc.shards.store import write_index, write_shard
+from treeproc.stages.shuffle import DonorTrees
+
+
+def line(number: int, words: int) -> dict:
+    """A parsed line with a right-branching tree."""
+    texts = [f"w{number % 97 + i}" for i in range(words)]
+    tree = "".join(f"(X (NN {text}) " for text in texts[:-1]) + f"(X (NN {texts[-1]}" + "))" + ")" * (words - 1)
+    places = {"text": texts, "start_char": [0] * words, "end_char": [1] * words, "pos_tag": ["NN"] * words}
+    return {"example_id": number, "words": places, "trees": [tree], "parse_status": "parsed"}
+
+
+def write_parsed(folder: Path, rows: int, rows_per_shard: int) -> int:
+    """Write a parsed stage; returns its number of shards."""
+    folder.mkdir()
+    shards, draw = -(-rows // rows_per_shard), random.Random(0)
+    lines = [line(number, 1 + int(draw.gammavariate(2.7, 9.58))) for number in range(rows_per_shard)]
+    first = write_shard(folder, shard_name("train", 0, shards), lines, PARSED_SCHEMA, split="train", index=0, fingerprint="")
+    records = [replace(first, name=shard_name("train", index, shards), index=index) for index in range(shards)]
+    for record in records[1:]:
+        os.link(folder / first.name, folder / record.name)
+    write_index(folder, records)
+    return shards
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="lines of the window (default %(default)s)")
+    parser.add_argument("--rows-per-shard", type=int, default=25_600, help="lines of a shard (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="20,000 lines in shards of 2,048")
+    args = parser.parse_args()
+    rows, per_shard = (20_000, 2_048) if args.quick else (args.rows, args.rows_per_shard)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "parsed"
+        shards = write_parsed(folder, rows, per_shard)
+        case, donors, memory = f"{rows}_rows_{shards}_shards", DonorTrees(folder, "words", "trees", 1), Memory()
+        for metric, begin, end in (("find", 0, 0), ("first", 0, 1), ("later", 1, min(shards, 5))):
+            memory.peak, began = Memory.now(), time.process_time()
+            if metric == "find":
+                donors.read(0, shards)
+            for place in range(begin, end):
+                donors.of_shard(place, (0, shards))
+            seconds = (time.process_time() - began) / max(1, end - begin)
+            emit("shuffled_trees", case, f"{metric}_cpu_s", seconds, memory_mb=round(max(memory.peak, Memory.now()), 1))
+
+
+if __name__ == "__main__":
+    main()

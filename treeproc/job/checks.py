@@ -1,0 +1,125 @@
+"""Settings of a job against each other, the inputs, the data set of `vocab_from`, and the folder that the job writes to."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from treeproc.common.errors import shown, without_credentials
+from treeproc.common.files import atomic_write
+from treeproc.common.setting_effects import Effect, excluded
+from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
+from treeproc.common.storage import AnyPath
+from treeproc.job.borrowed import check_borrower, check_grower
+from treeproc.job.config import PreprocessConfig
+from treeproc.parsers import describe_parser
+from treeproc.shards.schema import SPLIT_NAME, SPLITS
+from treeproc.stages.encode import encoded_columns
+from treeproc.stages.parse import check_columns, parsed_columns
+
+
+def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
+    """The descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
+    _check_splits(config)
+    inputs = config.inputs()
+    check_columns(config.parser, config.target_parser, inputs.columns())
+    stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
+    check_sides(config, *stages)
+    parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
+    if config.vocab_from is not None:
+        check_vocab_from(config, parser, target_parser, stages)
+    return parser, target_parser
+
+
+def _check_splits(config: PreprocessConfig) -> None:
+    if "train" not in config.splits and (config.vocab_from is None or not config.splits):
+        there = ", ".join(map(shown, sorted(config.splits))) or "none"
+        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
+        raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
+    if "train" not in config.splits and config.new_pieces is not None:
+        raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
+    for name in config.splits:
+        if not SPLIT_NAME.fullmatch(name):
+            raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {shown(name)}")
+        if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
+            meant = close[0] if close[0] in SPLITS else "valid"
+            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
+
+
+def check_vocab_from(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
+    """Raises UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it."""
+    if config.new_pieces is not None:
+        check_grower(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
+        return
+    check_borrower(
+        config.vocab_from.absolute(),
+        parser=parser if config.tree.side == "source" else target_parser,
+        subwords=config.subwords.model_dump(),
+        tree=config.tree.facts(),
+        columns=encoded_columns(*stages, config.tree).names,
+    )
+
+
+def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
+    """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
+    tree = config.tree
+    if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
+        raise UserError(
+            "tree.tree_source: dependencies makes trees of arcs, but there are none; set parser.dependencies=true, or give a "
+            "data set with arcs as parsed=DATA"
+        )
+    if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
+        raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
+    if not config.subwords.joint and tree.other_side not in text:
+        raise UserError("subwords.joint: must be true, because examples have one side")
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
+
+
+# Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
+_OPEN_UNTIL = {
+    **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
+    "new_pieces": "encoded",
+    "subwords": "encoded",
+    "tree": "encoded",
+}
+
+
+def begun(out: AnyPath) -> dict | None:
+    """The settings in `out` as they were written; None if there are no readable settings."""
+    try:
+        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def claim(config: PreprocessConfig, out: AnyPath) -> None:
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
+
+    A vocabulary size that does not suit the text can be changed without parsing again.
+    """
+    path = out / "config.yaml"
+    text = dump_settings(config)
+    if path.exists():
+        if not path.read_bytes().strip():
+            raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
+        written = load_settings(PreprocessConfig, path).settled(begun(out))
+        old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
+        if old == new:
+            if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
+                atomic_write(path, dump_settings(written).encode())
+            return
+        fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
+        if changed := [line for name in fixed for line in differences(old[name], new[name], name)]:
+            raise UserError(
+                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
+            )
+    elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
+        raise UserError(f"{out} holds shards, but no config.yaml; choose another --out")
+    atomic_write(path, text.encode())
