@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from treenet import UserError, collate, load_run, read_shards
 from treenet.cli import preprocess, train_wmt, translate
 from treenet.data.examples import ExampleSource
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def ids_of_worker(dataset) -> list[int]:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_ranks_and_workers_share_the_rows_without_repeats(world, world_size, monkeypatch):
     shards = read_shards(world / "data", "train")
-    everything = [place(row) for shard in open_shards(world / "data/encoded", "train") for row in shard.rows()]
+    everything = [place(row) for shard in SplitShards(world / "data/encoded", "train") for row in shard.rows()]
     assert len(shards) == len(everything) and [place(row) for row in shards.to_torch()] == everything
     for workers in (1, 2, 5, 50):
         found, sizes = [], []

@@ -12,7 +12,7 @@ from treenet.cli.back_translate import main
 from treenet.cli.synthetic_pairs import mix, sample_lines
 from treeproc.common.settings import UserError
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 
 RUN = {
@@ -67,8 +67,8 @@ def content(out: Path) -> dict[str, bytes]:
 
 
 def test_real_and_synthetic_pairs_with_tags_and_trees(data, undisturbed, capsys):
-    rows = [row for shard in open_shards(undisturbed / "data" / "text", "train") for row in shard.rows()]
-    real = [(row["source"], row["target"]) for shard in open_shards(data / "text", "train") for row in shard.rows()]
+    rows = [row for shard in SplitShards(undisturbed / "data" / "text", "train") for row in shard.rows()]
+    real = [(row["source"], row["target"]) for shard in SplitShards(data / "text", "train") for row in shard.rows()]
     tagged = [row for row in rows if row["source"].startswith("<bt> ")]
     assert [(row["source"], row["target"]) for row in rows if row not in tagged] == real
     chosen = (undisturbed / "text.target").read_text().splitlines()
@@ -79,7 +79,7 @@ def test_real_and_synthetic_pairs_with_tags_and_trees(data, undisturbed, capsys)
     assert pairs and [(row["source"], row["target"]) for row in tagged] == pairs
     index = read_index(undisturbed / "data" / "encoded")
     assert index["parser_settings"]["tags"] == ["<bt>"] and index["tree_settings"]["tree_source"] == "balanced"
-    words = [row["words"]["text"] for shard in open_shards(undisturbed / "data" / "parsed", "train") for row in shard.rows()]
+    words = [row["words"]["text"] for shard in SplitShards(undisturbed / "data" / "parsed", "train") for row in shard.rows()]
     assert sum(row[0] == "<bt>" for row in words) == len(pairs)
     again = content(undisturbed)
     main(arguments(data, undisturbed))

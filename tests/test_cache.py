@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,6 +20,8 @@ from treeproc.common.cache import local_copy, prefetch
 from treeproc.common.cache_eviction import cache_limit
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path
+from treeproc.shards.records import ShardRecord
+from treeproc.shards.shard import check_size
 
 SIZE = 100_000
 
@@ -116,6 +119,18 @@ def test_a_copy_that_was_removed_is_still_read(store):
         mapped = source.read_buffer()
         copy.unlink()
         assert mapped.to_pybytes() == source.read_at(SIZE, 0) == bytes(SIZE)
+
+
+def test_a_copy_that_lacks_its_end_is_copied_again(store):
+    """As a power cut may leave it. The shard is right, so no other run of the job would help."""
+    name, content = "train-00000-of-00001.arrow", bytes(SIZE)
+    path, sha256 = store.put(f"encoded/{name}", content)
+    record = ShardRecord(name, "train", 0, 1, SIZE, sha256, "f")
+    copy = local_copy(path, sha256)
+    copy.write_bytes(content[:-1])
+    assert check_size(path.parent, record).read_bytes() == content
+    with pytest.raises(UserError, match=f"must have {SIZE + 1} bytes, but has {SIZE}; run"):
+        check_size(path.parent, replace(record, bytes=SIZE + 1))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "ten", "nan", "inf"])

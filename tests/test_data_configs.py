@@ -9,7 +9,7 @@ from sacremoses import MosesTokenizer
 from treeproc.common.settings import load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers.model_files import SHIPPED_MODELS
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -59,7 +59,7 @@ def make(name: str, *overrides: str) -> tuple[PreprocessConfig, dict]:
 
 
 def rows(data: Path, stage: str, split: str) -> list[dict]:
-    return [row for shard in open_shards(data / stage, split) for row in shard.rows()]
+    return [row for shard in SplitShards(data / stage, split) for row in shard.rows()]
 
 
 @pytest.mark.parametrize(

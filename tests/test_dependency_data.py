@@ -19,7 +19,7 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
@@ -66,7 +66,7 @@ def data(tmp_path_factory):
 def nodes_over_words(data) -> list[list[tuple[str, int, int]]]:
     """(label, first word, one past the last) of the nodes of every example, without those of split words."""
     names, out = LabelVocab.load(data / "encoded/vocab/labels.txt").names, []
-    for row in (row for shard in open_shards(data / "encoded", "train") for row in shard.rows()):
+    for row in (row for shard in SplitShards(data / "encoded", "train") for row in shard.rows()):
         word, spans = row["leaves"]["word_index"], zip(row["spans"]["start"], row["spans"]["end"], strict=True)
         named = zip((names[i] for i in row["nodes"]["label"]), spans, strict=True)
         out.append([(n, int(word[s]), int(word[e - 1]) + 1) for n, (s, e) in named if not n.startswith("POS=")])
@@ -174,7 +174,7 @@ def run(tmp_path_factory):
 
 def test_raw_lines_are_translated_with_the_trees_of_the_data_set(run):
     folder, data, lines = run
-    rows = [row for shard in open_shards(data / "encoded", "test") for row in shard.rows()]
+    rows = [row for shard in SplitShards(data / "encoded", "test") for row in shard.rows()]
     raw = [RawLine(line.encode()) for line in lines[:6]]
     encoded = RawLineEncoder(data, given_trees=False, max_pieces=1000).encode(raw)
     for line, row in zip(encoded, rows, strict=True):

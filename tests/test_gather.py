@@ -18,7 +18,7 @@ from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import SpanTable
 from treeproc.shards.gather import Gather
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 
 # Lists by record batch and row.
 LISTS = st.lists(st.lists(st.lists(st.integers(-9, 9), max_size=4), max_size=4), min_size=1, max_size=4)
@@ -128,7 +128,7 @@ def toy(tmp_path_factory):
 
 @pytest.mark.parametrize("reads", KINDS, ids=str)
 def test_a_batch_equals_its_rows_one_by_one(toy, reads):
-    shards = {shard.record.index: shard for shard in open_shards(toy, "train")}
+    shards = {shard.record.index: shard for shard in SplitShards(toy, "train")}
     for kind in {reads, reads.for_device("meta")}:
         source = ExampleSource(toy, "train", kind)
         random = np.random.default_rng(0)

@@ -12,7 +12,7 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards import records as records_module
 from treeproc.shards import store
 from treeproc.shards.hashes import check_hashes
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import PartedRecords, ShardRecord, read_index, write_index
 from treeproc.verify import verify
 
@@ -155,7 +155,7 @@ def test_a_job_with_parts_makes_the_same_shards_and_mends_its_parts(tmp_path, mo
         assert parted == {name: value for name, value in inline.items() if name != "shards"}
     check_hashes(data / "encoded", "train", "valid")
     assert not verify(data).problems and "valid: 12 examples" in describe(data)[0]
-    assert [len(shard) for shard in open_shards(data / "encoded", "train")] == [3, 3, 3, 3]
+    assert [len(shard) for shard in SplitShards(data / "encoded", "train")] == [3, 3, 3, 3]
     before = {path: path.read_bytes() for path in data.rglob("index*.json")}
     for stage in ("text", "parsed", "encoded"):
         (data / stage / "index-00001.json").write_bytes(b"[]")

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from toydata import write_toy_data
 
+import treeproc.shards.shard as shards
 from treeproc.common.settings import UserError
 from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
-from treeproc.shards.shard import Shard, open_shards
+from treeproc.shards.shard import Shard, SplitShards
 from treeproc.subwords import LabelVocab
 
 
@@ -29,7 +30,7 @@ def levels(parents) -> int:
 
 def test_figures_are_those_of_a_slow_count(data):
     """The shard has two record batches, so offsets that start anew are covered."""
-    rows = [row for shard in open_shards(data / "encoded", "train") for row in shard.rows()]
+    rows = [row for shard in SplitShards(data / "encoded", "train") for row in shard.rows()]
     figures = statistics(data / "encoded", "train")
     assert figures.rows == len(rows) == 1500
     assert figures.leaves == sum(len(row["leaves"]["piece"]) for row in rows)
@@ -62,7 +63,7 @@ def test_histograms_lose_nothing():
 
 
 def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
-    row = next(row for row in open_shards(data / "encoded", "valid")[0].rows() if row["example_id"] == 3)
+    row = next(row for row in SplitShards(data / "encoded", "valid")[0].rows() if row["example_id"] == 3)
     text = draw_line(data, "valid", 4)
     lines = text.splitlines()
     assert lines[0] == f"valid line 4: {len(row['leaves']['piece'])} leaves, {len(row['nodes']['label'])} nodes"
@@ -75,6 +76,17 @@ def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_one_line_of_many_shards_opens_one(tmp_path, monkeypatch):
+    folder = write_toy_data(tmp_path / "data", train=12, shards=6)
+    rows = [row for shard in SplitShards(folder / "encoded", "train") for row in shard.rows()]
+    opened, real = [], shards.Shard
+    monkeypatch.setattr(shards, "Shard", lambda place, record: opened.append(record.index) or real(place, record))
+    for number, row in enumerate(rows):
+        text = draw_line(folder, "train", row["example_id"] + 1)
+        assert f": {len(row['leaves']['piece'])} leaves" in text and opened == [number // 2]
+        opened.clear()
+
+
 def test_the_command(data):
     run = subprocess.run([sys.executable, "-m", "treeproc.inspect", str(data)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and "levels of nodes of an example" in run.stdout, run.stderr
@@ -85,7 +97,7 @@ def test_the_command(data):
 
 def test_a_million_rows_take_seconds(data):
     """Extrapolated from 30,000 rows; a loop over rows would take minutes."""
-    shard: Shard = open_shards(data / "encoded", "train")[0]
+    shard: Shard = SplitShards(data / "encoded", "train")[0]
     figures = SplitStatistics()
     started = time.process_time()
     for _ in range(20):

@@ -13,7 +13,7 @@ from treeproc.inspect import describe, draw_line
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
@@ -42,7 +42,7 @@ def data(tmp_path_factory):
 
 
 def test_classes_of_a_sentiment_treebank(data):
-    shard = open_shards(data / "encoded", "train")[0]
+    shard = SplitShards(data / "encoded", "train")[0]
     first, second = shard.row(0), shard.row(1)
     subwords = Subwords(data / "encoded" / "vocab" / "pieces.model")
     assert subwords.decode([first["leaves"]["piece"]]) == ["The very best ."]
@@ -64,7 +64,7 @@ def test_the_class_of_a_split_word_stands_where_it_is_asked_for(data, tmp_path, 
     encoded = tmp_path / "data" / "encoded"
     labels = (encoded / "vocab" / "labels.txt").read_text().splitlines()
     source = LabelledSource(encoded, "train", input_kinds.TREES, phrases=True, split_words=split_words)
-    for number, row in enumerate(open_shards(encoded, "train")[0].row(i) for i in range(2)):
+    for number, row in enumerate(SplitShards(encoded, "train")[0].row(i) for i in range(2)):
         leaves, nodes = row["leaf_labels"].tolist(), row["node_labels"].tolist()
         own = [i for i, label in enumerate(row["nodes"]["label"]) if labels[label].startswith(SPLIT_WORD_PREFIX)]
         assert own  # some words are split
@@ -84,7 +84,7 @@ def test_control_trees_take_the_classes_of_the_phrases_that_they_hold(data, tmp_
     config = {"parsed": data, "tree": tree, "subwords": {"vocab_size": 300}, "workers": 0}
     preprocess(PreprocessConfig.model_validate(config), tmp_path / "right")
     assert read_index(tmp_path / "right" / "encoded")["num_classes"] == 2
-    row = open_shards(tmp_path / "right" / "encoded", "train")[0].row(0)
+    row = SplitShards(tmp_path / "right" / "encoded", "train")[0].row(0)
     words = row["leaves"]["word_index"]
     spans = zip(words[row["spans"]["start"]], words[row["spans"]["end"] - 1] + 1, row["node_labels"], strict=True)
     found = {(start, end): c for start, end, c in spans if end - start > 1}

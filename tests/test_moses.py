@@ -16,7 +16,7 @@ from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.moses import undo_moses, unescape
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
@@ -127,7 +127,7 @@ def test_a_data_set_of_moses_tokens_is_parsed_as_treebanks_write_them(corpus, tm
     index = preprocess(moses_config(corpus), out)
     assert index["parser"]["treebank_words"] is True and not verify(out).problems
     pieces = Subwords(out / "encoded" / "vocab" / "pieces.model")
-    (text,), (parsed,), (encoded,) = (open_shards(out / stage, "train") for stage in ("text", "parsed", "encoded"))
+    (text,), (parsed,), (encoded,) = (SplitShards(out / stage, "train") for stage in ("text", "parsed", "encoded"))
     for line, row in zip(text.rows(), encoded.rows(), strict=True):
         assert pieces.decode([row["leaves"]["piece"]]) == [line["source"]]
     assert parsed.row(0)["words"]["pos_tag"][1:3] == ["VBP", "RB"] and text.row(0)["words"]["text"][1:3] == ["don", "'t"]

@@ -13,7 +13,7 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
 from treeproc.parsers.config import split_at_blanks
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
@@ -466,5 +466,5 @@ def test_brackets_of_any_parser_are_given_trees(tmp_path):
     (tmp_path / "a.mrg").write_text("\n".join(TREES) + "\n")
     settings = {"splits": {"train": {"source": [tmp_path / "a.mrg"]}}, "format": "brackets", "parser": {"name": "given"}}
     preprocess(PreprocessConfig.model_validate({**settings, "subwords": {"vocab_size": 290}, "workers": 0}), tmp_path / "data")
-    rows = [row for shard in open_shards(tmp_path / "data/parsed", "train") for row in shard.rows()]
+    rows = [row for shard in SplitShards(tmp_path / "data/parsed", "train") for row in shard.rows()]
     assert [row["trees"] for row in rows] == [[tree] for tree in TREES]

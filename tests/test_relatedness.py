@@ -29,7 +29,7 @@ from treenet.tasks.relatedness import Relatedness, average_ranks, correlations, 
 from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.verify import verify
 
@@ -90,7 +90,7 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
     verify(tmp_path / "data")
     assert read_index(tmp_path / "data" / "encoded")["columns"] == ["example_id", "leaves", "nodes", "spans", "score"]
-    assert [len(shard) for shard in open_shards(tmp_path / "data" / "encoded", "train")] == [3, 1]
+    assert [len(shard) for shard in SplitShards(tmp_path / "data" / "encoded", "train")] == [3, 1]
     source = PairSource(tmp_path / "data" / "encoded", "train", BINARY_TREES)
     batch = source.batch([1, 0])
     assert len(source) == 2 and batch.scores.tolist() == [5.0, 3.7] and batch.example_ids.tolist() == [2, 3, 0, 1]

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from toydata import write_toy_data
 
+import treeproc.shards.shard as shard_module
+from treenet.api.shards import read_shards
 from treeproc.common.settings import UserError
 from treeproc.shards.rows import ipc_bytes
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
-from treeproc.shards.shard import Shard, open_shards, tables
+from treeproc.shards.shard import Shard, SplitShards, tables
 from treeproc.shards.store import finished_shard, read_index, sidecar_path, write_index, write_shard
 
 
@@ -112,13 +115,33 @@ def test_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
 def test_index_and_tables(tmp_path):
     records = [write(tmp_path, [encoded_row(i) for i in range(2)]), write(tmp_path, [encoded_row(9)], index=1)]
     write_index(tmp_path, reversed(records), fingerprint="x")
-    assert [len(shard) for shard in open_shards(tmp_path, "train")] == [2, 1]
+    assert [len(shard) for shard in SplitShards(tmp_path, "train")] == [2, 1]
     assert read_index(tmp_path)["totals"]["train"]["rows"] == 3
     flat = tables(tmp_path, "train")
     assert flat["leaves"].column("example_id").to_pylist() == [0] * 3 + [1] * 3 + [9] * 3
     assert flat["spans"].column_names == ["example_id", "start", "end", "subtree_end"]
     with pytest.raises(UserError, match="no split 'test'"):
-        open_shards(tmp_path, "test")
+        SplitShards(tmp_path, "test")
+
+
+def test_shards_are_opened_when_they_are_asked_for(tmp_path, monkeypatch):
+    data = write_toy_data(tmp_path / "data", train=20, shards=5)
+    expected = [list(shard.rows()) for shard in SplitShards(data / "encoded", "train")]
+    opened, real = [], shard_module.Shard
+    monkeypatch.setattr(shard_module, "Shard", lambda folder, record: opened.append(record.index) or real(folder, record))
+    monkeypatch.setattr(shard_module, "_HELD", 2)
+    shards = SplitShards(data / "encoded", "train")
+    assert len(shards) == 5 and not opened
+    assert [len(shard) for shard in shards] == list(map(len, expected)) and opened == [0, 1, 2, 3, 4]
+    assert list(map(len, [shards[-1], shards[3]])) == list(map(len, expected[:2:-1])) and opened == [0, 1, 2, 3, 4], "held"
+    assert len(shards[0:2]) == 2 and opened[5:] == [0, 1]
+    (data / "encoded" / shards.records[2].name).unlink()
+    opened.clear()
+    ranks = [read_shards(data).to_torch(rank, 5) for rank in (0, 4)]
+    assert [row["example_id"] for row in ranks[1]] == [row["example_id"] for row in expected[4]]
+    assert opened == [0, 0, 4], "a rank opens its shards, and each reader the first"
+    with pytest.raises(UserError, match="is missing"):
+        list(read_shards(data).to_torch())
 
 
 def test_other_schema_version_is_refused(tmp_path):

@@ -10,7 +10,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.moses import undo_moses
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
@@ -44,7 +44,7 @@ def roots(row) -> int:
 
 def test_the_sentences_of_a_pair_are_parsed_by_themselves_under_one_root(data, parser):
     assert read_index(data / "encoded")["tree_settings"]["documents"] == "dummy_root" and not verify(data).problems
-    (parsed,), (encoded,) = (open_shards(data / stage, "train") for stage in ("parsed", "encoded"))
+    (parsed,), (encoded,) = (SplitShards(data / stage, "train") for stage in ("parsed", "encoded"))
     labels = LabelVocab.load(data / "encoded" / "vocab" / "labels.txt").names
     assert [len(parsed.row(i)["trees"]) for i in range(4)] == [2, 1, 3, 2]
     alone = parser.parse(["I saw a dog.", "It was old."])
@@ -54,14 +54,14 @@ def test_the_sentences_of_a_pair_are_parsed_by_themselves_under_one_root(data, p
 
 
 def test_a_sentence_without_a_tree_is_flat_alone_and_counted(data):
-    (parsed,) = open_shards(data / "parsed", "train")
+    (parsed,) = SplitShards(data / "parsed", "train")
     assert parsed.row(3)["parse_status"] == "partly_flat_too_long"
     assert [len(tree) > 1 for _, tree in read_trees(parsed.row(3))] == [True, False]
     assert read_index(data / "parsed")["totals"]["train"]["status.partly_flat_too_long"] == 1
 
 
 def test_raw_lines_are_split_as_the_data_set_was(data):
-    (encoded,) = open_shards(data / "encoded", "train")
+    (encoded,) = SplitShards(data / "encoded", "train")
     for line, row in zip(LineEncoder(data).encode(LINES), encoded.rows(), strict=False):
         assert all(np.array_equal(line["spans"][name], row["spans"][name]) for name in ("start", "end", "subtree_end"))
         assert np.array_equal(line["nodes"]["label"], row["nodes"]["label"])

@@ -27,7 +27,7 @@ from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import finished_shards, read_index
 from treeproc.verify import verify
 
@@ -217,7 +217,7 @@ def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
     """The others are hashed when they are copied; objects that are missing or cut off are found in the listing."""
     folder = data[0] / "encoded"
     check_hashes(folder, "train")
-    first, second, *_ = open_shards(folder, "train")
+    first, second, *_ = SplitShards(folder, "train")
     copies = [local_copy(folder / shard.record.name, shard.record.sha256) for shard in (first, second)]
     copies[1].write_bytes(b"damaged")
     check_hashes(folder, "train")

@@ -16,7 +16,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
 from treeproc.parsers.config import ParsedLine
 from treeproc.parsers.tags import TagReader, split_tag
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.trees.arcs import check_arcs
@@ -118,7 +118,7 @@ def test_a_tagged_line_has_one_more_leaf_than_the_line_alone(data):
     index, subwords = read_index(data / "encoded"), Subwords(data / "encoded" / "vocab" / "pieces.model")
     assert index["parser_settings"]["tags"] == ["<a>", "<b>"]
     encoder, seen = LineEncoder(data), set()
-    texts, rows = ([row for shard in open_shards(data / stage, "train") for row in shard.rows()] for stage in ("text", "encoded"))
+    texts, rows = ([row for shard in SplitShards(data / stage, "train") for row in shard.rows()] for stage in ("text", "encoded"))
     for text, row in zip(texts, rows, strict=True):
         tag, plain = split_tag(text["source"], ["<a>", "<b>"])
         pieces = row["leaves"]["piece"].tolist()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import numpy as np
@@ -16,13 +17,15 @@ from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
-from treeproc.common.files import json_bytes
+from treeproc.common import known_hashes
+from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError
-from treeproc.inspection import verifier_pool
+from treeproc.inspection import shard_verifier, verifier_pool
 from treeproc.inspection.checks import arc_problems, node_depths, tree_problems
 from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.shards.shard import open_shards
+from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import ShardRecord, read_index, write_index, write_shard
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
@@ -89,7 +92,7 @@ def rewrite(data, change, stage="encoded") -> ShardRecord:
     """Put changed rows into the first training shard of a stage, with right hashes everywhere."""
     folder = data / stage
     index = read_index(folder)
-    shard = open_shards(folder, "train")[0]
+    shard = SplitShards(folder, "train")[0]
     rows = [{name: listed(value) for name, value in row.items()} for row in shard.rows()]
     change(rows)
     old = shard.record
@@ -134,6 +137,40 @@ def test_wrong_rows_with_right_hashes_are_named(change, what, tmp_path):
     found = [problem for problem in report.problems if problem.row is not None]
     assert [(p.path.name, p.row, p.example_id) for p in found] == [(record.name, 2, 2)]
     assert what in found[0].what and "into a new --out" in advice(report, data)
+
+
+def test_of_many_wrong_rows_the_first_are_listed_and_the_others_counted(tmp_path, monkeypatch):
+    data = write_toy_data(tmp_path / "data", train=40, shards=1)
+    rewrite(data, lambda rows: [row.update(tgt_pieces=[-1]) for row in rows])
+    monkeypatch.setattr(shard_verifier, "MOST_LISTED", 3)
+    wrong = [(p.row, p.what) for p in verify(data).problems if p.path.name.startswith("train") and "tgt_pieces" in p.what]
+    assert [row for row, _ in wrong] == [0, 1, 2]
+    others = [p.what for p in verify(data).problems if "not listed" in p.what]
+    assert others == ["37 more problems of its rows are not listed"]
+
+
+def wrong_files(data) -> list:
+    """Of the encoded stage: toy data have no parsed stage."""
+    return [problem.path for problem in verify(data).problems if problem.path.parent.name == "encoded"]
+
+
+def test_what_was_verified_is_not_hashed_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    data = write_toy_data(tmp_path / "data", shards=4)
+    for path in (data / "encoded").rglob("*"):
+        os.utime(path, (time.time() - 10,) * 2)  # a file that changed just now is not noted
+    assert wrong_files(data) == []
+    read: list[str] = []
+    monkeypatch.setattr(known_hashes, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    check_hashes(data / "encoded", "train", "valid")
+    assert not read
+    victim = data / "encoded" / "train-00002-of-00004.arrow"
+    victim.write_bytes(victim.read_bytes()[::-1])
+    os.utime(victim, (time.time() - 5,) * 2)
+    assert wrong_files(data) == [victim]
+    with pytest.raises(UserError, match="train-00002-of-00004.arrow is damaged"):
+        check_hashes(data / "encoded", "train", "valid")
+    assert read == [victim.name]
 
 
 def test_lengths_and_examples_must_be_those_of_the_shards(tmp_path):

@@ -15,7 +15,7 @@ from treeproc.inspect import describe
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
@@ -76,7 +76,7 @@ def test_new_test_splits_have_vocabulary_and_settings_of_the_other_data_set(data
     assert list(index["totals"]) == ["newstest", "test_2017"] and not verify(new).problems
     assert read_lengths(new / "encoded", "newstest")["example_id"].tolist() == list(range(5))
     # The same lines are the same bytes, whatever the split and the data set are called.
-    (there,), (here,) = open_shards(data / "encoded", "test"), open_shards(new / "encoded", "test_2017")
+    (there,), (here,) = SplitShards(data / "encoded", "test"), SplitShards(new / "encoded", "test_2017")
     assert there.record.sha256 == here.record.sha256
     assert "newstest" in describe(new)[0]
 
@@ -189,7 +189,7 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
     preprocess(PreprocessConfig.model_validate(settings), data)
     more = {"splits": {"more": {"source": [tmp_path / "more.txt"]}}, "vocab_from": str(data), "workers": 0}
     assert preprocess(PreprocessConfig.model_validate(more), tmp_path / "more")["num_classes"] == 2
-    assert [row["label"] for row in open_shards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
+    assert [row["label"] for row in SplitShards(tmp_path / "more" / "encoded", "more")[0].rows()] == [1, 0]
     with pytest.raises(UserError, match="has 2 classes, but these examples have 4; set labels"):
         preprocess(PreprocessConfig.model_validate(more | {"labels": {0: 0, 3: 3}}), tmp_path / "wrong")
 
@@ -198,5 +198,5 @@ def test_the_command_needs_no_configuration(text, data, new, repository):
     main = runpy.run_path(str(repository / "workflows" / "preprocess.py"))["main"]
     splits = [f"splits.newstest.{side}=[{text / f'news.{end}'}]" for side, end in (("source", "en"), ("target", "de"))]
     main(["--out", str(data.parent / "command"), *splits, f"vocab_from={data}", "workers=0"])
-    (there,), (here,) = (open_shards(folder / "encoded", "newstest") for folder in (new, data.parent / "command"))
+    (there,), (here,) = (SplitShards(folder / "encoded", "newstest") for folder in (new, data.parent / "command"))
     assert there.record.sha256 == here.record.sha256

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,9 +19,9 @@ from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
 from treeproc.job.job_report import noticed, parse_statuses, tree_notes
 from treeproc.parsers import describe_in_words
-from treeproc.shards.lengths import read_lengths
+from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import in_order
-from treeproc.shards.shard import Shard, open_shards
+from treeproc.shards.shard import Shard, SplitShards
 from treeproc.shards.store import describe_trees, read_index
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
@@ -151,14 +152,15 @@ def _counts(counts: dict[str, int]) -> str:
 def draw_line(data: AnyPath, split: str, line: int) -> str:
     """One example: its tree over pieces with their tags, and its target. Raises UserError if the split has no such line."""
     folder = data / "encoded"
-    lengths = read_lengths(folder, split)
-    places = np.flatnonzero(lengths["example_id"] == line - 1)
-    if not len(places):
-        lines = lengths["example_id"] + 1
-        known = f"{lines.min()} to {lines.max()}, except dropped ones" if len(lines) else "none"
+    lengths = open_lengths(folder, split)
+    ids = lengths["example_id"]  # they ascend; of a large split only some are read
+    place = bisect_left(range(len(ids)), line - 1, key=lambda row: int(ids[[row]][0]))
+    if place == len(ids) or ids[[place]][0] != line - 1:
+        known = f"{ids[[0]][0] + 1} to {ids[[len(ids) - 1]][0] + 1}, except dropped ones" if len(ids) else "none"
         raise UserError(f"{split} has no line {line} (its lines are {known}); choose another --line")
-    shard, number = (int(lengths[name][places[0]]) for name in ("shard", "row"))
-    row = next(s for s in open_shards(folder, split) if s.record.index == shard).row(number)
+    shard, number = (int(lengths[name][[place]][0]) for name in ("shard", "row"))
+    shards = SplitShards(folder, split)
+    row = shards[shards.by_index()[shard]].row(number)
     vocab, side = folder / "vocab", leaf_side(read_index(folder))
     other = "source" if side == "target" else "target"
     subwords = Subwords(vocab / "pieces.model")

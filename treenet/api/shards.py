@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from treeproc.common.errors import UserError
 from treeproc.common.extras import require
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.shards.shard import Shard, open_shards, tables
+from treeproc.shards.shard import Shard, SplitShards, tables
 
 if TYPE_CHECKING:
     import datasets
@@ -27,34 +27,29 @@ class ShardDataset(IterableDataset):
     one row shorter. No row comes twice. Batches: `DataLoader(dataset, batch_size=32, collate_fn=treenet.collate)`.
     """
 
-    def __init__(self, folder: AnyPath, split: str, shards: list[Shard], rank: int | None = None, world_size: int | None = None):
+    def __init__(self, shards: SplitShards, rank: int | None = None, world_size: int | None = None):
         if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < world_size):
             raise UserError(f"rank must be from 0 to world_size - 1, and both must be given, but are {rank} of {world_size}")
-        self._folder, self._split, self._place = folder, split, (rank, world_size)
-        self._shards: list[Shard] | None = shards
-        self._rows = sum(map(len, shards))
+        self._place, self._shards = (rank, world_size), shards
+        self._rows = sum(record.rows for record in shards.records)
 
     def __len__(self) -> int:
         """Rows of this rank, of all its workers together."""
         first, last = self._share(*self._rank())
         return last - first
 
-    def __getstate__(self) -> dict:
-        """Another process maps the files anew."""
-        return {**vars(self), "_shards": None}
-
     def __iter__(self) -> Iterator[dict]:
         rank, world_size = self._rank()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         start, end = self._share(rank * workers + number, world_size * workers)
-        if self._shards is None:
-            self._shards = open_shards(self._folder, self._split)
         before = 0
-        for shard in self._shards:
-            for row in range(max(start - before, 0), min(end - before, len(shard))):
-                yield shard.row(row)
-            before += len(shard)
+        for place, record in enumerate(self._shards.records):
+            rows = range(max(start - before, 0), min(end - before, record.rows))
+            if rows:  # other shards are not opened
+                shard = self._shards[place]
+                yield from (shard.row(row) for row in rows)
+            before += record.rows
 
     def _rank(self) -> tuple[int, int]:
         rank, world_size = self._place
@@ -71,14 +66,15 @@ class Shards:
 
     def __init__(self, folder: AnyPath, split: str):
         self.folder, self.split = folder, split
-        self._shards = open_shards(folder, split)
+        self._shards = SplitShards(folder, split)
+        self._shards[0]  # a wrong data set is found here
 
     def __len__(self) -> int:
-        return sum(map(len, self._shards))
+        return sum(record.rows for record in self._shards.records)
 
     def to_torch(self, rank: int | None = None, world_size: int | None = None) -> ShardDataset:
         """An `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
-        return ShardDataset(self.folder, self.split, self._shards, rank, world_size)
+        return ShardDataset(self._shards, rank, world_size)
 
     def to_arrow(self) -> pa.Table:
         """All rows as one Arrow table with nested columns, memory-mapped."""
@@ -92,7 +88,7 @@ class Shards:
         require("ray", "to_ray()")
         import ray.data
 
-        folder, records = self.folder, {shard.record.name: shard.record for shard in self._shards}
+        folder, records = self.folder, {record.name: record for record in self._shards.records}
 
         def read(batch: dict[str, Any]) -> pa.Table:
             [name] = batch["shard"]
@@ -128,7 +124,8 @@ class Shards:
 def read_shards(data: AnyPath | str, split: str = "train", stage: str = "encoded") -> Shards:
     """A split of the data set in folder `data`, local or in an object store.
 
-    Raises UserError when data set, stage or split are not there, or a shard does not fit the index.
+    A shard is opened, and copied from an object store, when a row of it is read. Raises UserError when data set, stage or split
+    are not there, or the first shard does not fit the index. Reading raises UserError for other shards that do not fit.
     """
     if stage not in STAGES:
         raise UserError(f"stage must be one of {', '.join(STAGES)}, but is {stage!r}")

@@ -9,7 +9,7 @@ from treeproc.common.files import atomic_output
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.readers.numbered_lines import pair_up, read_lines
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import stage_folder
 
 SIDES = ("source", "target")
@@ -23,7 +23,7 @@ def pair_files(folder: Path, split: str) -> list[Path]:
 
 def read_pairs(data: AnyPath, split: str) -> Pairs:
     """Return the pairs of the text stage of a data set, in order."""
-    for shard in open_shards(stage_folder(data, "text"), split):
+    for shard in SplitShards(stage_folder(data, "text"), split):
         yield from ((row["source"], row["target"]) for row in shard.rows())
 
 

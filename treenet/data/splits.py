@@ -7,7 +7,7 @@ import numpy as np
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 
 
@@ -19,9 +19,10 @@ def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
-    """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when shards are missing."""
-    shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, stage), split)}
-    return (shards[shard].row(row) for shard, row in zip(*(part.tolist() for part in split_order(data, split)), strict=True))
+    """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when a shard is missing, if only at its row."""
+    shards = SplitShards(stage_folder(data, stage), split)
+    numbers, (shard, row) = shards.by_index(), (part.tolist() for part in split_order(data, split))
+    return (shards[numbers[index]].row(place) for index, place in zip(shard, row, strict=True))
 
 
 def read_sources(data: AnyPath, split: str) -> list[str]:

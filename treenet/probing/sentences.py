@@ -16,7 +16,7 @@ from treenet.data.draws import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import open_shards
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.trees.flat_trees import normal_form, read_flat_trees
 
@@ -88,10 +88,12 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
 
 def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
     """Return the rows of the parsed stage that belong to rows of the encoded stage."""
-    shards = {shard.record.index: shard for shard in open_shards(stage_folder(data, "parsed"), split)}
+    shards = SplitShards(stage_folder(data, "parsed"), split)
+    numbers = shards.by_index()
     places = zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
-    for shard, row, example_id in places:
-        example = shards[shard].row(row) if shard in shards and row < len(shards[shard]) else {"example_id": None}
+    for index, row, example_id in places:
+        shard = shards[numbers[index]] if index in numbers else None
+        example = shard.row(row) if shard is not None and row < len(shard) else {"example_id": None}
         if example["example_id"] != example_id:
             raise UserError(
                 f"{data}: its stages parsed and encoded differ at line {example_id + 1}; run workflows/preprocess.py again"

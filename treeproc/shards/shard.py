@@ -3,17 +3,20 @@
 import errno
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.common.cache import local_copy
 from treeproc.common.errors import UserError
-from treeproc.common.storage import AnyPath, inside
+from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import column_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS
 from treeproc.shards.store import ShardRecord, read_index
+
+_HELD = 64  # shards of a split that is read row by row
 
 
 class Shard:
@@ -63,6 +66,8 @@ def check_size(folder: AnyPath, record: ShardRecord) -> Path:
     try:
         local = local_copy(path, record.sha256)
         size = local.stat().st_size
+        if size != record.bytes and isinstance(path, RemotePath):  # after a power cut, a copy may lack its end
+            size = local_copy(path, record.sha256, anew=True).stat().st_size
     except OSError as error:
         raise UserError(lacks(error, path) or f"{path} is missing; run workflows/preprocess.py again") from None
     if size != record.bytes:
@@ -89,12 +94,41 @@ def split_records(folder: AnyPath, split: str) -> Sequence[ShardRecord]:
     return records
 
 
-def open_shards(folder: AnyPath, split: str) -> list[Shard]:
-    """The shards of one split, in order. Raises UserError when the split is not there or a shard is damaged."""
-    shards, columns = [Shard(folder, record) for record in split_records(folder, split)], read_index(folder).get("columns")
-    for shard in shards:
-        check_names(folder, shard, columns)
-    return shards
+class SplitShards(Sequence[Shard]):
+    """The shards of one split, in order. A shard is opened when it is asked for, and the last few are held.
+
+    Raises UserError when the split is not there. Asking for a shard raises UserError when it is damaged.
+    """
+
+    def __init__(self, folder: AnyPath, split: str):
+        self.folder, self._split, self.records = folder, split, split_records(folder, split)
+        self._columns = read_index(folder).get("columns")
+        self._held: dict[int, Shard] = {}
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @overload
+    def __getitem__(self, place: int) -> Shard: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Shard]: ...
+    def __getitem__(self, place: int | slice) -> Shard | list[Shard]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        number = range(len(self))[place]
+        if number not in self._held:
+            shard = Shard(self.folder, self.records[number])
+            check_names(self.folder, shard, self._columns)
+            self._held = {**dict(list(self._held.items())[1 - _HELD :]), number: shard}
+        return self._held[number]
+
+    def __reduce__(self) -> tuple:
+        """Another process reads the index and maps the files anew."""
+        return SplitShards, (self.folder, self._split)
+
+    def by_index(self) -> dict[int, int]:
+        """The place of every shard by the number that `lengths.arrow` has for it."""
+        return {record.index: place for place, record in enumerate(self.records)}
 
 
 def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) -> None:
@@ -109,7 +143,7 @@ def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) ->
 def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
     """Flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
     parts: dict[str, list[pa.Table]] = {"leaves": [], "nodes": [], "spans": []}
-    for shard in open_shards(folder, split):
+    for shard in SplitShards(folder, split):
         for views in shard.columns:
             for name, tables_ in parts.items():
                 offsets, flat = views[name]
