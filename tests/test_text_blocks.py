@@ -19,8 +19,9 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.job import cut_inputs, text_on_ray
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.ray_job import _packed, _unpacked
-from treeproc.job.text_on_ray import TextOnRay, remove_work, work_folder
+from treeproc.job.text_on_ray import TextOnRay
 from treeproc.job.text_work import TextHere
+from treeproc.job.work_folders import remove_work, work_folder
 from treeproc.readers import FORMATS, numbered_lines
 from treeproc.readers.line_ranges import CutSide, cut_file, look_at_ends, read_range, stamp_of
 from treeproc.readers.numbered_lines import read_lines

@@ -63,6 +63,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
     _verify_shards(data if on_ray else None, indices, stages)
     for name, stage in stages.items():
         report.problems += stage.problems(indices[name].get("files", {}))
+        stage.note_hashes()
         report.shards += len(stage.records)
         report.rows += stage.rows
     if "encoded" in stages:

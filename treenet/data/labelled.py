@@ -75,7 +75,7 @@ class LabelledSource(ExampleSource):
 
     def epoch_targets(self, plan: BatchPlan) -> int:
         """`target_tokens` of all rows in use."""
-        return self.target_tokens(plan.rows)
+        return int(plan.used_sizes().rows.sum()) if self._targets is None else self.target_tokens(plan.rows)
 
     def _count_targets(self) -> np.ndarray:
         """Classes of every example [n], by reading them all."""

@@ -1,8 +1,8 @@
 """Everything that can be wrong with one shard, in all stages of a data set: files, rows, and its sizes in other files."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from treeproc.shards.store import ShardRecord, read_sidecar, sidecar_path
 from treeproc.stages.lengths import example_ids, row_sizes
 
 STAGES = ("text", "parsed", "encoded")
+# Row, example_id, what is wrong.
+RowProblem = tuple[int | None, int | None, str]
+# Problems of rows of a shard that are listed: the command holds those of all shards.
+MOST_LISTED = 20
 _WRONG_HASH = "its hash is not the one in index.json"
 
 
@@ -96,11 +100,10 @@ class ShardVerifier:
             return found | {"opening": what}, None
         ids = example_ids(shard)
         found["ids"] = [int(ids[0]), int(ids[-1])] if len(ids) else []
-        found["order"] = [
-            (row + 1, int(ids[row + 1]), what) for row, what in id_problems(ids[1:], int(ids[0]) if len(ids) else 0)
-        ]
+        unordered = id_problems(ids[1:], int(ids[0]) if len(ids) else 0)
+        found["order"] = _first_of((row + 1, int(ids[row + 1]), what) for row, what in unordered)
         before = STAGES[max(0, STAGES.index(stage) - 1)]
-        found["rows"] = list(self._row_problems(stage, shard, ids, before, sound.get(before)))
+        found["rows"] = _first_of(self._row_problems(stage, shard, ids, before, sound.get(before)))
         return found, shard
 
     def _schema_problem(self, stage: str, shard: Shard) -> str:
@@ -113,7 +116,7 @@ class ShardVerifier:
 
     def _row_problems(
         self, stage: str, shard: Shard, ids: np.ndarray, before: str, earlier: Shard | None
-    ) -> Iterator[tuple[int | None, int | None, str]]:
+    ) -> Iterator[RowProblem]:
         """The rules of a stage, and the same examples as in the stage before."""
         if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
             yield None, None, f"its examples differ from those of {before}"
@@ -155,6 +158,15 @@ class ShardVerifier:
         if split in self._shard_rows:
             with suppress(UserError):
                 self._counts = StoredCounts(folder, split, np.array(self._shard_rows[split], np.int64))
+
+
+def _first_of(problems: Iterable[RowProblem]) -> list[RowProblem]:
+    """The problems that are listed, and how many others there are."""
+    left = iter(problems)
+    found = list(islice(left, MOST_LISTED))
+    if more := sum(1 for _ in left):
+        found.append((None, None, f"{more:,} more problems of its rows are not listed"))
+    return found
 
 
 def schema_facts(shard: Shard) -> list[list[str]]:

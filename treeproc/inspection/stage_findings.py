@@ -8,6 +8,7 @@ import numpy as np
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256
+from treeproc.common.known_hashes import KnownHashes, stamps
 from treeproc.common.storage import AnyPath, inside
 from treeproc.inspection.checks import id_problems
 from treeproc.shards.lengths import open_lengths
@@ -52,6 +53,8 @@ class StageFindings:
             self.starts.append(self._rows[record.split])
             self._rows[record.split] += record.rows
         self.rows = self._rows.total()
+        self._stamps = stamps(folder, self.places)  # from before the files are read
+        self._sound_files: dict[str, str] = {}  # hashes of files beside the shards
         self._found: dict[str, list[tuple[int, Problem]]] = {kind: [] for kind in ("file", "opening", "rows", "order")}
         self._ids: dict[int, tuple[str, list[int]]] = {}  # split, first and last example_id of a sound shard
         # Columns that are not those of the shards, by split; None where a shard cannot be opened.
@@ -78,14 +81,26 @@ class StageFindings:
         if len(self.places) < len(self.records):
             yield Problem(self.folder / "index.json", "names a shard twice")
         yield from self._of("file")
-        for name, sha256 in files.items():
-            path = inside(self.folder, name)
-            if not path.exists() or file_sha256(path) != sha256:
+        paths = {name: inside(self.folder, name) for name in files}
+        self._stamps |= stamps(self.folder, files)
+        for name, path in paths.items():
+            if not path.exists() or file_sha256(path) != files[name]:
                 yield Problem(path, "its hash is not the one in index.json" if path.exists() else "is missing")
+            else:
+                self._sound_files[name] = files[name]
         yield from self._of("opening")
         yield from self._of("rows")
         self._compare_neighbours()
         yield from self._of("order")
+
+    def note_hashes(self) -> None:
+        """Note the files whose hashes are right, after `problems` has read them: the next command does not hash them again."""
+        damaged, known = {place for place, _ in self._found["file"]}, KnownHashes(self.folder)
+        sound = {name: self.records[place].sha256 for name, place in self.places.items() if place not in damaged}
+        for name, sha256 in (sound | self._sound_files).items():
+            if name in self._stamps:
+                known.add(name, sha256, self._stamps[name])
+        known.save()
 
     def sizes_problems(self, has_counts: bool) -> Iterator[Problem]:
         """Problems of `lengths.arrow`, and of `size_counts.arrow` where there is one, against the rows of the shards.

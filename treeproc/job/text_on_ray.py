@@ -5,8 +5,6 @@ bytes. What tasks leave lies in a work folder beside the stages. A hash of input
 killed goes on from it.
 """
 
-import shutil
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -15,14 +13,15 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.storage import AnyPath
 from treeproc.common.transfers import in_parallel
 from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
+from treeproc.job.work_folders import remove_folder, work_folders
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
-from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
+from treeproc.shards.store import ShardRecord, finished_shards
 from treeproc.stages.block_hash import SplitHash, keys_file
 from treeproc.stages.duplicates import number_of_partitions
 from treeproc.stages.filters import FilterConfig
@@ -45,21 +44,12 @@ from treeproc.stages.text_blocks import (
 )  # fmt: skip
 from treeproc.stages.text_sample import ReadLines, places_of
 
-_WORK = ".work-"
-# A change of what tasks leave in the work folder.
-_VERSION = 4
 # Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
 LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 
 
 class BadInput(UserError):
     """The inputs cannot be read as they must be: nothing of the text stage was written."""
-
-
-def work_folder(out: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> AnyPath:
-    """The work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
-    kinds = {side: one.kinds for side, one in wanted.items()}
-    return out / f"{_WORK}{fingerprint_of(_VERSION, stamps_of(inputs), filters.identity(), kinds)}"
 
 
 class TextOnRay:
@@ -82,9 +72,9 @@ class TextOnRay:
         note = self._work / "checked.json"
         if note.exists():
             return read_json(note)
-        for other in _work_folders(self._out):
+        for other in work_folders(self._out):
             if other != self._work:
-                _remove(other)
+                remove_folder(other)
         blocks, problem = self._blocks()
         keep = self._filters.drop_duplicates
         hashes = {split: SplitHash(self._work, keys_at_end=keep and split == "train") for split in self._inputs.splits}
@@ -139,7 +129,7 @@ class TextOnRay:
 
     def remove(self) -> None:
         """Remove what tasks left in the work folder."""
-        _remove(self._work)
+        remove_folder(self._work)
 
     def _lines(self) -> CutInputs:
         if self._cut is None:
@@ -256,27 +246,3 @@ class TextOnRay:
     def _check_stamps(self) -> None:
         if stamps_of(self._inputs) != self._stamps:
             raise FilesChanged("the input files changed while they were read; run the same command again")
-
-
-def remove_work(out: AnyPath) -> None:
-    """Remove all work folders of a data set."""
-    for work in _work_folders(out):
-        _remove(work)
-
-
-def _work_folders(out: AnyPath) -> list[AnyPath]:
-    if isinstance(out, RemotePath):
-        return [folder for folder in out.folders() if folder.name.startswith(_WORK)]
-    return list(out.glob(f"{_WORK}*"))
-
-
-def _remove(work: AnyPath) -> None:
-    """Remove a folder, to which a task of a job that was killed may still write for a moment."""
-    if isinstance(work, RemotePath):
-        return work.remove_objects()
-    for _ in range(50):
-        shutil.rmtree(work, ignore_errors=True)
-        if not work.exists():
-            return
-        time.sleep(0.1)
-    raise UserError(f"cannot remove {work}; remove it, and run the same command again")

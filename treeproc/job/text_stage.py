@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from treeproc.common.files import file_sha256
 from treeproc.common.known_hashes import hash_here
@@ -12,8 +13,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import dropped, reasons, say_notices
 from treeproc.job.shard_jobs import previous_index, ray_runner, remove_leftovers
-from treeproc.job.text_on_ray import remove_work
 from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
+from treeproc.job.work_folders import remove_work
 from treeproc.readers import FORMATS
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
@@ -78,6 +79,7 @@ class TextStage:
             if split not in filled:
                 why = reasons(dropped(records)[split])
                 raise NothingLeft(f"splits.{split}: the filters drop all examples (dropped: {why}); change filters or files")
+        _remove_others(folder, records)
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
@@ -113,3 +115,13 @@ class TextStage:
 
     def _say_notices(self, notices: dict) -> None:
         say_notices(notices, self.config.parsers(), tokens_can_be_set=not FORMATS[self.config.format].columns)
+
+
+def _remove_others(folder: AnyPath, records: PackedRecords) -> None:
+    """Remove shards that a killed job wrote of other inputs: of another number of examples, they have other names."""
+    names = {Path(record.name).stem for record in records}
+    others = [path for kind in ("arrow", "json") for path in folder.glob(f"*-of-*.{kind}") if Path(path.name).stem not in names]
+    for path in others:
+        path.unlink(missing_ok=True)
+    if others:
+        logger.info("text: the job removed %d files of earlier inputs", len(others))

@@ -9,7 +9,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.shard_jobs import ray_runner
-from treeproc.job.text_on_ray import TextOnRay, work_folder
+from treeproc.job.text_on_ray import TextOnRay
+from treeproc.job.work_folders import work_folder
 from treeproc.shards.schema import in_order
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.filters import FilterConfig

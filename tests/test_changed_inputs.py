@@ -1,0 +1,63 @@
+"""Inputs that change between a job that was killed and the next one."""
+
+import pytest
+
+from treeproc.common.settings import UserError
+from treeproc.job.preprocess import PreprocessConfig, preprocess
+from treeproc.stages import text
+
+
+class Killed(BaseException):
+    """The job ends here."""
+
+
+def job(folder, out) -> None:
+    values = {
+        "splits": {"train": {"source": [folder / "en"], "target": [folder / "de"]}},
+        "parser": {"name": "words"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 4, "workers": 0,
+    }  # fmt: skip
+    preprocess(PreprocessConfig.model_validate(values), folder / out)
+
+
+def write_inputs(folder, count: int, word: str = "dog") -> None:
+    for side in ("en", "de"):
+        (folder / side).write_text("".join(f"the {word} number {i} sees a cat .\n" for i in range(count)), encoding="utf-8")
+
+
+def files(data) -> dict:
+    return {
+        str(path.relative_to(data)): path.read_bytes()
+        for path in data.rglob("*")
+        if path.is_file() and path.name not in ("provenance.json", "inputs.json", ".lock")
+    }
+
+
+def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of_the_old(tmp_path, monkeypatch):
+    write_inputs(tmp_path, 20)
+    write, written = text.write_shard, []
+
+    def killed_after_three(folder, name, *arguments, **options):
+        if len(written) == 3:
+            raise Killed
+        written.append(name)
+        return write(folder, name, *arguments, **options)
+
+    monkeypatch.setattr(text, "write_shard", killed_after_three)
+    with pytest.raises(Killed):
+        job(tmp_path, "data")
+    monkeypatch.undo()
+    assert written == [f"train-0000{i}-of-00005.arrow" for i in range(3)]
+    write_inputs(tmp_path, 14)
+    job(tmp_path, "data")
+    job(tmp_path, "fresh")
+    assert files(tmp_path / "data") == files(tmp_path / "fresh")
+
+
+def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
+    write_inputs(tmp_path, 8)
+    job(tmp_path, "data")
+    before = files(tmp_path / "data")
+    write_inputs(tmp_path, 8, word="wolf")
+    with pytest.raises(UserError, match="the text of train differs from the text of .*; choose another --out"):
+        job(tmp_path, "data")
+    assert files(tmp_path / "data") == before
