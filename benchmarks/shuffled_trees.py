@@ -6,12 +6,14 @@
 
 One parsed shard is written; all others are links to it. `find` reads ids and lengths of all lines and finds the
 donors. `first` and `later` are the trees of a shard, when the shards of the donors are opened for it, and when they are open.
-`memory_mb` is the highest RssAnon of /proc/self/status, without mapped files. Prints JSON lines.
+`memory_mb` is the highest RssAnon of /proc/self/status, without mapped files; `start_mb` of it is Python and its libraries.
 """
 
 import argparse
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -46,25 +48,36 @@ def write_parsed(folder: Path, rows: int, rows_per_shard: int) -> int:
     return shards
 
 
+def measure(folder: Path, shards: int) -> None:
+    """The child: print the figures of one process."""
+    case, start = f"{shards}_shards", Memory.now()
+    donors, memory = DonorTrees(folder, "words", "trees", 1), Memory()
+    for metric, begin, end in (("find", 0, 0), ("first", 0, 1), ("later", 1, min(shards, 5))):
+        memory.peak, began = Memory.now(), time.process_time()
+        if metric == "find":
+            donors.read(0, shards)
+        for place in range(begin, end):
+            donors.of_shard(place, (0, shards))
+        seconds = (time.process_time() - began) / max(1, end - begin)
+        peak = max(memory.peak, Memory.now())
+        emit("shuffled_trees", case, f"{metric}_cpu_s", seconds, memory_mb=round(peak, 1), start_mb=round(start, 1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="lines of the window (default %(default)s)")
     parser.add_argument("--rows-per-shard", type=int, default=25_600, help="lines of a shard (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="20,000 lines in shards of 2,048")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.child:
+        measure(Path(args.child[0]), int(args.child[1]))
+        return
     rows, per_shard = (20_000, 2_048) if args.quick else (args.rows, args.rows_per_shard)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "parsed"
         shards = write_parsed(folder, rows, per_shard)
-        case, donors, memory = f"{rows}_rows_{shards}_shards", DonorTrees(folder, "words", "trees", 1), Memory()
-        for metric, begin, end in (("find", 0, 0), ("first", 0, 1), ("later", 1, min(shards, 5))):
-            memory.peak, began = Memory.now(), time.process_time()
-            if metric == "find":
-                donors.read(0, shards)
-            for place in range(begin, end):
-                donors.of_shard(place, (0, shards))
-            seconds = (time.process_time() - began) / max(1, end - begin)
-            emit("shuffled_trees", case, f"{metric}_cpu_s", seconds, memory_mb=round(max(memory.peak, Memory.now()), 1))
+        subprocess.run([sys.executable, __file__, "--child", str(folder), str(shards)], check=True)
 
 
 if __name__ == "__main__":
