@@ -8,6 +8,8 @@ One JSON line per figure.
 `cached_to_uncached`: time without a cache / with it, at 50 target pieces. Without a cache, every step decodes the whole prefix
 and projects the encoder's output anew, as `generate(use_cache=False)` of transformers does.
 `tree_to_plain`: time of a Tree Transformer / of a Transformer, encoder and beam search, on the same sentences.
+`grid_to_static`: time of a search whose cache grows / of one with a static cache, both over whole grids, as on GPUs;
+`grid_to_compiled` with --compile: the same with compiled steps.
 `ours_to_transformers`: time of transformers' `MarianMTModel.generate` / ours, for a Transformer of the same sizes. It needs the
 library, which is not a dependency of this project: pip install --no-deps --target DIR transformers; PYTHONPATH=DIR.
 `rss_of_ten_times_the_lines`: highest memory of workflows/translate.py on 100,000 lines / on 10,000; not with --quick.
@@ -38,7 +40,8 @@ from treenet.data.batch import TreeBatch, collate
 from treenet.data.input_kinds import TREES, InputKind
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
-from treenet.translation.search import Decodable, beam_search
+from treenet.translation.beam import Decodable, Steps
+from treenet.translation.search import beam_search
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -114,14 +117,14 @@ class Uncached:
         return self.model.compute_logits(x[:, -1]), Prefixes(state.states, state.attend_mask, pieces)
 
 
-def searcher(model: Decodable, batch: TreeBatch) -> Callable[[], None]:
-    """Return a beam search of exactly TARGET_PIECES pieces and EOS."""
+def searcher(model: Decodable, batch: TreeBatch, way: Steps | None = None) -> Callable[[], None]:
+    """Return a beam search of exactly TARGET_PIECES pieces and EOS, with the steps of the device or in another `way`."""
     decoding = DecodingConfig(
         beam_size=BEAM_SIZE, max_length_factor=1e-6, max_length_offset=TARGET_PIECES, min_length=TARGET_PIECES
     )
 
     def search() -> None:
-        found = beam_search(model, batch, decoding)
+        found = beam_search(model, batch, decoding, steps=way)
         assert all(len(hypotheses[0].ids) == TARGET_PIECES for hypotheses in found)
 
     return search
@@ -171,7 +174,7 @@ def marian_searcher(case: SearchCase, batch: TreeBatch, dtype: torch.dtype = tor
     return search
 
 
-def measure_case(name: str, sentences: int, rounds: int, device: torch.device) -> None:
+def measure_case(name: str, sentences: int, rounds: int, device: torch.device, compiled: bool = False) -> None:
     case = CASES[name]
     batch = random_sentences(sentences, case.pieces, np.random.default_rng(0), TREES.for_device(device)).to(device)
     torch.manual_seed(0)
@@ -180,15 +183,21 @@ def measure_case(name: str, sentences: int, rounds: int, device: torch.device) -
         for model in ("tree_transformer", "transformer")
     )
     steps = {"plain": searcher(plain, batch), "tree": searcher(tree, batch), "uncached": searcher(Uncached(plain), batch)}
+    steps |= {"grid": searcher(plain, batch, Steps.GRID), "static": searcher(plain, batch, Steps.STATIC)}
+    if compiled:
+        steps["compiled"] = searcher(plain, batch, Steps.COMPILED)
+        steps["compiled"]()
     if marian := marian_searcher(case, batch):
         steps["transformers"] = marian
     times = time_interleaved(steps, device, rounds, float("inf"))
     for metric, other, base in (
         ("cached_to_uncached", "uncached", "plain"),
         ("tree_to_plain", "tree", "plain"),
+        ("grid_to_static", "grid", "static"),
+        ("grid_to_compiled", "grid", "compiled"),
         ("ours_to_transformers", "transformers", "plain"),
     ):
-        if other in steps:
+        if other in steps and base in steps:
             spread = times.ratio(other, base)[1]
             emit("search", name, metric, spread["median"], **spread, sentences=sentences)
     best = {f"{step}_s": round(times.best(step), 3) for step in steps}
@@ -228,6 +237,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=8, help="sentences of a batch (default 8)")
     parser.add_argument("--rounds", type=int, help="rounds of every case (default 7, or 2 with --quick)")
     parser.add_argument("--device", type=torch.device, default="cpu", help="of all cases but stream: cpu (default) or cuda")
+    parser.add_argument("--compile", action="store_true", help="also measure compiled steps, after minutes of compiling")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.cases or (("small",) if options.quick else names):
@@ -235,7 +245,8 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="search-") as scratch:
                 measure_memory(Path(scratch))
         else:
-            measure_case(name, options.sentences, options.rounds or (2 if options.quick else 7), options.device)
+            rounds = options.rounds or (2 if options.quick else 7)
+            measure_case(name, options.sentences, rounds, options.device, options.compile)
 
 
 if __name__ == "__main__":

@@ -65,12 +65,14 @@ def test_the_fast_check_refuses_what_the_complete_one_refuses(trees):
 
 def test_kinds_change_their_form_for_accelerators_alone():
     assert TREES.for_device("cpu") is TREES and LEAVES.for_device("cpu") is LEAVES
-    assert BINARY_TREES.for_device("cuda") is BINARY_TREES
+    assert BINARY_TREES.for_device("cuda").build is BINARY_TREES.build
     trees = [right_branching(9), right_branching(3)]
     for kind in (LEAVES, TREES):
         batch, plain = (batch_of(trees, form) for form in (kind.for_device("cuda"), kind))
         assert batch.leaf_pieces.shape == (2, 16) and batch.node_labels.shape == (2, 8) and plain.leaf_pieces.shape == (2, 9)
         assert torch.equal(batch.leaf_pieces[:, :9], plain.leaf_pieces) and batch.leaf_pad_mask[:, 9:].all()
+        targets = batch_of(trees, kind.for_device("cuda"), target_length=0)
+        assert targets.tgt_in.shape == targets.tgt_out.shape == (2, 2) and targets.num_target_tokens == 2
     assert isinstance(batch.structure.branches, Depths)
     assert torch.equal(batch.structure.node_pad_mask, batch.node_pad_mask)
     assert batch.structure.num_bytes < plain.structure.num_bytes

@@ -21,6 +21,7 @@ from test_search import (
 )
 
 from treenet.config import DecodingConfig
+from treenet.translation.beam import Steps
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints, batch_constraints
 from treenet.translation.sampling import draw_samples
@@ -187,9 +188,9 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, beam_
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
         assert all(meets(h.ids, line) for h in found)
     constraints = constraints_of(*lines)
-    assert (
-        beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints, whole_grid=True) == everything
-    )
+    for steps in (Steps.GRID, Steps.STATIC):
+        found = beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints, steps=steps)
+        assert found == everything
 
 
 def test_without_phrases_the_search_is_plain_search():

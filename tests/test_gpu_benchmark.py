@@ -1,6 +1,7 @@
 """benchmarks/gpu.py at toy size on the CPU: every section, and a page that is complete after every row."""
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def test_every_section_at_toy_size(tmp_path, monkeypatch):
         assert f"## {section}\n" in page
     checks = [line for line in page.split("## Checks\n")[1].split("##")[0].splitlines() if line.startswith("| ")][2:]
     assert len(checks) == 10 and all(line.endswith("| yes |") for line in checks), checks
+    searches = page.split("## Search\n")[1].split("##")[0]
+    caches = [f"{model}, {cache} cache" for model in ("transformer", "tree_transformer") for cache in ("growing", "static")]
+    assert all(f"| {way} |" in searches for way in caches) and "compiled steps" in page
+    assert ("| CTranslate2 |" in searches) == (find_spec("ctranslate2") is not None)
     assert "has not ended" not in page and out.with_suffix(".png").exists()
 
 

@@ -12,8 +12,9 @@ from hypothesis_profiles import num_examples
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
+from treenet.translation.beam import Steps
 from treenet.translation.hypotheses import length_penalties
-from treenet.translation.next_pieces import best_by_key, best_pieces
+from treenet.translation.next_pieces import allowed_log_probs, allowed_log_probs_at, best_by_key, best_pieces
 from treenet.translation.search import beam_search
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -32,8 +33,25 @@ class TableState:
         return TableState(self.sentence[rows], self.history[rows])
 
 
+@dataclass
+class StaticTableState(TableState):
+    """The same in place, with a capacity."""
+
+    capacity: int = 2
+
+    def grow(self):
+        self.capacity *= 2
+
+    def select(self, rows, beam_width=None):
+        self.sentence.copy_(self.sentence[rows])
+        self.history.copy_(self.history[rows])
+        return self
+
+
 class TableModel:
     """Logits [sentence piece, hash of the whole prefix, V] looked up in a table."""
+
+    has_static_cache = True
 
     def __init__(self, table: torch.Tensor):
         self.table = table
@@ -49,6 +67,15 @@ class TableModel:
         self.rows_decoded += len(tokens)
         history = (state.history * 31 + tokens * 7 + 1) % NUM_HISTORIES
         return self.table[state.sentence, history], replace(state, history=history)
+
+    def start_static(self, memory, beam_width, most_positions):
+        sentence = memory.repeat_interleave(beam_width)
+        return StaticTableState(sentence, torch.zeros_like(sentence))
+
+    def step_static(self, tokens, state):
+        logits, after = self.decode_step(tokens, state)
+        state.history.copy_(after.history)
+        return logits
 
 
 def random_model(seed: int, num_sentences: int = 4, vocab: int = 7, scale: float = 1.5) -> TableModel:
@@ -189,7 +216,8 @@ def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_bes
     for sentence, found in enumerate(everything):
         expected = reference_search(model, sentence, config)[:num_best]
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
-    assert beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, whole_grid=True) == everything
+    for steps in (Steps.GRID, Steps.STATIC):
+        assert beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, steps=steps) == everything
 
 
 def test_stopping_early_saves_steps():
@@ -241,6 +269,19 @@ def test_pad_bos_and_unk_are_never_produced():
     found = beam_search(TableModel(table), batch_of(0, 1, 2, 3), decoding(max_length=6, beam_size=4), num_best=4)
     assert all(piece >= 4 for hypotheses in found for h in hypotheses for piece in h.ids)
     assert all(h.log_prob < -20 for hypotheses in found for h in hypotheses), "their probability is not given to others"
+
+
+@num_examples(50)
+@given(
+    st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 5), min_size=4, max_size=4),
+)
+def test_pieces_that_may_follow_are_the_same_for_a_step_on_the_device(rows, step, min_length, limits):
+    logits, limits = torch.tensor(rows, dtype=torch.float64), torch.tensor(limits[: len(rows)])
+    found = allowed_log_probs_at(logits, torch.tensor([step]), min_length, limits)
+    assert torch.equal(found, allowed_log_probs(logits, step, min_length, limits))
 
 
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))

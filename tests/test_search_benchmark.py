@@ -39,4 +39,4 @@ def test_one_json_line_per_figure(capsys, monkeypatch):
     search.measure_case("tiny", sentences=2, rounds=2, device=torch.device("cpu"))
     figures = {line["metric"]: line for line in map(json.loads, capsys.readouterr().out.splitlines())}
     assert all(line["benchmark"] == "search" and line["case"] == "tiny" and line["value"] > 0 for line in figures.values())
-    assert {"cached_to_uncached", "tree_to_plain", "pieces_per_s"} <= figures.keys()
+    assert {"cached_to_uncached", "tree_to_plain", "grid_to_static", "pieces_per_s"} <= figures.keys()

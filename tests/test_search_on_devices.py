@@ -9,9 +9,11 @@ from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import Tree
 
 from treenet.config import DecodingConfig
+from treenet.translation.beam import END_TEST_EVERY, Steps
 from treenet.translation.ensemble import Ensemble
 from treenet.translation.next_pieces import best_by_key
-from treenet.translation.search import END_TEST_EVERY, beam_search
+from treenet.translation.search import beam_search
+from treenet.translation.static_search import has_static_cache
 
 SENTENCES = [
     Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
@@ -23,11 +25,14 @@ DECODING = DecodingConfig(beam_size=3, max_length_factor=1e-6, max_length_offset
 
 
 @pytest.mark.parametrize("case", [*MODEL_CASES, "ensemble"])
-def test_whole_grids_are_searched_without_waiting(case):
+@pytest.mark.parametrize("steps", [Steps.GRID, Steps.STATIC])
+def test_whole_grids_are_searched_without_waiting(case, steps):
     """The host waits once every END_TEST_EVERY steps, beside `tolist` of limits and results, which is not counted here."""
     names = ["transformer", "tree_transformer"] if case == "ensemble" else [case]
     models = [tiny_model(name) for name in names]
     model = Ensemble(models) if case == "ensemble" else models[0]
+    if steps is Steps.STATIC and not has_static_cache(model):
+        pytest.skip("the decoder keeps no keys and values of self-attention")
     batch = batch_of(SENTENCES, model.reads)
     expected = beam_search(model, batch, DECODING, num_best=3)
     with ExitStack() as stack:
@@ -35,7 +40,7 @@ def test_whole_grids_are_searched_without_waiting(case):
         for room in ("next_pieces", "hypotheses"):
             stack.enter_context(patch(f"treenet.translation.{room}.is_none", lambda mask: False))
         waits = stack.enter_context(Waits())
-        found = beam_search(model, batch, DECODING, num_best=3, whole_grid=True)
+        found = beam_search(model, batch, DECODING, num_best=3, steps=steps)
     for hypotheses, others in zip(found, expected, strict=True):
         assert [h.ids for h in hypotheses] == [h.ids for h in others]
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
@@ -46,5 +51,5 @@ def test_waits_are_seen():
     """The same count finds the waits of a search that decodes what is live."""
     model = tiny_model("transformer")
     with Waits() as waits:
-        beam_search(model, batch_of(SENTENCES), DECODING, whole_grid=False)
+        beam_search(model, batch_of(SENTENCES), DECODING, steps=Steps.LIVE)
     assert {"nonzero", "equal"} < set(waits.found) and len(waits.found) > 4 * PIECES

@@ -134,6 +134,7 @@ def test_unmet_constraints_are_reported_and_undefined_ones_refused(translate, li
     for arguments, message in [
         ((f"must_appear={phrases}", SAMPLING), "must_appear needs decoding.method = beam, but it is sampling"),
         ((f"must_appear={phrases}", "decoding.diversity_groups=3"), "must_appear needs decoding.diversity_groups = 1"),
+        (("compile=true", SAMPLING), "compile=true needs plain beam search and a decoder with self-attention"),
         ((f"score={phrases}", f"prefix={phrases}"), "score takes translations as they are, .*leave out prefix"),
         ((f"prefix={short}",), "in.txt has 5 lines, but .*short has 1"),
         (("decoding.top_k=5",), "top_k needs method = sampling or mbr, but the method is beam"),

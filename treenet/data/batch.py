@@ -81,7 +81,7 @@ def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
     """Examples as one padded batch for an encoder that reads `reads`. Raises UserError for trees that are not of that form."""
     leaf_pieces, leaf_padding = pad(rows.pieces, PAD_ID, reads.width_multiple)
     node_labels, node_padding = pad(rows.labels, UNKNOWN_LABEL_ID, reads.width_multiple)
-    tgt_in, tgt_out = _target_pieces(Ragged.of(rows.targets))
+    tgt_in, tgt_out = _target_pieces(Ragged.of(rows.targets), reads.least_target_width)
     return TreeBatch(
         example_ids=torch.from_numpy(np.array(rows.example_ids, dtype=np.int64)),
         leaf_pieces=torch.from_numpy(leaf_pieces),
@@ -94,10 +94,10 @@ def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
     )
 
 
-def _target_pieces(rows: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """Padded targets with BOS in front, and with EOS behind."""
+def _target_pieces(rows: Ragged, least_width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Padded targets with BOS in front, and with EOS behind, of at least `least_width` columns."""
     lengths = rows.lengths
-    before, after = np.full((2, len(rows), int(lengths.max(initial=0)) + 1), PAD_ID, dtype=np.int64)
+    before, after = np.full((2, len(rows), max(int(lengths.max(initial=0)) + 1, least_width)), PAD_ID, dtype=np.int64)
     real = np.arange(before.shape[1] - 1) < lengths[:, None]
     before[:, 0] = BOS_ID
     before[:, 1:][real] = rows.flat

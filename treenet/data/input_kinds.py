@@ -43,6 +43,7 @@ class InputKind:
     binary: bool = False  # no node has more than two children
     build_compact: Callable[[RowLists], Structure | None] | None = None
     width_multiple: int = 1  # numbers of padded leaves and nodes are multiples of it
+    least_target_width: int = 1  # columns of padded targets; torch.compile makes a separate graph for a size of 1
 
     @property
     def rooted(self) -> bool:
@@ -56,9 +57,11 @@ class InputKind:
 
     def for_device(self, device: torch.device | str) -> "InputKind":
         """The kind in the form that a device wants; on CPUs itself."""
-        if torch.device(device).type == "cpu" or self.build_compact is None:
+        if torch.device(device).type == "cpu":
             return self
-        return replace(self, build=self.build_compact, width_multiple=WIDTH_MULTIPLE)
+        if self.build_compact is None:
+            return replace(self, least_target_width=2)
+        return replace(self, build=self.build_compact, width_multiple=WIDTH_MULTIPLE, least_target_width=2)
 
     def __str__(self) -> str:
         return self.name

@@ -29,20 +29,25 @@ def export_ctranslate2(run: LoadedRun, out: Path, max_positions: int, quantizati
             f"CTranslate2 reads no trees and takes only {_NAME}, but the run is {name}; --to onnx takes tree_transformer, and "
             "--to safetensors every model"
         )
+
+    def fill(folder: Path) -> list[str]:
+        write_model(run, folder, max_positions, quantization)
+        (folder / _PIECES).parent.mkdir()
+        (folder / _PIECES).write_bytes(read_vocabulary(run)[_PIECES])
+        return [*_FILES, _PIECES]
+
+    write_export(out, run, "ctranslate2", fill, max_positions=max_positions, quantization=quantization)
+
+
+def write_model(run: LoadedRun, folder: Path, max_positions: int, quantization: str) -> None:
+    """Write the files of CTranslate2 alone. The converter replaces a `folder` that exists."""
     from ctranslate2.converters import Converter
 
     class RunConverter(Converter):
         def _load(self) -> Any:
             return build_spec(run, max_positions)
 
-    def fill(folder: Path) -> list[str]:
-        # The converter wants a folder of its own, and replaces it.
-        RunConverter().convert(str(folder), quantization=None if quantization == "none" else quantization, force=True)
-        (folder / _PIECES).parent.mkdir()
-        (folder / _PIECES).write_bytes(read_vocabulary(run)[_PIECES])
-        return [*_FILES, _PIECES]
-
-    write_export(out, run, "ctranslate2", fill, max_positions=max_positions, quantization=quantization)
+    RunConverter().convert(str(folder), quantization=None if quantization == "none" else quantization, force=True)
 
 
 def build_spec(run: LoadedRun, max_positions: int) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, split_heads
+from treenet.layers.static_past import StaticPast
 from treenet.structure import TreeStructure
 
 if TYPE_CHECKING:
@@ -154,9 +155,15 @@ class CausalSelfAttention(_Attention):
         """The `past` before the first position, for `like` [B, H, S, K]."""
         return like[:, :, :0], like[:, :, :0]
 
-    def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
-        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1)."""
+    def forward(self, x: Tensor, past: KeysValues | StaticPast | None = None) -> tuple[Tensor, KeysValues]:
+        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1).
+
+        With a `StaticPast`, x [B, M, D] is the next position of M hypotheses per sentence.
+        """
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        if isinstance(past, StaticPast):
+            stored = past.write(keys, values)
+            return self.attend(queries, *stored, past.attend_bias), stored
         if past is not None:
             # Concatenating is fast when both parts are contiguous.
             keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))

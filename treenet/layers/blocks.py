@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
+from treenet.layers.static_past import StaticPast
 from treenet.structure import TreeStructure
 
 
@@ -76,18 +77,19 @@ class DecoderLayer(nn.Module):
         x: Tensor,
         memory: KeysValues | Tensor,
         memory_attend_mask: Tensor | None,
-        past: KeysValues | None = None,
+        past: KeysValues | StaticPast | None = None,
         layout: BeamLayout | None = None,
         structure: TreeStructure | None = None,
     ) -> tuple[Tensor, KeysValues]:
         """Map x [B, T, D] -> [B, T, D]. Also returns the self-attention keys and values, the `past` of the next step.
 
         The memory is given as states [B, S, D], with their trees in `structure`, or as its keys and values. With a `layout` (beam
-        search), x is one position of several hypotheses per sentence, which share a memory.
+        search), x is one position of several hypotheses per sentence, which share a memory. A `StaticPast` needs no layout:
+        x [B, M, D] has M hypotheses per sentence.
         """
         if isinstance(memory, Tensor):
             memory = self.cross_attention.project_memory(memory, structure)
-        attended, past = self.self_attention(x, past)
+        attended, so_far = self.self_attention(x, past)
         x = self.self_attention_norm(x + self.dropout(attended))
         x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, layout)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), past
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), so_far

@@ -31,6 +31,10 @@ class SinusoidalPositions(nn.Module):
         """Add positions first, first + 1, ... to x [B, T, D] -> [B, T, D]."""
         return x + self.rows(first + x.shape[1])[first:]
 
+    def at(self, x: Tensor, position: Tensor) -> Tensor:
+        """Add the one `position` [1] to all of x [B, M, D]. It must be in the table: call `rows` first."""
+        return x + self.table.index_select(0, position)
+
     def rows(self, length: int) -> Tensor:
         """Return positions 0 to length - 1: [length, D]."""
         if length > len(self.table):

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention
 from treenet.layers.fused_attention import widen
 from treenet.layers.scaled_dot_product import attend, merge_heads
+from treenet.layers.static_past import StaticPast
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
 
 if TYPE_CHECKING:
@@ -180,21 +181,28 @@ class RelativeCausalSelfAttention(CausalSelfAttention):
         self.key_relations = build_relation_table(clip + 1, d_model // num_heads)
         self.value_relations = build_relation_table(clip + 1, d_model // num_heads) if values else None
 
-    def forward(self, x: Tensor, past: KeysValues | None = None) -> tuple[Tensor, KeysValues]:
+    def forward(self, x: Tensor, past: KeysValues | StaticPast | None = None) -> tuple[Tensor, KeysValues]:
         """Map x [B, T, D] -> [B, T, D], and return all keys and values so far.
 
-        With `past`, x is the one next position (T = 1).
+        With `past`, x is the one next position (T = 1). With a `StaticPast`, x [B, M, D] is that of M hypotheses per sentence.
         """
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        if isinstance(past, StaticPast):
+            keys, values = past.write(keys, values)
+            related = self._relate(keys, values, past.distances().clamp(-self.clip, 0) + self.clip)
+            return self.attend(queries, *related, past.attend_bias), (keys, values)
         if past is not None:
             keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))
         length = keys.shape[2]
         ids = relative_positions(x.shape[1], length, self.clip, x.device).clamp(max=self.clip)
-        if past is not None:  # one query: every key and value has one relation to it
-            related_keys = keys + self.key_relations[ids[0]].to(keys.dtype)
-            related_values = values if self.value_relations is None else values + self.value_relations[ids[0]].to(values.dtype)
-            return self.attend(queries, related_keys, related_values), (keys, values)
+        if past is not None:
+            return self.attend(queries, *self._relate(keys, values, ids[0])), (keys, values)
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         tables = self.key_relations, self.value_relations, 0 if self.value_relations is None else 1
         attended = attend_related(queries, keys, values, causal, [ids[None]], *tables, self.dropout_p)
         return self.output(merge_heads(attended)), (keys, values)
+
+    def _relate(self, keys: Tensor, values: Tensor, ids: Tensor) -> KeysValues:
+        """Add their relations `ids` [S] to keys and values [B, H, S, K]. Every one of them has one relation to the only query."""
+        related_keys = keys + self.key_relations[ids].to(keys.dtype)
+        return related_keys, values if self.value_relations is None else values + self.value_relations[ids].to(values.dtype)

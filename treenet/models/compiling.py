@@ -1,8 +1,9 @@
 """Models under `torch.compile` for training: the limit of graphs, missing tools, and the messages about both.
 
-One graph covers all sizes except 1. A batch of one example, or with targets of one piece, has a separate graph. So a form of a
-batch has 4 graphs, and 4 more in validation. An accelerator gets three forms: compact trees, and long trees with or without deep
-paths. Plain models have one form. CPUs have more forms, by the path of attention and by the way to sum rows.
+One graph covers all sizes except 1. A batch of one example has a separate graph. So a form of a batch has 2 graphs, and 2 more in
+validation. On CPUs, a batch of empty targets has separate graphs too; accelerators pad targets to two columns. An accelerator
+gets three forms: compact trees, and long trees with or without deep paths. Plain models have one form. CPUs have more forms, by
+the path of attention and by the way to sum rows.
 """
 
 import shutil

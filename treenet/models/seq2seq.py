@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.models.decoders.base import Decoder, DecoderState
+from treenet.models.decoders.static_state import StaticState
 from treenet.models.encoders.base import Encoder, Memory
 
 
@@ -55,3 +56,16 @@ class Seq2Seq(nn.Module):
         """Map the last token of each hypothesis [R] to logits [R, V] of the next one, and the new state."""
         x, state = self.decoder.step(tokens, state)
         return self.compute_logits(x), state
+
+    @property
+    def has_static_cache(self) -> bool:
+        """Whether the decoder can search with steps that all have the same shapes."""
+        return self.decoder.has_static_cache
+
+    def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:
+        """Start with `beam_width` empty hypotheses per sentence, of up to `most_positions` steps, in memory of fixed shape."""
+        return self.decoder.start_static(memory, beam_width, most_positions)
+
+    def step_static(self, tokens: Tensor, state: StaticState) -> Tensor:
+        """Map the last token of each hypothesis [R] to logits [R, V] of the next one. Changes `state` in place."""
+        return self.compute_logits(self.decoder.step_static(tokens, state))

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
+from treenet.translation.beam import Beam, Decodable, check_found, max_lengths
 from treenet.translation.hypotheses import Finished, Hypothesis, check_num_best, length_penalties
 from treenet.translation.line_constraints import BatchConstraints, check_method
 from treenet.translation.next_pieces import allowed_log_probs, best_pieces
-from treenet.translation.search import Beam, Decodable, check_found, max_lengths
 from treeproc.shards.schema import EOS_ID
 
 
@@ -47,7 +47,7 @@ class _Group:
 
         ends = kept & (chosen == EOS_ID)
         prefixes = self.beam.prefixes(origin)
-        self._finished.add(ends, prefixes[..., 1:], best + lost, penalty)
+        self._finished.add(ends, prefixes[..., 1:], prefixes.shape[2] - 1, best + lost, penalty)
         pieces = torch.cat([prefixes, chosen[:, :, None]], dim=2)
         self.beam, rows = self.beam.follow(best.masked_fill(~kept | ends, -torch.inf), pieces, origin, whole=False)
         self._lost = lost

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.translation.search import Decodable, SearchState
+from treenet.translation.beam import Decodable, SearchState
+from treenet.translation.static_search import StaticSearchState, has_static_cache
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
@@ -30,6 +31,29 @@ class EnsembleState:
     def select(self, rows: Tensor, beam_width: int | None = None) -> "EnsembleState":
         """See `DecoderState.select`."""
         return EnsembleState(tuple(state.select(rows, beam_width) for state in self.states))
+
+
+@dataclass(frozen=True)
+class StaticEnsembleState:
+    """One static state per model, with the same hypotheses at the same places."""
+
+    states: tuple[StaticSearchState, ...]
+
+    @property
+    def capacity(self) -> int:
+        """Return the positions that each state can hold."""
+        return self.states[0].capacity
+
+    def grow(self) -> None:
+        """Double the capacity of every state."""
+        for state in self.states:
+            state.grow()
+
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "StaticEnsembleState":
+        """See `StaticState.select`."""
+        for state in self.states:
+            state.select(rows, beam_width)
+        return self
 
 
 class Ensemble(nn.Module):
@@ -51,6 +75,21 @@ class Ensemble(nn.Module):
         """Return the log-probabilities [R, V] of the piece that follows `tokens` [R]."""
         steps = [model.decode_step(tokens, s) for model, s in zip(self.models, state.states, strict=True)]
         return _mean_log_probs([logits for logits, _ in steps]), EnsembleState(tuple(s for _, s in steps))
+
+    @property
+    def has_static_cache(self) -> bool:
+        """Whether all models have one."""
+        return all(map(has_static_cache, self.models))
+
+    def start_static(self, memories: list, beam_width: int, most_positions: int) -> StaticEnsembleState:
+        """Return the state of `beam_width` empty hypotheses per sentence."""
+        started = zip(self.models, memories, strict=True)
+        return StaticEnsembleState(tuple(model.start_static(memory, beam_width, most_positions) for model, memory in started))
+
+    def step_static(self, tokens: Tensor, state: StaticEnsembleState) -> Tensor:
+        """Return the log-probabilities [R, V] of the piece that follows `tokens` [R]. Changes `state` in place."""
+        steps = zip(self.models, state.states, strict=True)
+        return _mean_log_probs([model.step_static(tokens, one) for model, one in steps])
 
     def forward(self, batch: TreeBatch) -> Tensor:
         """Compute log-probabilities [B, T, V] of `tgt_out` with teacher forcing."""

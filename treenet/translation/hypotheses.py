@@ -44,10 +44,13 @@ def check_num_best(num_best: int, decoding: DecodingConfig, name: str = "the num
 
 
 class Finished:
-    """Finished hypotheses of all sentences of a batch, at most K for each sentence. Column K takes those that are not kept."""
+    """Finished hypotheses of all sentences of a batch, at most K for each sentence. Column K takes those that are not kept.
 
-    def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device):
-        self._beam_size = beam_size
+    On CPUs, steps in which no hypothesis ends are skipped. Steps of a CUDA graph cannot `skip`.
+    """
+
+    def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device, skips: bool = True):
+        self._skips = skips
         self.count = torch.zeros(num_sentences, dtype=torch.long, device=device)
         self._score = torch.full((num_sentences, beam_size + 1), -torch.inf, dtype=torch.float64, device=device)
         self._log_prob = self._score.clone()
@@ -59,17 +62,22 @@ class Finished:
         """Return the scores [B, K], -inf where there is no hypothesis yet."""
         return self._score[:, :-1]
 
-    def add(self, ends: Tensor, pieces: Tensor, log_prob: Tensor, penalty: Tensor) -> None:
-        """Keep `pieces` [B, C, T] where `ends` [B, C] is True."""
-        if is_none(ends):
+    @property
+    def beam_size(self) -> int:
+        """Return K."""
+        return self._score.shape[1] - 1
+
+    def add(self, ends: Tensor, pieces: Tensor, length: int | Tensor, log_prob: Tensor, penalty: Tensor) -> None:
+        """Keep the first `length` of `pieces` [B, C, T] where `ends` [B, C] is True. A tensor of the length has the shape [1]."""
+        if self._skips and is_none(ends):
             return
-        place = torch.where(ends, self.count[:, None] + ends.cumsum(1) - 1, self._beam_size)
-        length = pieces.shape[2]
-        self._pieces[:, :, :length].scatter_(1, place[:, :, None].expand(-1, -1, length), pieces)
-        self._length.scatter_(1, place, length)
+        place = torch.where(ends, self.count[:, None] + ends.cumsum(1) - 1, self.beam_size)
+        width = pieces.shape[2]
+        self._pieces[:, :, :width].scatter_(1, place[:, :, None].expand(-1, -1, width), pieces)
+        self._length.scatter_(1, place, length if isinstance(length, int) else length.expand(place.shape))
         self._log_prob.scatter_(1, place, log_prob)
         self._score.scatter_(1, place, log_prob / penalty)
-        self._score[:, -1] = -torch.inf
+        self._score[:, -1].fill_(-torch.inf)
         self.count += ends.sum(1)
 
     def n_best(self, num_best: int) -> list[list[Hypothesis]]:

@@ -91,9 +91,12 @@ class BatchConstraints:
         """Whether a sentence has a required phrase."""
         return any(self.phrases)
 
-    def required(self) -> RequiredPhrases | None:
-        """Return the state of the required phrases at the start of a search; None if there are no phrases."""
-        return RequiredPhrases(self.phrases, self._device) if self.have_phrases else None
+    def required(self, beam_width: int = 1) -> RequiredPhrases | None:
+        """Return the state of the required phrases at the start of a search; None if there are no phrases.
+
+        The search begins with `beam_width` hypotheses of each sentence.
+        """
+        return RequiredPhrases(self.phrases, self._device, beam_width) if self.have_phrases else None
 
     def restrict(self, log_probs: Tensor, pieces: Tensor, sentences: Tensor) -> None:
         """Set log-probabilities [R, V] to -inf where a prefix demands another piece, or a forbidden string would appear.

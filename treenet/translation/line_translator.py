@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from treenet.data.input_kinds import LEAVES
+from treenet.models.compiling import wants_compiling
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun
 from treenet.runs.mirror import read_run
@@ -18,7 +19,7 @@ from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import UNMET, check_method
-from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_rows
+from treenet.translation.translate import can_compile, decoding_of, detokenize, score_examples, translate_rows
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -106,8 +107,17 @@ class LineTranslator:
             check_attends(self._run.model)
         if settings.must_appear is not None:
             check_method(self._decoding)
+        if settings.compile:
+            self._check_compile(settings.score is not None)
         given_trees = settings.trees is not None
         self._encoder = build_line_source(encoder, self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
+
+    def _check_compile(self, only_scores: bool) -> None:
+        if only_scores or not can_compile(self._run.model, self._decoding):
+            raise UserError(
+                "compile=true needs plain beam search and a decoder with self-attention, but here are others; leave it out"
+            )
+        wants_compiling(True, torch.device(self._device), as_it_is=False)
 
     def describe(self) -> str:
         """The model, the decoding settings and the score, in one line."""
@@ -149,7 +159,7 @@ class LineTranslator:
 
     def _hypotheses(self, rows: Sequence[dict], num_best: int) -> Sequence[Sequence[Hypothesis]]:
         if self._settings.score is None:
-            return translate_rows(self._run, rows, self._decoding, num_best, self._device)
+            return translate_rows(self._run, rows, self._decoding, num_best, self._device, self._settings.compile)
         window = max(1, len(rows))
         scored = score_examples(self._run.model, rows, self._decoding, device=self._device, window=window)
         return [[target] for target in scored]

@@ -29,6 +29,16 @@ def allowed_log_probs(logits: Tensor, step: int, min_length: int, limits: Tensor
     return log_probs
 
 
+def allowed_log_probs_at(logits: Tensor, step: Tensor, min_length: int, limits: Tensor) -> Tensor:
+    """Compute `allowed_log_probs` for a `step` [1] on the device, with the same operations at every step."""
+    pieces = torch.arange(logits.shape[1], device=logits.device)
+    full = (limits == step)[:, None]
+    banned = torch.where(pieces == EOS_ID, ~full & (step < min_length), full)
+    for piece in NEVER_PRODUCED:
+        banned = banned | (pieces == piece)
+    return logits.float().log_softmax(dim=1).masked_fill(banned, -torch.inf)
+
+
 def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` best values and pieces of rows [R, V] of float32, each [R, count].
 

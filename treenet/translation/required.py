@@ -22,7 +22,7 @@ Phrases = Sequence[Sequence[int]]
 class RequiredPhrases:
     """The phrases of a batch of sentences, and which of them each hypothesis of the grid has met."""
 
-    def __init__(self, phrases: Sequence[Phrases], device: torch.device):
+    def __init__(self, phrases: Sequence[Phrases], device: torch.device, beam_width: int = 1):
         most = max(len(own) for own in phrases)
         longest = max(len(phrase) for own in phrases for phrase in own)
         pieces = torch.full((len(phrases), most, longest), _NO_PIECE)
@@ -31,7 +31,7 @@ class RequiredPhrases:
                 pieces[sentence, number, : len(phrase)] = torch.tensor(phrase)
         self._pieces = pieces.to(device)  # [B, P, L]
         self._lengths = (self._pieces != _NO_PIECE).sum(2)  # [B, P], 0 where there is no phrase
-        self._met = self._lengths[:, None] == 0  # [B, C, P]
+        self._met = (self._lengths[:, None] == 0).expand(-1, beam_width, -1)  # [B, C, P]
 
     def unmet(self) -> Tensor:
         """Return [B, C]: whether a hypothesis lacks a phrase."""

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
+from treenet.translation.beam import Decodable, check_found, max_lengths
 from treenet.translation.gumbel import draw_keys, gumbel_noise
 from treenet.translation.hypotheses import Hypothesis, length_penalties
 from treenet.translation.line_constraints import BatchConstraints, check_method
 from treenet.translation.next_pieces import allowed_log_probs, best_pieces
-from treenet.translation.search import Decodable, check_found, max_lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
 _NUCLEUS_WIDTHS = (64, 1024)  # pieces that are sorted before all are

@@ -21,7 +21,8 @@ from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, batch_constraints
 from treenet.translation.minimum_risk import rank_by_risk
 from treenet.translation.sampling import draw_samples
-from treenet.translation.search import beam_search
+from treenet.translation.search import beam_search, choose_steps
+from treenet.translation.static_search import has_static_cache
 from treeproc.common.settings import UserError, build_settings
 
 
@@ -48,6 +49,7 @@ def translate_examples(
     processor: SentencePieceProcessor | None = None,
     device: torch.device | str = "cpu",
     window: int = WINDOW,
+    compiled: bool = False,
 ) -> Iterator[list[Hypothesis]]:
     """Return the hypotheses of every example, best first, in the order of `examples` (rows as from `Shard.row`).
 
@@ -55,8 +57,9 @@ def translate_examples(
     meets them, its list is empty. An example without leaves, from an empty line, has the empty translation. Its score is NaN,
     because no model gave it.
 
-    `processor` is needed for minimum Bayes risk, and for strings that must not appear. The model is put into evaluation mode.
-    Raises UserError as `beam_search` and `draw_samples` do.
+    `processor` is needed for minimum Bayes risk, and for strings that must not appear. `compiled` fuses the operations of a step
+    of plain beam search, if `can_compile`. The model is put into evaluation mode. Raises UserError as `beam_search` and
+    `draw_samples` do.
     """
     piece_texts = cache(PieceTexts)
 
@@ -64,7 +67,7 @@ def translate_examples(
         texts = piece_texts(processor) if any(row.get(MUST_NOT_APPEAR) for row in rows) and processor else None
         constraints = batch_constraints(rows, texts, batch.leaf_pieces.device)
         with scoring(model):
-            return _decode_batch(model, batch, rows, decoding, num_best, constraints, processor)
+            return _decode_batch(model, batch, rows, decoding, num_best, constraints, processor, compiled)
 
     if decoding.coverage_penalty:
         check_attends(model)
@@ -73,12 +76,22 @@ def translate_examples(
     return in_order_with_rows(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
 
 
+def can_compile(model: nn.Module, decoding: DecodingConfig) -> bool:
+    """Return whether searches by these settings have steps that can be compiled."""
+    return decoding.method == "beam" and decoding.diversity_groups == 1 and has_static_cache(model)
+
+
 def translate_rows(
-    run: LoadedRun, rows: Sequence[dict], decoding: DecodingConfig, num_best: int, device: torch.device | str = "cpu"
+    run: LoadedRun,
+    rows: Sequence[dict],
+    decoding: DecodingConfig,
+    num_best: int,
+    device: torch.device | str = "cpu",
+    compiled: bool = False,
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of the rows of some lines, which are batched together; see `translate_examples`."""
     window = max(1, len(rows))
-    options = {"num_best": num_best, "processor": run.processor, "device": device, "window": window}
+    options = {"num_best": num_best, "processor": run.processor, "device": device, "window": window, "compiled": compiled}
     return list(translate_examples(run.model, rows, decoding, **options))
 
 
@@ -90,6 +103,7 @@ def _decode_batch(
     num_best: int,
     constraints: BatchConstraints | None,
     processor: SentencePieceProcessor | None,
+    compiled: bool,
 ) -> list[list[Hypothesis]]:
     check_num_best(num_best, decoding)
     if decoding.method == "sampling":
@@ -99,7 +113,10 @@ def _decode_batch(
             raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
         samples = draw_samples(model, batch, decoding, decoding.mbr_samples, constraints)
         return rank_by_risk(samples, partial(detokenize, processor), num_best)
-    search = diverse_search if decoding.diversity_groups > 1 else beam_search
+    if decoding.diversity_groups > 1:
+        search = diverse_search
+    else:
+        search = partial(beam_search, steps=choose_steps(model, batch.leaf_pieces.device, compiled))
     if not decoding.coverage_penalty:
         return search(model, batch, decoding, num_best=num_best, constraints=constraints)
     found = search(model, batch, decoding, num_best=decoding.beam_size, constraints=constraints)

@@ -62,6 +62,10 @@ class TranslateSettings(Settings):
         0, ge=0, description="Ray actors that translate, each with a CPU; 0: translate in this process, without Ray"
     )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on GPUs, one for each worker")
+    compile: Annotated[bool, Effect.NONE] = Field(
+        False,
+        description="compile the steps of beam search with torch.compile, for much text on a GPU; the first batches take minutes",
+    )
     decoding: DecodingConfig = Field(DecodingConfig(), description="the search; what is not set here is as in the run")
 
     @field_validator("checkpoint")

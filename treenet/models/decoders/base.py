@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, KeysValues, padding_to_attend_mask
+from treenet.models.decoders.static_state import StaticState
 from treenet.models.encoders.base import Encoder, Memory
 
 
@@ -75,6 +76,19 @@ class Decoder(nn.Module, ABC):
     @abstractmethod
     def start(self, memory: Memory) -> DecoderState:
         """Start with one empty hypothesis per sentence. Everything that depends only on the sources is computed here, once."""
+
+    @property
+    def has_static_cache(self) -> bool:
+        """Whether `start_static` exists: a search whose steps all have the same shapes."""
+        return False
+
+    def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:
+        """Start with `beam_width` empty hypotheses per sentence, of up to `most_positions` steps, in memory of fixed shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no static cache")
+
+    def step_static(self, tokens: Tensor, state: StaticState) -> Tensor:
+        """Map the last token of each hypothesis [B * M] to states [B * M, D] of the next one. Changes `state` in place."""
+        raise NotImplementedError(f"{type(self).__name__} has no static cache")
 
     @abstractmethod
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:

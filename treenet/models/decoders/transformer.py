@@ -9,13 +9,15 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, padding_to_attend_mask
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, padding_to_attend_mask
+from treenet.layers.autocast import product_dtype
 from treenet.layers.blocks import DecoderLayer, FeedForward
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
 from treenet.layers.dropout import Dropout
 from treenet.layers.positions import SinusoidalPositions
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.decoders.base import Decoder, DecoderState
+from treenet.models.decoders.static_state import StaticState
 from treenet.models.encoders.base import Memory, PieceEmbedding
 
 
@@ -61,9 +63,28 @@ class TransformerDecoder(Decoder):
 
     def start(self, memory: Memory) -> DecoderState:
         """Start with one empty hypothesis per sentence. Keys and (accumulated) values of the memory are computed here, once."""
-        projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.layers]
+        projected = self._project(memory)
         past = [layer.self_attention.start(keys) for layer, (keys, _) in zip(self.layers, projected, strict=True)]
-        return DecoderState.begin(memory.pad_mask, [(keys.contiguous(), values.contiguous()) for keys, values in projected], past)
+        return DecoderState.begin(memory.pad_mask, projected, past)
+
+    @property
+    def has_static_cache(self) -> bool:
+        """Whether all layers have self-attention. The past of convolutions has no static form."""
+        return all(isinstance(layer.self_attention, CausalSelfAttention) for layer in self.layers)
+
+    def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:
+        if self.positions is not None:
+            self.positions.rows(most_positions)
+        dtype = product_dtype(self.layers[0].self_attention.queries_keys_values.weight)
+        return StaticState.begin(memory.pad_mask, self._project(memory), beam_width, dtype)
+
+    def step_static(self, tokens: Tensor, state: StaticState) -> Tensor:
+        x = self.embedding(tokens.view(-1, state.beam_width))
+        x = self.dropout(x if self.positions is None else self.positions.at(x, state.position))
+        for layer, memory, past in zip(self.layers, state.memory, state.next_pasts(), strict=True):
+            x, _ = layer(x, memory, state.memory_bias, past)
+        state.position.add_(1)
+        return x.flatten(0, 1)
 
     def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         x = self._embed(tokens[:, None], first=state.step)
@@ -72,6 +93,11 @@ class TransformerDecoder(Decoder):
             x, past = layer(x, memory, state.memory_attend_mask, past, state.layout)
             pasts.append(past)
         return x[:, 0], replace(state, past=pasts, step=state.step + 1)
+
+    def _project(self, memory: Memory) -> list[KeysValues]:
+        """Return keys and (accumulated) values of the memory for each layer."""
+        projected = [layer.cross_attention.project_memory(memory.states, memory.structure) for layer in self.layers]
+        return [(keys.contiguous(), values.contiguous()) for keys, values in projected]
 
     def _embed(self, pieces: Tensor, first: int = 0) -> Tensor:
         """Embed target pieces [B, T] at positions from `first` -> [B, T, D]."""

@@ -1,0 +1,192 @@
+"""Beam search over a static cache: the same translations, the same shapes and addresses at every step, and graphs of steps."""
+
+import math
+
+import pytest
+import torch
+from meta_device import DeviceOperations
+from model_cases import MODEL_CASES, batch_of, tiny_model
+from recorded_graph import RecordedGraph, operations_of
+from strategies import Tree, right_branching
+
+from treenet.config import DecodingConfig
+from treenet.models.decoders import static_state
+from treenet.translation import captured
+from treenet.translation.beam import Steps
+from treenet.translation.ensemble import Ensemble
+from treenet.translation.line_constraints import BatchConstraints, LineConstraints
+from treenet.translation.search import beam_search, choose_steps
+from treenet.translation.static_search import StaticSearch, has_static_cache
+
+SENTENCES = [
+    Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
+    Tree(1, [(0, 1, 1)]),
+    right_branching(9),
+    Tree(3, [(0, 3, 2), (1, 3, 2)]),
+]
+DECODING = DecodingConfig(beam_size=4, max_length_factor=1.5, max_length_offset=4)  # 5 to 17 pieces
+LINES = LineConstraints(prefix=(7, 9)), LineConstraints(required=((5, 6, 5),)), LineConstraints(), LineConstraints(prefix=(4,))
+STATIC = [name for name in MODEL_CASES if has_static_cache(tiny_model(name))]
+
+
+@pytest.fixture(autouse=True)
+def small_capacity(monkeypatch):
+    """Searches begin with 4 positions and go on with 8, 16 and 32."""
+    monkeypatch.setattr(static_state, "FIRST_CAPACITY", 4)
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> list[RecordedGraph]:
+    """A CPU captures graphs too: the list of them."""
+    made: list[RecordedGraph] = []
+
+    def capture(step):
+        made.append(RecordedGraph(step))
+        return made[-1]
+
+    monkeypatch.setattr(captured, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(captured, "capture", capture)
+    monkeypatch.setattr(captured.Captured, "_failed", False)
+    return made
+
+
+def model_of(case: str):
+    """A model of which some hypotheses end early and others late."""
+    if case == "ensemble":
+        return Ensemble([model_of("transformer"), model_of("tree_transformer")])
+    model = tiny_model(case)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.7)
+    return model
+
+
+def same(found, expected) -> None:
+    assert [[h.ids for h in own] for own in found] == [[h.ids for h in own] for own in expected]
+    for own, others in zip(found, expected, strict=True):
+        assert [h.score for h in own] == pytest.approx([h.score for h in others], abs=1e-5)
+
+
+def test_decoders_with_self_attention_have_a_static_cache():
+    assert {"transformer", "tree_transformer", "relative_positions", "constituent_transformer"} < set(STATIC)
+    others = {"convs2s", "lightconv", "dynamicconv", "bilstm", "tree2seq"}
+    assert not others & set(STATIC)
+    for name in others:
+        assert choose_steps(tiny_model(name), torch.device("cuda")) is Steps.GRID
+        with pytest.raises(ValueError, match="no static cache"):
+            beam_search(tiny_model(name), batch_of(SENTENCES, tiny_model(name).reads), DECODING, steps=Steps.STATIC)
+    model, gpu, cpu = tiny_model("transformer"), torch.device("cuda"), torch.device("cpu")
+    assert [choose_steps(model, gpu), choose_steps(model, cpu), choose_steps(model, cpu, compiled=True)] == [
+        Steps.STATIC,
+        Steps.LIVE,
+        Steps.COMPILED,
+    ]
+
+
+@pytest.mark.parametrize("case", [*STATIC, "ensemble"])
+def test_a_static_cache_finds_the_same(case):
+    """With padding, hypotheses that end early, and three capacities."""
+    model = model_of(case)
+    batch = batch_of(SENTENCES, model.reads)
+    expected = beam_search(model, batch, DECODING, num_best=4, steps=Steps.LIVE)
+    lengths = [len(h.ids) for own in expected for h in own]
+    assert max(lengths) > 8 and len(set(lengths)) > 3
+    same(beam_search(model, batch, DECODING, num_best=4, steps=Steps.STATIC), expected)
+
+
+@pytest.mark.parametrize("case", ["transformer", "tree_transformer"])
+@pytest.mark.parametrize("constrained", [False, True])
+def test_replayed_graphs_find_the_same(case, constrained, graphs):
+    """A graph repeats operations on the tensors of its capture. There is one for each capacity, with and without constraints."""
+    model = model_of(case)
+    batch = batch_of(SENTENCES, model.reads)
+    decoding = DECODING.model_copy(update={"min_length": 17})
+    constraints = BatchConstraints(LINES, None, "cpu") if constrained else None
+    expected = beam_search(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.LIVE)
+    assert not graphs
+    same(beam_search(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.STATIC), expected)
+    # Each first step runs as it is: steps 0, 4, 8 and 16, and a step after 17 pieces.
+    assert [graph.replays for graph in graphs] == [3, 3, 7, 1]
+
+
+def test_the_best_one_alone_and_greedy_search(graphs):
+    model = model_of("tree_transformer")
+    for decoding in (DECODING, DECODING.model_copy(update={"beam_size": 1})):
+        for trees in (SENTENCES, SENTENCES[:1]):
+            batch = batch_of(trees, model.reads)
+            same(beam_search(model, batch, decoding, steps=Steps.STATIC), beam_search(model, batch, decoding))
+
+
+@pytest.mark.parametrize("case", ["transformer", "tree_transformer", "ensemble"])
+def test_steps_differ_in_nothing_but_values(case):
+    """All operations of a step, and the shapes, strides and addresses of what outlives it, are those of the step before."""
+    model = model_of(case)
+    search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+    with torch.inference_mode():
+        for _ in range(3):
+            first, *others = [operations_of(search.step) for _ in range(search.state.capacity // 2)]
+            assert others and all(other == first for other in others)
+            while int(search.beam.step) < search.state.capacity:
+                search.step()
+            search.grow()
+
+
+# Of a plain layer and of what is not in layers. Attention is composed of several operations on "meta", so CUDA has fewer kernels.
+KERNELS_OF_LAYER, OTHER_KERNELS = 17, 82
+
+
+def test_a_step_launches_few_kernels_and_copies_nothing():
+    counts = []
+    for layers in (1, 3):
+        model = tiny_model("transformer", num_decoder_layers=layers).float()
+        search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+        on_meta(search)
+        with torch.inference_mode(), DeviceOperations() as seen:
+            search.step()
+        assert not seen.copies
+        counts.append(seen.kernels.total())
+    of_layer = (counts[1] - counts[0]) / 2
+    assert of_layer <= KERNELS_OF_LAYER and counts[0] - of_layer <= OTHER_KERNELS
+
+
+def on_meta(search: StaticSearch) -> None:
+    """Move a search to a device without data."""
+    search._model.to("meta")
+    state, finished = search.state, search.finished
+    state.memory = [tuple(x.to("meta") for x in pair) for pair in state.memory]
+    state.past = [tuple(x.to("meta") for x in pair) for pair in state.past]
+    for part in (state, state.paths, search.beam, search._limits, finished):
+        vars(part).update({name: x.to("meta") for name, x in vars(part).items() if isinstance(x, torch.Tensor)})
+
+
+def test_a_step_that_cannot_be_captured_runs_as_it_is(graphs, monkeypatch, capsys):
+    def fail(step):
+        raise RuntimeError("not permitted while capturing\nmore")
+
+    monkeypatch.setattr(captured, "capture", fail)
+    model = model_of("transformer")
+    batch = batch_of(SENTENCES, model.reads)
+    for _ in range(2):
+        same(beam_search(model, batch, DECODING, steps=Steps.STATIC), beam_search(model, batch, DECODING))
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: searches run slower, because a step cannot become a CUDA graph: not permitted while capturing"
+    ]
+
+
+def test_the_cache_has_the_type_of_products_under_autocast():
+    """Accumulated values of nodes may have another one."""
+    model = model_of("tree_transformer").float()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+        for _ in range(4):
+            search.step()
+    assert {x.dtype for pair in search.state.past for x in pair} == {torch.bfloat16}
+    assert search.beam.log_prob.isfinite().any()
+
+
+def test_scores_that_are_not_finite_are_refused():
+    model = model_of("transformer")
+    with torch.no_grad():
+        model.encoder.embedding.weight[4:] = math.nan
+    with pytest.raises(Exception, match="line 1: the model's scores are not finite"):
+        beam_search(model, batch_of(SENTENCES, model.reads), DECODING, steps=Steps.STATIC)

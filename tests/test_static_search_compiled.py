@@ -1,0 +1,37 @@
+"""Steps over a static cache by the real Inductor: the same translations, few graphs, no copy of the cache."""
+
+import pytest
+import torch
+from model_cases import batch_of
+from test_static_search import DECODING, LINES, SENTENCES, model_of, same
+from torch._dynamo.utils import counters
+
+from treenet.models.compiling import what_is_missing
+from treenet.models.decoders import static_state
+from treenet.translation import static_search
+from treenet.translation.beam import Steps
+from treenet.translation.line_constraints import BatchConstraints
+from treenet.translation.search import beam_search
+
+CPU = torch.device("cpu")
+pytestmark = [
+    pytest.mark.skipif(what_is_missing(CPU) is not None, reason="torch.compile has no C++ compiler here"),
+    pytest.mark.timeout(900),
+]
+
+
+def test_compiled_steps_find_the_same_with_one_graph_for_each_part(monkeypatch):
+    """Of the plain and of the tree model, for batches of several sizes and three capacities, with and without constraints."""
+    monkeypatch.setattr(static_state, "FIRST_CAPACITY", 4)
+    static_search._compiled_steps.cache_clear()
+    torch._dynamo.reset()
+    counters.clear()
+    for case in ("transformer", "tree_transformer"):
+        model = model_of(case)
+        for trees, lines in ((SENTENCES, None), (SENTENCES[1:3], None), (SENTENCES, LINES)):
+            batch = batch_of(trees, model.reads)
+            constraints = BatchConstraints(lines, None, CPU) if lines else None
+            options = {"num_best": 3, "constraints": constraints}
+            expected = beam_search(model, batch, DECODING, **options, steps=Steps.LIVE)
+            same(beam_search(model, batch, DECODING, **options, steps=Steps.COMPILED), expected)
+    assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
