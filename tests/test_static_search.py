@@ -50,11 +50,11 @@ def graphs(monkeypatch) -> list[RecordedGraph]:
     return made
 
 
-def model_of(case: str):
+def model_of(case: str, **sizes: int):
     """A model of which some hypotheses end early and others late."""
     if case == "ensemble":
         return Ensemble([model_of("transformer"), model_of("tree_transformer")])
-    model = tiny_model(case)
+    model = tiny_model(case, **sizes)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.7)

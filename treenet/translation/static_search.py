@@ -173,7 +173,8 @@ class StaticSearch:
         width = self.state.capacity
         while width < self.most_steps:
             width *= 2
-        self.finished = Finished(len(batch), beam_size, width, device, skips=False)
+        # One column more than any beam has: the compiler makes a separate graph for equal widths.
+        self.finished = Finished(len(batch), beam_size, width + 1, device, skips=False)
 
     def step(self) -> None:
         """Extend all hypotheses by one piece."""
