@@ -131,7 +131,7 @@ def test_steps_differ_in_nothing_but_values(case):
             search.grow()
 
 
-# Of a plain layer and of what is not in layers. Attention is composed of several operations on "meta", so CUDA has fewer kernels.
+# Of a plain layer and of what is not in layers. A linear map counts as one, and so does attention; CUDA may have some more.
 KERNELS_OF_LAYER, OTHER_KERNELS = 17, 82
 
 
