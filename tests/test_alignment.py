@@ -150,14 +150,30 @@ def test_align_refuses_unfit_files_and_models_in_one_line(align, run, tmp_path):
     source, short = write(tmp_path / "in", ["ba be", "bo"]), write(tmp_path / "short", ["ba"])
     one = write(tmp_path / "one", ["0-0"])
     wrong = write(tmp_path / "wrong", ["0-0", "0:0"])
+    from_one = write(tmp_path / "from_one", ["1-1 2p2", "1-1"])
     recurrent = write_run(tmp_path / "recurrent", write_vocabulary(tmp_path / "data"), name="bilstm")
     for out, arguments, message in [
         (run, [f"target={short}"], "has 2 lines, but .*short has 1"),
         (run, [f"target={source}", f"references={one}"], "has 2 lines, but .*one has 1"),
         (run, [f"target={source}", f"references={wrong}"], "wrong, line 2: a link must have the form 2-3"),
+        (
+            run,
+            [f"target={source}", f"references={from_one}"],
+            "line 1: the link 2-2 must be of 2 source and 2 target words",
+        ),
         (run, [f"target={source}", "layer=2"], "layer must be at most 1, but is 2"),
         (run, [], "target: .*missing"),
         (recurrent, [f"target={source}"], "bilstm has no Transformer decoder"),
     ]:
         with pytest.raises(UserError, match=message):
             align("--out", out, f"input={source}", *arguments)
+
+
+@pytest.mark.parametrize("links, message", [(["0-0"] * 3, "2, but has more"), (["0-0"], "but has 1")])
+def test_reference_links_of_a_pipe_are_counted_as_well(align, run, tmp_path, monkeypatch, links, message):
+    monkeypatch.setattr("treenet.cli.align.is_stream", lambda path: True)
+    source, target, references = (
+        write(tmp_path / name, lines) for name, lines in (("in", ["ba be", "bo"]), ("out", ["ba", "be"]), ("references", links))
+    )
+    with pytest.raises(UserError, match=f"references must have one line for each line of the input, {message}"):
+        align("--out", run, f"input={source}", f"target={target}", f"references={references}", "lines_at_once=1")

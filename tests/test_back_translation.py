@@ -48,8 +48,9 @@ def data(tmp_path_factory) -> Path:
 
 
 def arguments(data: Path, out: Path, *overrides: str) -> list[str]:
-    settings = [f"data={data}", f"text=[{data.parent / 'text.de'}]", f"backward={json.dumps(RUN)}", "workers=0", "ratio=0.5"]
-    return ["--out", str(out), *settings, *overrides]
+    settings = [f"data={data}", f"text=[{data.parent / 'text.de'}]", "workers=0", "ratio=0.5"]
+    trained = [] if any(override.startswith("run=") for override in overrides) else [f"backward={json.dumps(RUN)}"]
+    return ["--out", str(out), *settings, *trained, *overrides]
 
 
 @pytest.fixture(scope="module")
@@ -117,8 +118,17 @@ def test_cut_after_every_step_the_same_command_goes_on(data, undisturbed, tmp_pa
     assert content(tmp_path) == content(undisturbed)
 
 
-def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path):
-    main(arguments(data, tmp_path, f"run={undisturbed / 'backward'}", "tag=null"))
+def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
+    seen, translate = [], back_translate.translate_lines
+
+    def with_one_run(lines, settings, runs, *more, **named):
+        seen.extend(runs)
+        translate(lines, settings, runs[:1], *more, **named)
+
+    monkeypatch.setattr(back_translate, "translate_lines", with_one_run)
+    run = undisturbed / "backward"
+    main(arguments(data, tmp_path, f"run={run}", "tag=null", f"translate.ensemble=[{data}]"))
+    assert seen == [run, data], "the ensemble is given on"
     assert not (tmp_path / "backward").exists()
     assert (tmp_path / "text.translated").read_bytes() == (undisturbed / "text.translated").read_bytes()
     assert (tmp_path / "train.source").read_text() == (undisturbed / "train.source").read_text().replace("<bt> ", "")
@@ -136,7 +146,8 @@ def test_synthetic_pairs_are_spread_evenly(num_synthetic):
 def test_refusals(data, undisturbed, tmp_path):
     for overrides, message in (
         (["ratio=2"], r"belongs to other settings \(ratio: 0.5 -> 2.0\)"),
-        (["translate.nbest=3"], "translate.nbest: this command chooses it"),
+        (["translate.nbest=3"], "translate.nbest: this command chooses the lines and what is written"),
+        ([f"translate.prefix={data.parent / 'text.de'}"], "translate.prefix: this command chooses the lines"),
         ([f"backward.data={data}"], "backward.data: this command makes that data set"),
         (["tag=bt"], "tag"),
     ):
@@ -148,3 +159,25 @@ def test_refusals(data, undisturbed, tmp_path):
     (tmp_path / "empty.de").write_text("\n \n")
     with pytest.raises(UserError, match="there is no line with text"):
         sample_lines([tmp_path / "empty.de"], 3, tmp_path / "out")
+
+
+def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(data, undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setattr(back_translate, "run_training", None)  # whatever trains fails
+    out, text = tmp_path / "out", tmp_path / "text.de"
+    for overrides, message in (
+        ([f"data={undisturbed / 'data'}", "tag=<bt2>"], r"have tags already \(<bt>\), and a line has one at most; give tag=null"),
+        (["backward.modle.name=transformer"], "backward: modle"),
+        (["backward.task=masked_lm"], "backward.task must be translation, but is masked_lm"),
+        (["backward.model.name=tree_transformer"], "tree_transformer reads trees of the target language; give its parser"),
+        (["translate.decoding.top_k=5"], "top_k needs method = sampling or mbr"),
+        ([f"run={undisturbed / 'backward'}", f"backward={json.dumps(RUN)}"], "run is a finished model, so none is trained"),
+    ):
+        with pytest.raises(UserError, match=message):
+            main(arguments(data, out, *overrides))
+        assert not (out / "config.yaml").exists() and not (out / "real").exists()
+    for content, message in ((b"\n \n", "there is no line with text"), (b"Ja.\n\xff\n", "text.de, line 2: .*UTF-8")):
+        text.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            main(arguments(data, out, f"text=[{text}]"))
+    with pytest.raises(UserError, match=rf"choose another --out, with run={undisturbed / 'backward'} to keep its backward model"):
+        main(arguments(data, undisturbed, "translate.decoding.beam_size=2"))

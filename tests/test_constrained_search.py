@@ -19,11 +19,13 @@ from test_search import (
     random_model,
     ranked,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from treenet.config import DecodingConfig
 from treenet.translation.beam import Steps
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints, batch_constraints
+from treenet.translation.required import RequiredPhrases
 from treenet.translation.sampling import draw_samples
 from treenet.translation.search import beam_search
 from treeproc.common.settings import UserError
@@ -212,6 +214,33 @@ def test_improbable_phrases_appear_as_soon_as_the_length_allows(beam_size):
         for found in beam_search(TableModel(table), batch_of(0, 1, 2), config, constraints=constraints_of(line, line, line)):
             assert bool(found) == expected
             assert all(contains(h.ids, phrase) for h in found for phrase in line.required)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that a tensor has which an operation makes; a view has those of its storage."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [one for one in result if isinstance(one, torch.Tensor)] if isinstance(result, list | tuple) else [result]
+        for tensor in made:
+            if isinstance(tensor, torch.Tensor):
+                self.numbers = max(self.numbers, tensor.untyped_storage().nbytes() // tensor.element_size())
+        return result
+
+
+def test_the_memory_of_phrases_does_not_grow_with_their_length_times_their_extensions():
+    """A client may ask for one long phrase and some short ones in each of many lines."""
+    sentences, beam_size, longest = 4, 5, 400
+    phrases = [[list(range(4, 4 + longest)), *([piece] for piece in range(5, 14))]] * sentences
+    required = RequiredPhrases(phrases, torch.device("cpu"))
+    extensions = beam_size * (beam_size + 10)
+    grid = torch.arange(3, 9).expand(sentences, 1, -1)
+    chosen = torch.arange(extensions).expand(sentences, -1) % 20
+    with Largest() as largest:
+        required.allocate(torch.zeros(chosen.shape), chosen, torch.zeros_like(chosen), grid)
+    assert largest.numbers <= sentences * 10 * max(extensions, longest)  # 10 phrases, and the first beam has one hypothesis
 
 
 def test_samples_keep_to_a_prefix_and_avoid_strings():

@@ -85,5 +85,7 @@ def test_weight_one_is_the_plan_without_corpora():
 def test_refusals():
     with pytest.raises(UserError, match=r"batch.corpora has 5 examples, but train has example 8"):
         build(make_lengths([3] * 8), corpora=[{"examples": 2}, {"examples": 3}])
+    with pytest.raises(UserError, match=r"corpus 2 begins after 8 examples, but train ends at 8;"):
+        build(make_lengths([3] * 8), corpora=[{"examples": 8}, {"weight": 2}])
     with pytest.raises(UserError, match="each one except the last needs the number of its examples"):
         load_settings(BatchConfig, None, ["corpora=[{weight: 2}, {weight: 1}]"])

@@ -18,6 +18,7 @@ from treenet.analysis.shuffled_trees import random_spans, shuffle_tree
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
+from treenet.evaluation import learned_metrics
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.evaluation.origin import RunState
 from treenet.evaluation.run_results import read_scores
@@ -81,6 +82,19 @@ def test_a_result_names_how_it_was_decoded_and_samples_have_one_of_their_own(run
         config.write_text(before)
     assert set(read_scores(run)) == {"test", "test.sampling", "test.mbr"}
     assert not plain["decoding"].keys() & {"method", "seed", "diversity_groups"}, "records of beam search are as before"
+
+
+def test_an_encoder_that_fails_after_the_search_costs_no_translations(run, monkeypatch):
+    def fail(*given):
+        raise UserError("bertscore.model: cannot load it")
+
+    monkeypatch.setattr(learned_metrics, "check_bertscore", lambda config: None)
+    monkeypatch.setattr(learned_metrics, "bert_scores", fail)
+    asked = EvaluateSettings(bertscore={"model": run / "no-encoder", "layer": 1})
+    with pytest.raises(UserError, match=r"cannot load it; the translations and the other scores of test are in \S+run$"):
+        evaluate_run(run, asked)
+    assert len((run / "translations.test.txt").read_text().splitlines()) == read_scores(run)["test"]["num_examples"] == 9
+    assert "bertscore" not in read_scores(run)["test"]
 
 
 def test_a_second_evaluation_changes_nothing_and_others_are_added(run):

@@ -60,9 +60,15 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
     before = read_json(out / "export.json")
     assert read_json(run_export(world, "tree_transformer") / "export.json")["model"]["name"] == "tree_transformer"
     assert read_json(run_export(world, "transformer") / "export.json") == before
+    (out / "scores.json").write_text("{}")
+    with pytest.raises(UserError, match="is an earlier export, but has scores.json too, which would be lost"):
+        run_export(world, "tree_transformer")
+    assert read_json(out / "export.json") == before and (out / "scores.json").unlink() is None
+    with pytest.raises(UserError, match="--out must be another folder than RUN"):
+        run_export(world, "exported")
     (world / "mine").mkdir()
     (world / "mine" / "notes.txt").write_text("mine")
-    for other in ("mine", "transformer", "mine/notes.txt"):
+    for other in ("mine", "lightconv", "mine/notes.txt"):
         with pytest.raises(UserError, match="must be a new folder or an earlier export"):
             run_export(world, "transformer", out=other)
     assert (world / "mine" / "notes.txt").read_text() == "mine"
@@ -75,6 +81,7 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
         ("lightconv", ["--to", "onnx"], "ONNX takes transformer and tree_transformer, but the run is lightconv"),
         ("tree_transformer", ["--to", "ctranslate2"], "takes only transformer, but the run is tree_transformer"),
         ("transformer", ["--to", "onnx", "quantization=int8"], "needs to = 'ctranslate2', but to is 'onnx'"),
+        ("transformer", ["max_positions=9"], "max_positions needs to = 'onnx' or 'ctranslate2', but to is 'safetensors'"),
         ("transformer", ["checkpoint=9"], "model.safetensors is missing"),
         ("data", [], "is not a run"),
     ],

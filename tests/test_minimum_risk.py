@@ -50,6 +50,10 @@ def test_the_choice_is_that_of_a_slow_one(drawn, num_best):
     assert [(round(one.score, 9), one.log_prob, -one.ids[0]) for one in found] == sorted(expected, reverse=True)[:num_best]
 
 
+def test_without_samples_there_is_no_choice():
+    assert choose_by_risk([], [], 3) == []
+
+
 def test_equal_means_tie_whatever_the_order_of_their_terms():
     texts = ["a", "ba", "aab", "ab", "baa"]
     samples = [Hypothesis((number,), 0.0, 0.0) for number in range(len(texts))]

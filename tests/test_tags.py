@@ -13,6 +13,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.preprocess import preprocess
 from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
 from treeproc.parsers.config import ParsedLine
 from treeproc.parsers.tags import TagReader, split_tag
@@ -132,6 +133,14 @@ def test_a_tagged_line_has_one_more_leaf_than_the_line_alone(data):
         assert all(online[name].keys() == row[name].keys() for name in ("leaves", "spans"))
         assert all((online[n][k] == row[n][k]).all() for n in ("leaves", "nodes", "spans") for k in row[n])
     assert seen == {"<a>", "<b>"}
+
+
+def test_a_line_with_another_tag_is_translated_with_a_warning(data):
+    encoder = RawLineEncoder(data, given_trees=False, max_pieces=100)
+    lines = encoder.encode([RawLine(line) for line in (b"<a> one dog", b"<c> one dog", b"one <c> dog", b"< c> dog")])
+    note = "begins with <c>, which is not a tag of the data set (<a>, <b>); it is read as text"
+    assert [line.note for line in lines] == ["", note, "", ""]
+    assert all(line.row for line in lines)
 
 
 def test_scores_by_tag_are_those_of_the_lines_alone():

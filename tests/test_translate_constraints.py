@@ -130,6 +130,11 @@ def test_unmet_constraints_are_reported_and_undefined_ones_refused(translate, li
         "must_not_appear: 1,001 bytes of strings are more than 1,000"
         in translate(f"input={source}", f"must_not_appear={many}")[1][1]
     )
+    crowded = write(tmp_path / "crowded", ["\t".join(["be"] * 51), "", "", "", ""])
+    assert "must_appear: 51 phrases are more than 50; give fewer" in translate(f"input={source}", f"must_appear={crowded}")[1][1]
+    prefixes, mbr = write(tmp_path / "prefixes", ["", "ba bi bo bu", "", "", ""]), "decoding.method=mbr"
+    found, errors = translate(f"input={source}", f"prefix={prefixes}", mbr, "decoding.mbr_samples=4", *limits)
+    assert found[0] and found[1] == "" and "line 2: no translation within the limits of length" in errors[1]
     short = write(tmp_path / "short", ["be"])
     for arguments, message in [
         ((f"must_appear={phrases}", SAMPLING), "must_appear needs decoding.method = beam, but it is sampling"),

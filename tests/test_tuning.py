@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.experiments import tuning
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, TuningConfig, best_trial
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, best_trial
 from treenet.experiments.tuning_report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
+from treenet.experiments.tuning_settings import TuningConfig
 from treeproc.common.settings import UserError, build_settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,6 +69,15 @@ def test_a_space_that_makes_no_sense_is_refused(tune, message, data):
 def test_a_setting_that_does_not_exist_is_refused_before_the_first_trial(data, tmp_path):
     with pytest.raises(UserError, match="tune.systems.transformer with model.dropot=0.1.*model.dropot"):
         Trials(tmp_path, settings(data, space={"model.dropot": {"choices": [0.1, 0.2]}}), "transformer")
+
+
+def test_a_data_set_without_validation_is_refused_before_the_first_trial(data, tmp_path):
+    folder = Path(shutil.copytree(data, tmp_path / "data"))
+    index = json.loads((folder / "encoded" / "index.json").read_text())
+    del index["totals"]["valid"]
+    (folder / "encoded" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="a search needs a validation split, but .*data has none; preprocess with splits.valid"):
+        Trials(tmp_path, settings(folder), "transformer")
 
 
 def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):

@@ -9,16 +9,15 @@ piece is a target position, the end of the sentence included, as in the loss.
 Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions (plain models: S = L).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import tee
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from treenet.config import DecodingConfig
-from treenet.data.in_order import in_order, longer_side
+from treenet.data.batch import TreeBatch
+from treenet.data.in_order import in_order_with_rows, longer_side
 from treenet.data.splits import read_split
 from treenet.models.attention_weights import attend_batch
 from treenet.models.seq2seq import Seq2Seq
@@ -30,8 +29,10 @@ from treeproc.shards.schema import SPLIT_WORD_PREFIX
 
 Targets = Literal["reference", "translation"]
 
-# Examples sorted by length at a time. Those of a window are held together, 0.3 MB each with 6 layers, 8 heads and 30 words.
+# Examples sorted by length at a time. `attend_examples` holds the weights of a window together, 0.3 MB for each example with
+# 6 layers, 8 heads and 30 words.
 _WINDOW = 256
+Result = TypeVar("Result")
 # All labels of words that subwords split, POS=NN and so on, count as one.
 SPLIT_WORD = "split word"
 
@@ -115,10 +116,23 @@ def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int
 
     The model must be in evaluation mode.
     """
+    return map_attention(lambda attention: attention, model, examples, max_tokens=max_tokens)
+
+
+def map_attention(
+    compute: Callable[[SentenceAttention], Result], model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048
+) -> Iterator[Result]:
+    """Yield what `compute` makes of the attention of each example, as `attend_examples` gives it.
+
+    Only the weights of one batch are in memory, and the results of a window.
+    """
+
+    def compute_batch(batch: TreeBatch, rows: list[dict]) -> list[Result | None]:
+        return [compute(SentenceAttention(*one)) for one in zip(rows, attend_batch(model, batch), strict=True)]
+
     device = next(model.parameters()).device
-    given, kept = tee(examples)
-    found = in_order(partial(attend_batch, model), model.reads, given, None, longer_side, max_tokens, device, _WINDOW)
-    return (SentenceAttention(example, weights) for example, weights in zip(kept, found, strict=True) if weights is not None)
+    found = in_order_with_rows(compute_batch, model.reads, examples, None, longer_side, max_tokens, device, _WINDOW)
+    return (result for result in found if result is not None)
 
 
 def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:

@@ -30,7 +30,7 @@ from treenet.analysis.alignment import (
     parse_links,
     word_attention,
 )
-from treenet.analysis.attention_stats import SentenceAttention, attend_examples, read_labels
+from treenet.analysis.attention_stats import SentenceAttention, map_attention, read_labels
 from treenet.cli.shipped import find_config
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
@@ -92,9 +92,9 @@ class Aligner:
     def align(self, lines: Sequence[RawLine], first: int) -> Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]:
         """Yield each line with its links and its links to nodes. `first` is the 0-based number of the first line."""
         encoded = self._source.encode(lines, first)
-        attended = attend_examples(self._run.model, (line.row for line in encoded if self._has_pieces(line)))
+        found = map_attention(self._links, self._run.model, (line.row for line in encoded if self._has_pieces(line)))
         for line in encoded:
-            yield (line, *(self._links(next(attended)) if self._has_pieces(line) else ([], [])))
+            yield (line, *(next(found) if self._has_pieces(line) else ([], [])))
 
     def _has_pieces(self, line: EncodedLine) -> bool:
         return line.row is not None and all(len(side) for side in (line.row["leaves"]["piece"], line.row["tgt_pieces"]))
@@ -121,6 +121,19 @@ def read_references(settings: AlignSettings) -> list[ReferenceLinks] | None:
     return references
 
 
+def check_reference(references: Sequence[ReferenceLinks], number: int, line: EncodedLine, name: Path | None) -> None:
+    """Raise UserError if the line with the 0-based `number` has no reference links, or if they name words that it lacks."""
+    if number >= len(references):
+        raise UserError(f"{name} must have one line for each line of the input, but has {len(references):,}")
+    sizes = [len(side.split()) for side in (line.source, line.target)]
+    for link in sorted(references[number].possible) if not line.problem else ():
+        if link[0] >= sizes[0] or link[1] >= sizes[1]:
+            raise UserError(
+                f"{name}, line {number + 1}: the link {link[0]}-{link[1]} must be of {sizes[0]} source and {sizes[1]} target "
+                "words, which count from 0"
+            )
+
+
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
@@ -131,7 +144,8 @@ def main(argv: Sequence[str]) -> None:
     paths = {"--out": args.out} | {name: path for name, path in named.items() if path is not None}
     refuse_relative_in_job(paths)
     references = read_references(settings)
-    count_lines([path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)])
+    if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
+        count_lines(files)
     with ExitStack() as stack:
         folder = stack.enter_context(read_run(args.out, *checkpoint_names(settings.checkpoint)))
         aligner = Aligner(load_run(folder, checkpoint=settings.checkpoint), settings)
@@ -141,13 +155,17 @@ def main(argv: Sequence[str]) -> None:
         number = 0
         while part := list(islice(lines, settings.lines_at_once)):
             for line, links, nodes in aligner.align(part, number):
+                if references is not None:
+                    found.append(links)
+                    check_reference(references, number, line, settings.references)
                 number += 1
-                found += [links] if references is not None else []
                 if problem := line.problem or line.note:
                     print(f"warning: {settings.input}, line {number}: {problem}", file=sys.stderr)
                 record = {"line": number, "links": sorted(links), "nodes": nodes}
                 text = json.dumps(record, ensure_ascii=False) if settings.json_lines else format_links(links)
                 file.write(f"{text}\n".encode())
+        if references is not None and number < len(references):
+            raise UserError(f"{settings.references} must have one line for each line of the input, {number:,}, but has more")
         file.flush()
     if references is not None:
         rate = alignment_error_rate(found, references)

@@ -13,25 +13,27 @@ After an interruption, the same command continues.
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from treenet.cli.made_files import MadeFiles
+from treenet.cli.back_translate_settings import BackTranslateConfig
+from treenet.cli.made_files import MADE, MadeFiles
 from treenet.cli.shipped import find_config
 from treenet.cli.synthetic_pairs import mix, pair_files, read_pairs, sample_lines, synthetic_pairs, write_pairs
 from treenet.config import TrainConfig
+from treenet.data.input_kinds import LEAVES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training
-from treenet.runs.checkpoint import META
+from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.chosen_checkpoint import checkpoint_path
-from treenet.translation.line_translator import TranslateSettings
+from treenet.runs.precision import choose_device
+from treenet.tasks.registry import build_task
+from treenet.translation.translate import change_decoding
 from treenet.translation.translate_job import translate_lines
+from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, file_sha256, locked
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import (
-    Settings,
     UserError,
     build_arg_parser,
     build_settings,
@@ -40,50 +42,14 @@ from treeproc.common.settings import (
     load_settings,
     refuse_relative_in_job,
 )
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.storage import AnyPath
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
 from treeproc.parsers import ParserConfig
-from treeproc.parsers.config import TAG_FORM
 from treeproc.shards.store import read_index, stage_folder
 
-# What this command decides itself.
-_OWN = ("input", "trees", "score", "output", "nbest", "scores", "json_lines")
-
-
-class BackTranslateConfig(Settings):
-    """Settings of back-translation."""
-
-    data: Annotated[DataPath, Effect.NONE] = Field(description="finished data set of real pairs, of workflows/preprocess.py")
-    text: Annotated[list[DataPath], Effect.NONE] = Field(
-        min_length=1, description="text of the target language, one sentence a line, plain or .gz"
-    )
-    ratio: float = Field(1.0, gt=0, description="synthetic pairs for each real pair; fewer if the text has fewer lines")
-    tag: Annotated[str, Field(pattern=TAG_FORM)] | None = Field(
-        "<bt>", description="first word of synthetic sources, a leaf that no parser reads; null: none"
-    )
-    run: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="finished run that translates target to source; null: the command trains one in OUT/backward"
-    )
-    backward: dict[str, Any] = Field(
-        {}, description="settings of that training, as for workflows/train_wmt.py; the default model is a transformer"
-    )
-    backward_parser: ParserConfig | None = Field(
-        None, description="parser of the target language, for a backward model that reads trees; null: none"
-    )
-    translate: TranslateSettings = Field(TranslateSettings(), description="translation, as for workflows/translate.py")
-    workers: Annotated[Literal[0] | None, Effect.NONE] = Field(
-        None, description="0: preprocess in this process, without Ray; unset: as many Ray actors as there is room for"
-    )
-
-    @model_validator(mode="after")
-    def _check_translate(self):
-        if chosen := [name for name in _OWN if getattr(self.translate, name) != getattr(TranslateSettings(), name)]:
-            raise ValueError(f"translate.{chosen[0]}: this command chooses it; leave it out")
-        if "data" in self.backward:
-            raise ValueError("backward.data: this command makes that data set; leave it out")
-        return self
+_PLAIN = {"name": "transformer"}  # the default backward model
 
 
 class BackTranslation:
@@ -103,17 +69,45 @@ class BackTranslation:
             "parser": parsed.parser,
             "target_parser": parsed.target_parser,
             "filters": parsed.filters,
+            "subwords": own.subwords,
+            "tree": own.tree,
+            "workers": config.workers,
         }
-        self._settings |= {"filters": parsed.filters, "subwords": own.subwords, "tree": own.tree, "workers": config.workers}
-        if config.tag in parsed.parser.tags:
-            raise UserError(f"tag: {config.tag} is a tag of {config.data} already; choose another one, or null")
+        if config.tag and parsed.parser.tags:
+            raise UserError(
+                f"tag: lines of {config.data} have tags already ({', '.join(parsed.parser.tags)}), and a line has one at most; "
+                "give tag=null: the backward model then writes the tags of its pairs"
+            )
+        if config.translate.workers == 0:
+            choose_device(config.translate.use_gpu)
+        if config.run is None:
+            self._backward_config()  # its refusals come before the work
+
+    def _backward_config(self) -> TrainConfig:
+        """Return the settings of the backward model. Raises UserError if it could not translate, before it is trained."""
+        values = self.config.backward | {"data": self._backward_data, "model": _PLAIN | self.config.backward.get("model", {})}
+        backward = build_settings(TrainConfig, values, "backward")
+        if backward.task != "translation":
+            raise UserError(f"backward.task must be translation, but is {backward.task}")
+        if build_task(backward).reads is not LEAVES and self.config.backward_parser is None:
+            raise UserError(
+                f"backward.model.name: {backward.model.name} reads trees of the target language; give its parser as "
+                "backward_parser={name: shipped, language: LANGUAGE}"
+            )
+        change_decoding(backward.decoding, self.config.translate.decoding)
+        return backward
+
+    @property
+    def _backward_data(self) -> Path:
+        return self.out / "backward_data"
 
     def __call__(self) -> dict:
         """Run the steps. Returns the index of the encoded stage of OUT/data."""
         self._write_real()
+        text = self._choose_text()
         run = self.config.run or self._train_backward()
         print("3/4  translate the text", flush=True)
-        text, translations = self._translate(run)
+        translations = self._translate([run, *self.config.translate.ensemble], text)
         print("4/4  preprocess real and synthetic pairs", flush=True)
         splits = {split: self._files(split) for split in self._splits} | {"train": self._mix(text, translations)}
         parser = self._settings["parser"]
@@ -142,38 +136,42 @@ class BackTranslation:
         if parser is None:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
         print("1/4  preprocess the pairs in the other direction", flush=True)
-        data = self.out / "backward_data"
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()
         filters |= {name: filters[other] for name, other in swapped.items()}
-        preprocess(self._preprocessing(splits, parser=parser, target_parser=None, tree=tree, filters=filters), data)
+        settings = {"parser": parser, "target_parser": None, "tree": tree, "filters": filters}
+        preprocess(self._preprocessing(splits, **settings), self._backward_data)
         print("2/4  train the model from target to source", flush=True)
-        values = self.config.backward | {"data": data, "model": {"name": "transformer"} | self.config.backward.get("model", {})}
-        summary_of_run = run_training(build_settings(TrainConfig, values, "backward"), self.out / "backward")
+        summary_of_run = run_training(self._backward_config(), self.out / "backward")
         if not summary_of_run.finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
         print(describe_run(summary_of_run), flush=True)
         return self.out / "backward"
 
-    def _translate(self, run: AnyPath) -> tuple[Path, Path]:
-        """Return the files of the chosen lines and of their translations."""
-        config, text, translations = self.config, self.out / "text.target", self.out / "text.translated"
+    def _choose_text(self) -> Path:
+        """Return the file of the lines to translate. A text that cannot be read is refused before hours of training."""
+        config, text = self.config, self.out / "text.target"
         wanted = max(1, round(config.ratio * self._splits["train"]["rows"]))
         inputs = [wanted, [file_sha256(path) for path in config.text]]
         if not self.made.has("text", [text], *inputs):
             chosen, total = sample_lines(config.text, wanted, text)
             print(f"  {chosen:,} of {total:,} lines of text, for {wanted:,} synthetic pairs", flush=True)
             self.made.add("text", [text], *inputs)
-        weights = [(checkpoint_path(run, name) / META) for name in config.translate.checkpoints]
+        return text
+
+    def _translate(self, runs: list[AnyPath], text: Path) -> Path:
+        """Return the file of the translations of `text`."""
+        config, translations = self.config, self.out / "text.translated"
+        weights = [checkpoint_path(run, name) / META for run in runs for name in config.translate.checkpoints]
         inputs = [file_sha256(text), config.translate.model_dump(mode="json", exclude=excluded(TranslateSettings, Effect.NONE))]
         inputs += [path.read_text(encoding="utf-8") for path in weights if path.exists()]
         if not self.made.has("translations", [translations], *inputs):
             settings = config.translate.model_copy(update={"output": translations})
             total = sum(1 for _ in read_raw_lines(text, None, None))
             lines = read_raw_lines(text, None, None)
-            translate_lines(lines, settings, [run], RawLineEncoder, name=str(text), total=total)
+            translate_lines(lines, settings, runs, RawLineEncoder, name=str(text), total=total)
             self.made.add("translations", [translations], *inputs)
-        return text, translations
+        return translations
 
     def _mix(self, text: Path, translations: Path) -> list[Path]:
         """Return the files of real and synthetic pairs."""
@@ -193,16 +191,18 @@ class BackTranslation:
 
 
 def claim(config: BackTranslateConfig, out: Path) -> None:
-    """Write OUT/config.yaml. Raises UserError if the folder is of other settings."""
+    """Write OUT/config.yaml. Raises UserError if a step was made with other settings."""
     path = out / "config.yaml"
-    if path.exists():
+    if path.exists() and (out / MADE).exists():
         old, new = (
             one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE))
             for one in (load_settings(BackTranslateConfig, path), config)
         )
         if changed := differences(old, new):
+            trained = out / "backward" / AVERAGED
+            keep = f", with run={trained.parent} to keep its backward model" if trained.is_dir() else ""
             raise UserError(
-                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
+                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out{keep}, or give the old settings"
             )
     atomic_write(path, dump_settings(config).encode())
 
@@ -213,13 +213,15 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out DIR, data=DATA and text=[FILE] (this command has no --sample)")
     config = load_settings(BackTranslateConfig, args.config, args.overrides)
     paths = {"--out": args.out, "data": config.data, "run": config.run} | {f"text.{i}": p for i, p in enumerate(config.text)}
+    paths |= {f"translate.ensemble.{i}": path for i, path in enumerate(config.translate.ensemble)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
+        work = BackTranslation(config, out)  # it refuses settings that do not fit, which the user may then correct
         claim(config, out)
-        index = BackTranslation(config, out)()
+        index = work()
     print(summary(index, out / "data"))
     print(as_called(f"  train: python workflows/train_wmt.py --config FILE.yaml --out RUN data={out / 'data'}"))

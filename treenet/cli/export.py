@@ -43,9 +43,11 @@ class ExportSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _check_quantization(self):
+    def _check_format(self):
         if self.quantization != "none" and self.to != "ctranslate2":
             raise ValueError(f"quantization = '{self.quantization}' needs to = 'ctranslate2', but to is '{self.to}'")
+        if self.max_positions != type(self).model_fields["max_positions"].default and self.to == "safetensors":
+            raise ValueError("max_positions needs to = 'onnx' or 'ctranslate2', but to is 'safetensors', which has no limit")
         return self
 
 
@@ -59,6 +61,8 @@ def main(argv: Sequence[str]) -> None:
     overrides = [value for value in args.overrides if "=" in value]
     settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
     source, out = as_path(runs[0]), Path(args.out)
+    if source.resolve() == out.resolve():
+        raise UserError(f"--out must be another folder than RUN, which it would replace, but both are {source}")
     paths = {"RUN": source, "--out": out}
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)

@@ -9,6 +9,8 @@ from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_js
 from treeproc.common.settings import UserError
 from treeproc.shards.store import fingerprint_of
 
+MADE = "made.json"
+
 
 class _Step(TypedDict):
     """A finished step: the fingerprint of its inputs, and the SHA-256 of its files by name."""
@@ -21,7 +23,7 @@ class MadeFiles:
     """The record FOLDER/made.json of finished steps."""
 
     def __init__(self, folder: Path):
-        self._folder, self._path = folder, folder / "made.json"
+        self._folder, self._path = folder, folder / MADE
         self._steps: dict = read_json(self._path, "choose another --out", dict[str, _Step]) if self._path.exists() else {}
 
     def has(self, step: str, files: Sequence[Path], *inputs: object) -> bool:

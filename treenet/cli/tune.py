@@ -14,8 +14,9 @@ writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each 
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config
-from treenet.experiments.tuning import Trials, TuningConfig
+from treenet.experiments.tuning import Trials
 from treenet.experiments.tuning_report import write_tuning
+from treenet.experiments.tuning_settings import TuningConfig
 from treenet.jobs.train_run import make_run_folder
 from treeproc.common.extras import require
 from treeproc.common.files import locked

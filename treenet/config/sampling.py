@@ -1,8 +1,8 @@
 """Settings of other forms of the training examples: pieces drawn anew, and noise on words."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from treeproc.common.settings import Settings
 
@@ -28,6 +28,12 @@ class SamplingConfig(Settings):
         0.0, ge=0, lt=1, description="probability that a source word is left out, and its place in the tree"
     )
     word_mask: float = Field(0.0, ge=0, lt=1, description="probability that a source word becomes one unknown piece")
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Self:
+        if self.sides != "both" and not self.bpe_dropout:
+            raise ValueError(f"sides = '{self.sides}' needs bpe_dropout, for example 0.1, but it is 0")
+        return self
 
     @property
     def has_noise(self) -> bool:

@@ -309,6 +309,8 @@ class TrainConfig(Settings):
     @model_validator(mode="after")
     def _check_valid_metric(self) -> Self:
         if self.valid_metric == "nll":
+            if self.valid_metric_every > 1:
+                raise ValueError("valid_metric_every needs valid_metric = 'bleu' or 'chrf', but that is 'nll'")
             return self
         if self.task != "translation":
             raise ValueError(f"valid_metric = '{self.valid_metric}' needs task = 'translation', but task is '{self.task}'")

@@ -12,6 +12,18 @@ from treeproc.common.settings import UserError
 _PURPOSE = 0x636F70696573
 
 
+def check_corpora(last_example: int, corpora: Sequence[CorpusConfig]) -> None:
+    """Raise UserError if a corpus begins behind the last example, whose 0-based id is given: then the numbers must be wrong."""
+    begin = 0
+    for number, corpus in enumerate(corpora, start=1):
+        if begin > last_example:
+            raise UserError(
+                f"batch.corpora: corpus {number} begins after {begin:,} examples, but train ends at {last_example + 1:,}; "
+                "correct the numbers"
+            )
+        begin += corpus.examples or 0
+
+
 def count_copies(example_ids: np.ndarray, corpora: Sequence[CorpusConfig], seed: int | None) -> np.ndarray:
     """Return the number of times [n] that each example occurs in an epoch: the whole part of its corpus's weight, or one more.
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treenet.config import BatchConfig
+from treenet.data.corpora import check_corpora
 from treenet.data.cuts import cut_batches, example_costs
 from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows
 from treeproc.common.settings import UserError
@@ -51,6 +52,8 @@ class BatchPlan:
         windows and a budget of leaves and nodes, the rows of all windows are read once. Raises UserError when no example is
         left or one exceeds the budget.
         """
+        if len(ids := lengths["example_id"]):
+            check_corpora(int(np.asarray(ids[len(ids) - 1 :])[0]), batch.corpora)
         windows = Windows(lengths, batch, seed, shards)
         only = windows.read(0) if len(windows) == 1 else None
         facts = [WindowFacts.of_rows(only)] if only else [windows.facts(number) for number in range(len(windows))]

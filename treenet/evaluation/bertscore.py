@@ -29,6 +29,7 @@ from treeproc.common.settings import Settings, UserError
 
 Weights = dict[int, float]  # of tokens; a token that is not in it has `_UNSEEN`
 _UNSEEN = -1
+_LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}
 
 
 class BertScoreConfig(Settings):
@@ -174,33 +175,47 @@ def bert_scores(
 
 
 def check_bertscore(config: BertScoreConfig) -> None:
-    """Raise UserError if the package or the folder of the encoder is missing."""
+    """Raise UserError if the package or the encoder is missing, or if it has not so many layers. The weights are not read."""
     require("transformers", "bertscore.model")
-    if config.model is None or not (config.model / "config.json").is_file():
+    if config.model is None or config.layer is None or not (config.model / "config.json").is_file():
         raise UserError(f"bertscore.model: {config.model} must be a folder with an encoder, but has no config.json")
+    _check_encoder(config.model, config.layer)
 
 
-def _load(folder: Path, layer: int) -> tuple[Any, Any]:
-    """Load tokeniser and encoder up to a layer, from files in the folder alone. Nothing in them is executed."""
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-    from transformers.utils import logging
+def _check_encoder(folder: Path, layer: int) -> None:
+    """Raise UserError if the folder describes no encoder of so many layers."""
+    from transformers import AutoConfig
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(folder, **local)
+        config = AutoConfig.from_pretrained(folder, **_LOCAL)
         if config.is_encoder_decoder or config.get_text_config() is not config:
             raise ValueError(f"a model of the type {config.model_type} is not a plain encoder")
         if layer > config.num_hidden_layers:
             raise ValueError(f"layer must be at most {config.num_hidden_layers}, but is {layer}")
-        tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+    except Exception as error:  # transformers raises any kind on damaged files
+        raise _cannot_load(folder, error) from None
+
+
+def _cannot_load(folder: Path, error: Exception) -> UserError:
+    return UserError(f"bertscore.model: cannot load {folder}: {one_line(f'{error}', 300)}")
+
+
+def _load(folder: Path, layer: int) -> tuple[Any, Any]:
+    """Load tokeniser and encoder up to a layer, from files in the folder alone. Nothing in them is executed."""
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    _check_encoder(folder, layer)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
         # Layers above are not loaded.
         model, report = AutoModel.from_pretrained(
-            folder, num_hidden_layers=layer, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **local
+            folder, num_hidden_layers=layer, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_LOCAL
         )
-    except Exception as error:  # transformers raises any kind on damaged files
-        raise UserError(f"bertscore.model: cannot load {folder}: {one_line(f'{error}', 300)}") from None
+    except Exception as error:
+        raise _cannot_load(folder, error) from None
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise UserError(f"bertscore.model: the weights of {folder} lack {missing[0]} and {len(missing) - 1} more")
     if None in (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id):

@@ -18,7 +18,7 @@ from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoi
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_trained
-from treenet.runs.precision import scoring
+from treenet.runs.precision import choose_device, scoring
 from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
@@ -74,8 +74,7 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
 
 def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
     """Return the name of the result, the lines of its predictions, and its entry."""
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    device = choose_device(settings.use_gpu)
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
     data = settings.data or config.data
@@ -90,7 +89,6 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
             f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
         )
     check_hashes(data / "encoded", settings.split)
-    device = "cuda" if settings.use_gpu else "cpu"
     source = task.open(settings.split, device=device)
     model.to(device)
     lines, found = task.score_predictions(predict(model, source))

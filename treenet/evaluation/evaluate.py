@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from treenet.analysis.shuffled_trees import shuffle_tree
 from treenet.config import TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
@@ -27,6 +25,7 @@ from treenet.evaluation.run_results import System, read_scores, write_result
 from treenet.evaluation.tag_scores import score_tags, without_tags
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
+from treenet.runs.precision import choose_device
 from treenet.tasks.data_checks import check_no_control
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, translate_examples
@@ -71,9 +70,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     `more` has the lines of the files `settings.more_references`.
     Returns NAME and its scores. Raises UserError if the folder is not a run, or if run and data do not fit.
     """
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-    device = "cuda" if settings.use_gpu else "cpu"
+    device = choose_device(settings.use_gpu)
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
     if settings.shuffle_trees and run.model.reads.binary:
         raise UserError(
@@ -98,6 +95,11 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
         "decoding": decoding_of(settings.decoding, run).model_dump(),
     }
     name = result_name(settings, run)
+    try:
+        scores |= learned_entries(lines, references, run.data, settings, more)
+    except UserError as error:
+        write_result(folder, name, lines, references, scores)  # an hour of search is not lost
+        raise UserError(f"{error}; the translations and the other scores of {name} are in {folder}") from None
     return name, write_result(folder, name, lines, references, scores)
 
 
@@ -115,12 +117,9 @@ def score_lines(
     data: AnyPath | None,
     settings: EvaluateSettings,
     more: References = (),
-    sources: Sequence[str] | None = None,
 ) -> dict:
-    """Score translations, as in scores.json; also by bucket if a data set gives the sources. `sources` are for COMET."""
+    """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
     scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
-    sources = plain_sources(data, settings.split) if data is not None else sources
-    scores |= entries_of(settings.learned_metrics().score([lines], sources, [references, *more]))
     scores["split"] = settings.split
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)
@@ -133,6 +132,19 @@ def score_lines(
             tagged = [row["source"] for row in read_split(data, "text", settings.split)]
             scores["tags"] = score_tags(tagged, tags, lines, references)
     return scores
+
+
+def learned_entries(
+    lines: Sequence[str],
+    references: Sequence[str],
+    data: AnyPath | None,
+    settings: EvaluateSettings,
+    more: References = (),
+    sources: Sequence[str] | None = None,
+) -> dict:
+    """Score translations with BERTScore and COMET if they are asked for. `sources` are for COMET if no data set gives them."""
+    sources = plain_sources(data, settings.split) if data is not None else sources
+    return entries_of(settings.learned_metrics().score([lines], sources, [references, *more]))
 
 
 def more_fingerprint(more: References) -> str | None:
@@ -184,7 +196,8 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
     check_lines(lines, references, str(settings.hypotheses), of)
     check_given(references, given, settings)
     scores = {
-        **score_lines(lines, references, data, settings, given.more, given.sources),
+        **score_lines(lines, references, data, settings, given.more),
+        **learned_entries(lines, references, data, settings, given.more, given.sources),
         "hypotheses": settings.hypotheses.name,
         "weights_sha256": None,
         "weights": "none: lines of another system",

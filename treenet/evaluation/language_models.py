@@ -29,7 +29,7 @@ from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
-from treenet.runs.precision import scoring
+from treenet.runs.precision import choose_device, scoring
 from treenet.tasks.base import vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task
@@ -91,9 +91,7 @@ def score_lm_run(
     Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit.
     It also does so if pairs are asked for, and the input has none.
     """
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-    device = "cuda" if settings.use_gpu else "cpu"
+    device = choose_device(settings.use_gpu)
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
     task = build_task(run.config.model_copy(update={"data": run.data}))
     if not isinstance(run.model, CausalLM | MaskedLM):

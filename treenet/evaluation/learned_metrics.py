@@ -7,13 +7,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from treenet.evaluation.bertscore import BertScoreConfig, bert_scores, check_bertscore
 from treenet.evaluation.bootstrap import compare_means
 from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
 from treenet.evaluation.metrics import LEARNED_TITLES, Comparison
 from treenet.evaluation.sentence_scores import SentenceScores
+from treenet.runs.precision import choose_device
 from treeproc.common.settings import UserError
 
 
@@ -29,8 +28,7 @@ class LearnedMetrics:
         """Raise UserError if something that a metric needs is missing."""
         if self.bertscore.model is not None:
             check_bertscore(self.bertscore)
-            if self.use_gpu and not torch.cuda.is_available():
-                raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+            choose_device(self.use_gpu)
         if self.comet.model is not None:
             if not has_sources:
                 raise UserError("comet.model: COMET reads the source lines; give data=DATA or sources=FILE")

@@ -31,7 +31,7 @@ from treenet.evaluation.run_results import PARSE, SCORES, read_scores
 from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
-from treenet.runs.precision import scoring
+from treenet.runs.precision import choose_device, scoring
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
@@ -145,9 +145,7 @@ def parse_run(
     passes it because treenet has no reader for them. Returns NAME and the entry. Raises UserError if the folder is not a run, if
     its model has no constituents, or if run and data do not fit.
     """
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-    device = "cuda" if settings.use_gpu else "cpu"
+    device = choose_device(settings.use_gpu)
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
     if not isinstance(run.model.encoder, ConstituentEncoder):
         raise UserError(

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, describe_values
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, best_trial, describe_values
+from treenet.experiments.tuning_settings import TuningConfig
 from treenet.runs.learning_curves import write_png
 from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called

@@ -28,7 +28,8 @@ from treenet.experiments.ledger import FAILED as CELL_FAILED
 from treenet.experiments.ledger import Cell, CellResult
 from treenet.experiments.process_cells import printing_to_log
 from treenet.experiments.ray_cells import room, wait_until_free
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Dimension, Trials, TuningConfig, describe_values
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, describe_values
+from treenet.experiments.tuning_settings import Dimension, TuningConfig
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task

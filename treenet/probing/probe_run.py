@@ -18,6 +18,7 @@ from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.states import EMBEDDINGS, States, collect_states, num_layers
 from treenet.runs.learning_curves import write_png
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
+from treenet.runs.precision import choose_device
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import software
@@ -56,9 +57,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     Raises UserError if the folder is not a run, if run and data do not fit, or if the data set has no parsed trees. It also does
     so if the settings ask for something that the model or the data set lacks.
     """
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-    device = "cuda" if settings.use_gpu else "cpu"
+    device = choose_device(settings.use_gpu)
     trained = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
     if trained.config.task == "causal_lm":
         raise UserError(f"{folder} is a run of causal_lm, whose model reads other inputs than an encoder; probes read encoders")

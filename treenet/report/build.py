@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
-import torch
 from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
@@ -36,6 +35,7 @@ from treenet.report.tree_layout import lay_out
 from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
+from treenet.runs.precision import choose_device
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 
@@ -57,8 +57,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         raise UserError(
             "runs: give the folders of runs or studies, for example: python workflows/report.py --out report RUN_A RUN_B"
         )
-    if settings.use_gpu and not torch.cuda.is_available():
-        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    choose_device(settings.use_gpu)
     runs, studies = read_report_inputs(settings.runs, settings.split)
     baseline = choose_baseline(runs, settings.baseline)
     differing, shared = settings_of(runs)
@@ -128,7 +127,7 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
     for run in there:
         say(f"attention of {run.name} on {settings.split}")
         try:
-            loaded = load_run(run.folder, device="cuda" if settings.use_gpu else "cpu")
+            loaded = load_run(run.folder, device=choose_device(settings.use_gpu))
         except UserError as error:
             run.missing.append(Missing(str(error)))
             continue

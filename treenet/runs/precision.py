@@ -9,8 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from treeproc.common.errors import UserError
+
 _TRAINED_IN = "trained_in"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(use_gpu: bool) -> str:
+    """Return the device that scores or translates: cuda or cpu. Raises UserError if a GPU is asked for, and there is none."""
+    if use_gpu and not torch.cuda.is_available():
+        raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
+    return "cuda" if use_gpu else "cpu"
 
 
 def has_bf16(device: torch.device) -> bool:

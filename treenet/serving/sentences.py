@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
 from treenet.config import DecodingConfig
@@ -17,6 +16,7 @@ from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
+from treenet.runs.precision import choose_device
 from treenet.serving.messages import Answer, Attention, Hypothesis, Leaf, LineAnswer, Node, Question, Tree
 from treenet.serving.settings import ServeSettings
 from treenet.translation import hypotheses
@@ -39,9 +39,7 @@ class SentenceTranslator:
     """Model, parser and vocabulary of a run, loaded once a process. Raises UserError when they cannot be loaded."""
 
     def __init__(self, settings: ServeSettings, run: AnyPath):
-        if settings.use_gpu and not torch.cuda.is_available():
-            raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-        self._settings, self._device = settings, "cuda" if settings.use_gpu else "cpu"
+        self._settings, self._device = settings, choose_device(settings.use_gpu)
         with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
             self._run = load_run(folder, checkpoint=settings.checkpoint, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)

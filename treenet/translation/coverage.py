@@ -12,7 +12,6 @@ Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,8 @@ import torch
 from torch import nn
 
 from treenet.config import DecodingConfig
-from treenet.data.in_order import in_order, longer_side
+from treenet.data.batch import TreeBatch
+from treenet.data.in_order import in_order_with_rows, longer_side
 from treenet.models.attention_weights import attend_batch
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.translation.hypotheses import Hypothesis
@@ -67,10 +67,13 @@ def order_by_coverage(
         for example, own in zip(examples, found, strict=True)
         for one in own
     ]
-    attended = in_order(
-        partial(attend_batch, model), model.reads, forced, None, longer_side, decoding.max_tokens, device, max(1, len(forced))
-    )
-    penalties = iter(_penalty(example, weights, decoding) for example, weights in zip(forced, attended, strict=True))
+
+    def penalise(batch: TreeBatch, rows: list[dict]) -> list[float]:
+        # Batch by batch, because the weights of all layers and heads are large.
+        return [_penalty(row, weights, decoding) for row, weights in zip(rows, attend_batch(model, batch), strict=True)]
+
+    window = max(1, len(forced))
+    penalties = in_order_with_rows(penalise, model.reads, forced, 0.0, longer_side, decoding.max_tokens, device, window)
     scored = [[replace(one, score=one.score + next(penalties)) for one in own] for own in found]
     return [sorted(own, key=lambda h: (-h.score, len(h.ids), h.ids))[:num_best] for own in scored]
 

@@ -14,6 +14,7 @@ from treenet.models.compiling import wants_compiling
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun
 from treenet.runs.mirror import read_run
+from treenet.runs.precision import choose_device
 from treenet.translation.coverage import check_attends
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
@@ -97,9 +98,7 @@ class LineTranslator:
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
         self._settings = settings
-        if settings.use_gpu and not torch.cuda.is_available():
-            raise UserError("use_gpu=true needs a GPU, but there is none; leave it out")
-        self._device = "cuda" if settings.use_gpu else "cpu"
+        self._device = choose_device(settings.use_gpu)
         self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
         check_num_best(settings.nbest, self._decoding, "nbest")

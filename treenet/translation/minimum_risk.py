@@ -17,8 +17,11 @@ from treenet.translation.hypotheses import Hypothesis
 def choose_by_risk(samples: Sequence[Hypothesis], texts: Sequence[str], num_best: int) -> list[Hypothesis]:
     """Return the `num_best` samples of different `texts` with the highest mean chrF, best first. Their score is this mean.
 
-    Of several samples of a text, the most probable one stays. Equal scores are ordered by log-probability, then by ids.
+    Of several samples of a text, the most probable one stays. Equal scores are ordered by log-probability, then by ids. Without
+    samples, because none meets the constraints of a line, the result is empty.
     """
+    if not samples:
+        return []
     different = list(dict.fromkeys(texts))
     place = {text: number for number, text in enumerate(different)}
     weights = np.bincount([place[text] for text in texts], minlength=len(different))

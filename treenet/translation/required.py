@@ -43,7 +43,7 @@ class RequiredPhrases:
         `places` [R] are those of the decoded hypotheses in the grid of pieces [B, C, 1 + T]. Returns both as [R, F + P]. The
         value of a piece that was proposed already is -inf.
         """
-        progress = self._matches(grid).long().mul(self._steps()).amax(3)  # [B, C, P]
+        progress = self._matches(grid).int().mul(self._steps()).amax(3).long()  # [B, C, P]
         following = self._pieces[:, None].expand(-1, progress.shape[1], -1, -1).gather(3, progress[..., None])[..., 0]
         following = following.masked_fill(self._met, _NO_PIECE).flatten(0, 1).index_select(0, places)  # [R, P]
         again = (following[:, :, None] == chosen[:, None, :]).any(2)
@@ -71,9 +71,10 @@ class RequiredPhrases:
     def _extend(self, chosen: Tensor, origin: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
         """Return whether extensions [B, N] have met each phrase, and how much of it they end with: both [B, N, P]."""
         place = origin[:, :, None].expand(-1, -1, self._met.shape[2])
-        before = self._matches(grid).gather(1, place[..., None].expand(-1, -1, -1, self._pieces.shape[2]))  # [B, N, P, L]
-        longer = before & (self._pieces[:, None] == chosen[:, :, None, None])
-        progress = longer.long().mul(self._steps() + 1).amax(3)
+        progress = torch.zeros_like(place)
+        for count, before in enumerate(self._matches(grid).unbind(3)):  # all at once would take L times the memory
+            longer = before.gather(1, place) & (self._pieces[:, None, :, count] == chosen[:, :, None])
+            progress = progress.masked_fill(longer, count + 1)
         return self._met.gather(1, place) | (progress == self._lengths[:, None]), progress
 
     def _matches(self, grid: Tensor) -> Tensor:
@@ -88,4 +89,4 @@ class RequiredPhrases:
         return torch.stack(out, dim=3)
 
     def _steps(self) -> Tensor:
-        return torch.arange(self._pieces.shape[2], device=self._pieces.device)
+        return torch.arange(self._pieces.shape[2], dtype=torch.int32, device=self._pieces.device)

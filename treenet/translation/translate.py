@@ -27,11 +27,13 @@ from treeproc.common.settings import UserError, build_settings
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
-    """Return the run's decoding settings, changed by those that the user set.
+    """Return the run's decoding settings, changed by those that the user set; see `change_decoding`."""
+    return change_decoding(run.config.decoding, chosen)
 
-    Raises UserError if they do not go together.
-    """
-    values = run.config.decoding.model_dump() | {name: getattr(chosen, name) for name in chosen.model_fields_set}
+
+def change_decoding(decoding: DecodingConfig, chosen: DecodingConfig) -> DecodingConfig:
+    """Return `decoding` with the settings that were set in `chosen`. Raises UserError if they do not go together."""
+    values = decoding.model_dump() | {name: getattr(chosen, name) for name in chosen.model_fields_set}
     decoding = build_settings(DecodingConfig, values, "decoding")
     try:
         decoding.check()

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row
-MOST_BYTES = 1000  # of the forbidden strings of a line, which become a table in memory
+# Of a line. A search holds a table of the forbidden strings, and the state of each phrase for each of its hypotheses.
+MOST_BYTES, MOST_PHRASES = 1000, 50
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Constraints:
         size = sum(len(text.encode()) for text in forbidden)
         if size > MOST_BYTES:
             raise ValueError(f"must_not_appear: {size:,} bytes of strings are more than {MOST_BYTES:,}; give fewer strings")
+        if len(required) > MOST_PHRASES:
+            raise ValueError(f"must_appear: {len(required):,} phrases are more than {MOST_PHRASES}; give fewer phrases")
         return cls(prefix.strip(), required, forbidden)
 
     def __bool__(self) -> bool:

@@ -83,6 +83,7 @@ class LineEncoder:
         with phase("loading the parser"):
             self._parser: Parser = build_parser(config)
         self.gives_arcs = config.dependencies
+        self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         self.reads_tokens = _has_tokens(data)
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)

@@ -13,7 +13,7 @@ from treeproc.inspection.drawing import draw_row
 from treeproc.online.constraints import CONSTRAINTS, Constraints
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
-from treeproc.parsers.config import PARTLY, is_fallback
+from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
@@ -170,6 +170,7 @@ class RawLineEncoder:
                 own = None if line.text is None else draft.source
                 draft.source, draft.given = place_trees(own, decode(line.trees, "tree: "))
             self._check_length(draft.source)
+            draft.note = self._unknown_tag(draft.source)
         except ValueError as error:
             draft.problem = str(error)
             if line.text is not None and not draft.source:
@@ -184,6 +185,13 @@ class RawLineEncoder:
         ):
             if count > most:
                 raise ValueError(f"{count:,} {unit} are more than {most:,}; split the line into sentences, or raise max_leaves")
+
+    def _unknown_tag(self, line: str) -> str:
+        """Return a note if the data set has tags, and the line begins with another one; empty if not."""
+        tags, first = self._encoder.tags, line.partition(" ")[0]
+        if not tags or first in tags or not re.match(TAG_FORM, first):
+            return ""
+        return f"begins with {first}, which is not a tag of the data set ({', '.join(tags)}); it is read as text"
 
     def _parse(self, drafts: Sequence["_Draft"]) -> None:
         """Return rows of drafts. If parsing or encoding fails, it tries halves again, until it finds the faulty line."""
@@ -222,9 +230,12 @@ class _Draft:
             return
         self.row = row
         if parsed.parse_status.startswith(PARTLY):
-            self.note = f"has a sentence that was not parsed ({parsed.parse_status}); this sentence gets a flat tree"
+            self._add_note(f"has a sentence that was not parsed ({parsed.parse_status}); this sentence gets a flat tree")
         elif is_fallback(parsed.parse_status):
-            self.note = f"was not parsed ({parsed.parse_status}); it gets a flat tree"
+            self._add_note(f"was not parsed ({parsed.parse_status}); it gets a flat tree")
+
+    def _add_note(self, note: str) -> None:
+        self.note = f"{self.note}; {note}" if self.note else note
 
     def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:
         if len(pieces) > max_pieces:
