@@ -106,6 +106,17 @@ def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path,
     assert "put the files on shared storage" in caplog.text
 
 
+def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog):
+    """Ray still lists it, and refuses the task that is sent there."""
+    ray_job.start_ray()
+    gone = {"NodeID": "a" * 56, "Alive": True}
+    monkeypatch.setattr(ray_job.ray, "nodes", lambda nodes=ray_job.ray.nodes: [gone, *nodes()])
+    assert ray_job._on_all_nodes(lambda value: 2 / value, 4) == [0.5]
+    assert "node aaaaaaaa of the cluster does not answer" in caplog.text
+    with pytest.raises(ZeroDivisionError):  # errors of the function stay
+        ray_job._on_all_nodes(lambda value: 2 / value, 0)
+
+
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
     config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
     preprocess(config, out)

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import ray.data
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
@@ -26,6 +27,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.input_note import stamps_of
 from treeproc.stages.text import Inputs
+
+logger = logging.getLogger(__name__)
 
 # Jobs that Ray Data gets at once. It holds some kilobytes for each, and new actors load their models again for the next ones.
 MOST_JOBS = 32_768
@@ -121,13 +124,21 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
 
 
 def _on_all_nodes(function: Callable, *arguments: object) -> list:
-    """What a function returns on every node; nothing if this machine is the only one."""
+    """What a function returns on every node that answers; nothing if this machine is the only one."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     if len(nodes) == 1:
         return []
     probe = ray.remote(num_cpus=0)(function)
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-    return ray.get([probe.options(scheduling_strategy=place).remote(*arguments) for place in places])
+    answers, found = [probe.options(scheduling_strategy=place).remote(*arguments) for place in places], []
+    for node, answer in zip(nodes, answers, strict=True):
+        try:
+            found.append(ray.get(answer))
+        except RayTaskError:  # of the function
+            raise
+        except RayError:  # the node has died just now, and no work goes there
+            logger.warning("node %s of the cluster does not answer; the job goes on without it", node[:8])
+    return found
 
 
 def all_nodes_see(inputs: Inputs) -> bool:
