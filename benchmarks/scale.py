@@ -26,6 +26,7 @@ from treenet.config import BatchConfig
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
 from treeproc.shards.lengths import open_lengths
+from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.shard import split_records
 from treeproc.shards.size_counts import open_counts
 
@@ -113,7 +114,9 @@ def run(encoded: Path, rows: int) -> None:
     for file in ("index.json", "lengths.arrow", "size_counts.arrow"):
         emit("bytes", (encoded / file).stat().st_size, file=file)
     # A billion rows in a cold cache are read from the disk at first: the second process finds the pages that the first read.
-    for name, begin, fraction in (("start", 0.0, 1.0), ("resume", 0.5, 1.0), ("share", 0.0, FRACTION)):
+    # A share of one window is drawn by ids, which are zeros here.
+    shares = [("share", 0.0, FRACTION)] if rows > WINDOW_ROWS else []
+    for name, begin, fraction in (("start", 0.0, 1.0), ("resume", 0.5, 1.0), *shares):
         command = [sys.executable, __file__, "--child", str(encoded), str(begin), str(fraction)]
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
         for metric in ("open", "first_batch", "hardest_batch", "next_window", "next_epoch", "facts"):
