@@ -150,7 +150,7 @@ def test_of_many_wrong_rows_the_first_are_listed_and_the_others_counted(tmp_path
 
 
 def wrong_files(data) -> list:
-    """Of the encoded stage: toy data have no parsed stage."""
+    """The files of the encoded stage with problems. Toy data have no parsed stage."""
     return [problem.path for problem in verify(data).problems if problem.path.parent.name == "encoded"]
 
 

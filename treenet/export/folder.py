@@ -17,7 +17,7 @@ EXPORT = "export.json"
 
 
 class _Exported(TypedDict):
-    """What is read of export.json."""
+    """The fields of export.json that are read."""
 
     files: dict[str, dict]
 

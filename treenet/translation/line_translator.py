@@ -114,7 +114,7 @@ class LineTranslator:
     def _check_compile(self, only_scores: bool) -> None:
         if only_scores or not can_compile(self._run.model, self._decoding):
             raise UserError(
-                "compile=true needs plain beam search and a decoder with self-attention, but here are others; leave it out"
+                "compile=true needs plain beam search and a decoder with self-attention, and this run lacks one; leave it out"
             )
         wants_compiling(True, torch.device(self._device), as_it_is=False)
 

@@ -125,7 +125,7 @@ class StaticBeam:
 
 @dataclass
 class Limits:
-    """What the choice of pieces reads: tensors that stay the same during a search."""
+    """Limits of a search for the choice of pieces. They stay the same at all steps."""
 
     max_length: Tensor  # [B]
     penalties: Tensor  # [L + 1] by number of pieces

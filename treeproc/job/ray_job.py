@@ -129,7 +129,7 @@ def _shared(folder: AnyPath) -> Iterator[AnyPath]:
 
 
 def _on_all_nodes(function: Callable, *arguments: object) -> list:
-    """What a function returns on every node that answers; nothing if this machine is the only one."""
+    """Run a function on every node. Return the results of the nodes that answer; none if this machine is the only one."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     if len(nodes) == 1:
         return []

@@ -46,7 +46,7 @@ def donor_windows(
 
 
 def _splits(records: Sequence[ShardRecord]) -> list[tuple[int, int]]:
-    """Where each split begins and ends among the records."""
+    """Return the number of the first record of each split, and of the one behind its last."""
     ends = list(accumulate(sum(1 for _ in of_split) for _, of_split in groupby(records, key=lambda record: record.split)))
     return list(pairwise([0, *ends]))
 
