@@ -580,7 +580,11 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
             difference = point["bleu_tokenized"]["mean"] - base["bleu_tokenized"]["mean"]
             assert point["comparison"]["difference"] == pytest.approx(difference)
     table = format_table(report)
-    assert "tokenised BLEU" in table and "tok:intl" in table and draw(report).axes[0].get_ylabel() == "tokenised BLEU on test"
+    scores, differences = draw(report).axes
+    assert "tokenised BLEU" in table and "tok:intl" in table and scores.get_ylabel() == "tokenised BLEU on test"
+    (drawn,) = differences.containers
+    compared = [point["comparison"] for point in report["points"] if "comparison" in point]
+    assert list(drawn.lines[0].get_ydata()) == [one["difference"] for one in compared] and len(compared) > 1
     with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
         build_report(make_config(data), records)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
+_BARS: dict[str, Any] = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.5}  # of means and their intervals
 LABELS = {"model": str, "fraction": float, "seed": int}
 # For people, below a table.
 EXPLAIN_FAMILIES = (
@@ -297,30 +298,65 @@ def plot(report: dict, out: Path) -> list[Path]:
 
 
 def draw(report: dict) -> "Figure":
-    """Draw mean BLEU by number of pairs for each model, intervals as bars, single seeds as strokes."""
+    """Draw mean BLEU by number of pairs for each model, and below it the differences that the study tests.
+
+    Bars are 95 % intervals, and crosses are single seeds.
+    """
     from matplotlib.figure import Figure
 
     metric = metric_of(report)
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.add_subplot()
+    compared = [point for point in report["points"] if "comparison" in point]
+    figure = Figure(figsize=(6.4, 6.4 if compared else 4.4), layout="constrained")
+    panels = figure.subplots(2 if compared else 1, sharex=True, squeeze=False)[:, 0]
     models = sorted({point["model"] for point in report["points"]})
-    for index, model in enumerate(models):
+    # So that bars of two models do not hide each other.
+    aside = {model: 1.02 ** (index - (len(models) - 1) / 2) for index, model in enumerate(models)}
+    colors = {model: f"C{index}" for index, model in enumerate(models)}
+    for model in models:
         points = [point for point in report["points"] if point["model"] == model]
-        aside = 1.02 ** (index - (len(models) - 1) / 2)  # so that bars of two models do not hide each other
-        pairs, means = [point["pairs"] * aside for point in points], [point[metric]["mean"] for point in points]
+        pairs, means = [point["pairs"] * aside[model] for point in points], [point[metric]["mean"] for point in points]
         halves = [half_interval(point[metric]) or 0.0 for point in points]
-        bars = axes.errorbar(pairs, means, yerr=halves, marker="o", markersize=5, capsize=3, linewidth=1.5, label=model)
+        panels[0].errorbar(pairs, means, yerr=halves, color=colors[model], **_BARS, label=model)
         for at, point in zip(pairs, points, strict=True):
             values = point[metric]["values"]
-            axes.plot([at] * len(values), values, "_", markersize=9, color=bars[0].get_color())
-    axes.set(xscale="log", xlabel="training pairs", ylabel=f"{METRIC_TITLES[metric]} on {report['split']}")
+            panels[0].plot([at] * len(values), values, "x", markersize=4, color=colors[model])
+    for (model, against), points in _by_comparison(report, compared).items():
+        pairs = [point["pairs"] * aside[model] for point in points]
+        tests = [_read_test(point["comparison"]) for point in points]
+        halves = [(test.interval[1] - test.interval[0]) / 2 if test.interval else 0.0 for test in tests]
+        differences = [test.difference for test in tests]
+        panels[1].errorbar(pairs, differences, yerr=halves, color=colors[model], **_BARS, label=f"{model} - {against}")
+        for at, point in zip(pairs, points, strict=True):
+            single = _single_differences(report, point, against)
+            panels[1].plot([at] * len(single), single, "x", markersize=4, color=colors[model])
+    panels[0].set_ylabel(f"{METRIC_TITLES[metric]} on {report['split']}")
+    if compared:
+        panels[1].set_ylabel("difference")
+        panels[1].axhline(0, color="C7", linewidth=0.8)
     sizes = sorted({round(point["pairs"]) for point in report["points"]})
-    axes.set_xticks(sizes, [_short(size) for size in sizes])
-    axes.minorticks_off()
-    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # otherwise points of a single size lie on the edge
-    axes.grid(alpha=0.3)
-    axes.legend()
+    panels[-1].set(xscale="log", xlabel="training pairs")
+    panels[-1].set_xticks(sizes, [_short(size) for size in sizes])
+    panels[-1].minorticks_off()
+    for axes in panels:
+        axes.margins(x=0.1 if len(sizes) > 1 else 0.6, y=0.15)
+        axes.grid(alpha=0.3)
+        axes.legend()
     return figure
+
+
+def _by_comparison(report: dict, compared: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
+    """Return the compared points by their model and the model that it is compared with."""
+    found: dict[tuple[str, str], list[dict]] = {}
+    for point in compared:
+        found.setdefault((point["model"], against_of(report, point)), []).append(point)
+    return found
+
+
+def _single_differences(report: dict, point: dict, against: str) -> list[float]:
+    """Return the difference of each seed that both models have at the size of a point."""
+    metric, fraction = metric_of(report), point["fraction"]
+    here, there = (_of(report["cells"], fraction, model) for model in (point["model"], against))
+    return [here[seed][metric] - there[seed][metric] for seed in sorted(here.keys() & there.keys())]
 
 
 def _short(count: int) -> str:
