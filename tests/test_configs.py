@@ -114,7 +114,7 @@ def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name
     assert names >= {"tree_transformer", "transformer", "bilstm"}
 
 
-@pytest.mark.parametrize(("name", "updates"), [("iwslt14", 3000), ("iwslt14_tuning", 3000), ("multi30k", 2200)])
+@pytest.mark.parametrize(("name", "updates"), [("iwslt14", 3000), ("iwslt14_tuning", 3000), ("multi30k", 3000)])
 def test_the_translation_study_follows_its_protocol(name, updates):
     """docs/results/translation.md, "Settings" and "Scores"."""
     config = load_settings(ScalingConfig, CONFIGS[0].with_name(f"scaling_{name}.yaml"), ["data=somewhere"])
