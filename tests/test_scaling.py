@@ -585,6 +585,11 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
     (drawn,) = differences.containers
     compared = [point["comparison"] for point in report["points"] if "comparison" in point]
     assert list(drawn.lines[0].get_ydata()) == [one["difference"] for one in compared] and len(compared) > 1
+    for one in compared:  # as earlier versions wrote it
+        one |= {"p_value": 0.5, "interval": [-1.0, 1.0]}
+        del one["weights"], one["seeds_error"], one["sentences_error"]
+    (of_old,) = draw(report).axes[1].containers
+    assert list(of_old.lines[0].get_ydata()) == list(drawn.lines[0].get_ydata())
     with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
         build_report(make_config(data), records)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -45,10 +45,10 @@ from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
-_BARS: dict[str, Any] = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.5}  # of means and their intervals
 LABELS = {"model": str, "fraction": float, "seed": int}
 # For people, below a table.
 EXPLAIN_FAMILIES = (
@@ -305,30 +305,27 @@ def draw(report: dict) -> "Figure":
     from matplotlib.figure import Figure
 
     metric = metric_of(report)
-    compared = [point for point in report["points"] if "comparison" in point]
+    compared = any(map(read_comparison, report["points"]))
     figure = Figure(figsize=(6.4, 6.4 if compared else 4.4), layout="constrained")
     panels = figure.subplots(2 if compared else 1, sharex=True, squeeze=False)[:, 0]
     models = sorted({point["model"] for point in report["points"]})
-    # So that bars of two models do not hide each other.
-    aside = {model: 1.02 ** (index - (len(models) - 1) / 2) for index, model in enumerate(models)}
-    colors = {model: f"C{index}" for index, model in enumerate(models)}
-    for model in models:
+    for index, model in enumerate(models):
         points = [point for point in report["points"] if point["model"] == model]
-        pairs, means = [point["pairs"] * aside[model] for point in points], [point[metric]["mean"] for point in points]
-        halves = [half_interval(point[metric]) or 0.0 for point in points]
-        panels[0].errorbar(pairs, means, yerr=halves, color=colors[model], **_BARS, label=model)
-        for at, point in zip(pairs, points, strict=True):
-            values = point[metric]["values"]
-            panels[0].plot([at] * len(values), values, "x", markersize=4, color=colors[model])
-    for (model, against), points in _by_comparison(report, compared).items():
-        pairs = [point["pairs"] * aside[model] for point in points]
-        tests = [_read_test(point["comparison"]) for point in points]
-        halves = [(test.interval[1] - test.interval[0]) / 2 if test.interval else 0.0 for test in tests]
-        differences = [test.difference for test in tests]
-        panels[1].errorbar(pairs, differences, yerr=halves, color=colors[model], **_BARS, label=f"{model} - {against}")
-        for at, point in zip(pairs, points, strict=True):
-            single = _single_differences(report, point, against)
-            panels[1].plot([at] * len(single), single, "x", markersize=4, color=colors[model])
+        aside, color = 1.02 ** (index - (len(models) - 1) / 2), f"C{index}"  # so that bars of two models do not hide each other
+        scores = [point[metric] for point in points]
+        means, halves, seeds = zip(*((one["mean"], half_interval(one), one["values"]) for one in scores), strict=True)
+        _draw_line(panels[0], [point["pairs"] * aside for point in points], means, halves, seeds, color, model)
+        if tested := [(point, found[0]) for point in points if (found := read_comparison(point))]:
+            against = against_of(report, tested[0][0])
+            _draw_line(
+                panels[1],
+                [point["pairs"] * aside for point, _ in tested],
+                [test.difference for _, test in tested],
+                [test.interval and test.interval[1] - test.difference for _, test in tested],
+                [_single_differences(report, point, against) for point, _ in tested],
+                color,
+                f"{model} - {against}",
+            )
     panels[0].set_ylabel(f"{METRIC_TITLES[metric]} on {report['split']}")
     if compared:
         panels[1].set_ylabel("difference")
@@ -344,19 +341,28 @@ def draw(report: dict) -> "Figure":
     return figure
 
 
-def _by_comparison(report: dict, compared: Iterable[dict]) -> dict[tuple[str, str], list[dict]]:
-    """Return the compared points by their model and the model that it is compared with."""
-    found: dict[tuple[str, str], list[dict]] = {}
-    for point in compared:
-        found.setdefault((point["model"], against_of(report, point)), []).append(point)
-    return found
+def _draw_line(
+    axes: "Axes",
+    pairs: Sequence[float],
+    means: Sequence[float],
+    halves: Sequence[float | None],
+    seeds: Sequence[Sequence[float]],
+    color: str,
+    label: str,
+) -> None:
+    """Draw the means of a model by number of pairs, half their intervals where there are any, and the values of single seeds."""
+    bars = [half or 0.0 for half in halves]
+    axes.errorbar(pairs, means, yerr=bars, marker="o", markersize=5, capsize=3, linewidth=1.5, color=color, label=label)
+    for at, values in zip(pairs, seeds, strict=True):
+        axes.plot([at] * len(values), values, "x", markersize=4, color=color)
 
 
 def _single_differences(report: dict, point: dict, against: str) -> list[float]:
     """Return the difference of each seed that both models have at the size of a point."""
-    metric, fraction = metric_of(report), point["fraction"]
-    here, there = (_of(report["cells"], fraction, model) for model in (point["model"], against))
-    return [here[seed][metric] - there[seed][metric] for seed in sorted(here.keys() & there.keys())]
+    metric = metric_of(report)
+    there = next(other for other in report["points"] if (other["model"], other["fraction"]) == (against, point["fraction"]))
+    ours, theirs = (dict(zip(one["seeds"], one[metric]["values"], strict=True)) for one in (point, there))
+    return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
 
 
 def _short(count: int) -> str:
