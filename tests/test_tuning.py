@@ -192,6 +192,7 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
     assert [search.suggest(f"again{number}") for number in range(5)][:4] == drawn["transformer"] and len(again.trials) == 5
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_search_is_killed_and_continues(data, tmp_path):
     """A search with a run that fails, and a kill in the middle."""
