@@ -1,0 +1,134 @@
+"""The shell commands of pages, configurations and docstrings: our commands take their arguments and settings."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from string import Template
+
+import pytest
+from conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+from search_runs import write_vocabulary
+
+from treenet.cli.main import COMMANDS
+from treenet.cli.shipped import CONFIGS
+from treeproc.common.command_names import command_of
+from treeproc.common.settings import load_settings
+
+PAGES = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted(CONFIGS.glob("*.yaml")),
+    *sorted(CONFIGS.parent.glob("*.py")),
+]
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+VARIABLES = re.compile(r"^((?:[A-Z_]+=(?:\"[^\"]*\"|\S+) *)+)(?:#.*)?$", re.MULTILINE)
+INDENTED = re.compile(r"^#? {3,}(\S.*?)(?: {3,}.*)?$", re.MULTILINE)  # in a comment or a docstring; a remark may follow
+MAKE = re.compile(r"^make (?:-\S+ )*([^#\n]*)", re.MULTILINE)
+LOOP = re.compile(r"\bfor (\w+) in ([^\s;]+)")
+OURS = re.compile(r"(?:^|[ (/])(?:python workflows/(\w+)\.py|(?<!name )(?<!description )tree-attention ([a-z]\S*))(?= |$)")
+END = re.compile(r"[|&;<>]+|2?>.*|.*[;)]")  # a word that ends a command
+# What stands in for a configuration that the user writes.
+YOURS = {
+    "preprocess": "sample_data",
+    "train": "sample",
+    "train-classifier": "sst5",
+    "train-lm": "masked_lm",
+    "train-parser": "parser_en",
+    "scaling": "scaling_sample",
+    "compare-seeds": "seeds_sst5",
+    "tune": "tune_sample",
+}
+
+
+class Loaded(Exception):
+    """A command has read its settings."""
+
+
+def blocks(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    return BLOCK.findall(text) if page.suffix == ".md" else ["\n".join(INDENTED.findall(introduction_of(text)))]
+
+
+def introduction_of(text: str) -> str:
+    """The comment or the docstring at the start of a file."""
+    return ast.get_docstring(ast.parse(text)) or "" if text.startswith('"""') else text.partition("\n\n")[0]
+
+
+def our_commands(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """(name, arguments) of the commands of a page. Variables have the first values that the page gives them."""
+    values: dict[str, str] = {}
+    for block in blocks(page):
+        for text in VARIABLES.findall(block):
+            values |= dict(one.split("=", 1) for one in shlex.split(text))
+        values |= dict(LOOP.findall(block))
+        for line in block.replace("\\\n", " ").splitlines():
+            for found in OURS.finditer(line.partition("  #")[0]):
+                text = Template(line[found.end() :].replace(" ...", " --config FILE --out RUN data=DATA"))
+                words = shlex.split(text.safe_substitute(values), comments=True)
+                ends = [at for at, word in enumerate(words) if END.fullmatch(word)]
+                yield command_of((found[1] or found[2]).replace("-", "_")), words[: min(ends, default=None)]
+
+
+def with_what_the_user_has(name: str, arguments: list[str]) -> list[str]:
+    """The arguments, with a shipped configuration in place of the user's, and a data set for `vocab_from`."""
+    found = list(arguments)
+    if "--config" in found:
+        at = found.index("--config") + 1
+        if not (CONFIGS / Path(found[at]).with_suffix(".yaml").name).is_file():
+            found[at] = YOURS[name]
+    for one in found:
+        if one.startswith("vocab_from="):
+            folder = Path(one.partition("=")[2])
+            write_vocabulary(folder)
+            (folder / "config.yaml").write_text((CONFIGS / "sample_data.yaml").read_text())
+    return found
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.suffix == ".md" and blocks(page)], ids=lambda page: page.stem)
+def test_the_shell_reads_the_blocks(page):
+    for block in blocks(page):
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+        assert done.returncode == 0, (block, done.stderr)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(our_commands(page))], ids=lambda page: page.stem)
+def test_commands_take_their_arguments_and_settings(page, monkeypatch, tmp_path):
+    (tmp_path / "workflows").symlink_to(REPOSITORY / "workflows")
+    monkeypatch.chdir(tmp_path)
+
+    def load(*arguments, **values):
+        load_settings(*arguments, **values)
+        raise Loaded
+
+    for name, arguments in our_commands(page):
+        module = import_module(COMMANDS[name][0])
+        if hasattr(module, "load_settings"):
+            monkeypatch.setattr(module, "load_settings", load)
+            print(name, *arguments)  # pytest shows the command that fails
+            with pytest.raises(Loaded):
+                module.main(with_what_the_user_has(name, arguments))
+
+
+def test_make_has_the_targets():
+    targets = re.search(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)[1].split()
+    named = [one for page in PAGES for block in blocks(page) for words in MAKE.findall(block) for one in words.split()]
+    assert len(named) > 5 and not {one for one in named if "=" not in one} - set(targets)
+
+
+def test_commands_are_found_in_all_their_forms(tmp_path):
+    (tmp_path / "page.md").write_text(
+        "```bash\nTASK=a\nfor x in 1 2; do python workflows/train_wmt.py data=$TASK \\\n  --out=b$x all; done  # tree-attention\n"
+        "$S -- python workflows/tune.py c < d\nX=1 nice tree-attention score-lm 2> e\naws --description tree-attention f\n```\n"
+    )
+    assert list(our_commands(tmp_path / "page.md")) == [
+        ("train", ["data=a", "--out=b1"]),
+        ("tune", ["c"]),
+        ("score-lm", []),
+    ]
