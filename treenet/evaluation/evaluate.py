@@ -247,7 +247,8 @@ def format_scores(everything: dict[str, dict]) -> str:
 def format_signatures(scores: dict) -> str:
     """Return the definition of each number, one line per metric."""
     found = {title: scores.get(f"{key}_signature") for key, title in METRIC_TITLES.items()}
-    lines = [f"{title:20}{signature}" for title, signature in found.items() if signature]
+    width = max(map(len, found)) + 2
+    lines = [f"{title:{width}}{signature}" for title, signature in found.items() if signature]
     if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the lines of the data set are tokens; compare the tokenised BLEU, because BLEU is for detokenised lines")
     return "\n".join(lines)
