@@ -129,6 +129,17 @@ def test_the_translation_study_follows_its_protocol(name):
         assert list(config.grid.models) == ["tree_transformer", config.grid.baseline, *controls] and len(config.grid.seeds) >= 3
 
 
+def test_all_systems_of_the_translation_study_have_the_settings_and_the_first_models_of_its_main_part():
+    """So that they share the records of these models."""
+    main, systems = (
+        load_settings(ScalingConfig, CONFIGS[0].with_name(f"scaling_{name}.yaml"), ["data=somewhere"])
+        for name in ("iwslt14", "iwslt14_systems")
+    )
+    assert all(getattr(main, name) == getattr(systems, name) for name in TrainConfig.model_fields)
+    assert list(main.grid.models.items()) == list(systems.grid.models.items())[:2]
+    assert (main.grid.seeds, main.grid.metric, systems.grid.fractions) == (systems.grid.seeds, systems.grid.metric, (1.0,))
+
+
 def test_a_run_records_the_sections_of_its_own_architecture():
     """Sections of others are left out unless they were set; older settings, with all sections, read back the same."""
     plain, tree = ModelConfig(name="transformer"), ModelConfig(name="tree_transformer")

@@ -238,12 +238,16 @@ def test_the_report_shows_differences_and_warns_of_unfair_comparisons(folder, pa
     other = replace(
         runs[0],
         config={**runs[0].config, "seed": 5, "batch": {**runs[0].config["batch"], "max_tokens": 32}},
-        fingerprints={**runs[0].fingerprints, "vocab_fingerprint": "other", "tree_fingerprint": "other"},
+        fingerprints={**runs[0].fingerprints, "pieces_fingerprint": "other", "tree_fingerprint": "other"},
         step=9,
     )
     message = warnings([other, runs[1]], runs[1])
-    assert len(message) == 4 and "another vocabulary" in message[0] and "other trees" in message[1] and "9 updates" in message[3]
+    assert len(message) == 4 and "other pieces" in message[0] and "other trees" in message[1] and "9 updates" in message[3]
     assert "batch.max_tokens is 32, not 64" in message[2] and "seed is 5, not 1" in message[2]
+    labels = replace(runs[0], fingerprints={**runs[0].fingerprints, "vocab_fingerprint": "other"})
+    assert warnings([labels], runs[1]) == []  # other labels of nodes alone
+    scored = {key: value for key, value in labels.fingerprints.items() if key != "pieces_fingerprint"}  # the data set is gone
+    assert "another vocabulary" in warnings([replace(labels, fingerprints=scored)], runs[1])[0]
 
 
 def test_trees_of_the_data_are_named(folder, out, page, tmp_path):

@@ -30,7 +30,9 @@ from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS,
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
-from treenet.experiments.scaling_report import LABELS, build_report, draw, format_table, make_study, read_comparison, read_result
+from treenet.experiments.scaling_plot import draw
+from treenet.experiments.scaling_report import LABELS, build_report, make_study, read_result
+from treenet.experiments.scaling_table import format_table, read_comparison
 from treenet.experiments.study import run_study, show_study
 from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
@@ -179,14 +181,33 @@ def test_wrong_grids_are_refused(data, tmp_path, grid, message):
         study_cells(make_config(data, **grid), tmp_path)
 
 
-def test_models_with_data_of_their_own_need_the_same_text_and_vocabulary(data, tmp_path):
+def test_models_with_data_of_their_own_need_the_same_text_and_pieces(data, tmp_path):
     trees = write_toy_data(tmp_path / "trees")  # the same
     models = {"tree_transformer": {"data": str(trees)}, "transformer": {}}
     assert len(study_cells(make_config(data, models=models), tmp_path)) == 8
-    index = trees / "encoded" / "index.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), "vocab_fingerprint": "another"}))
-    with pytest.raises(UserError, match="differ in vocab_fingerprint"):
+
+    def change(folder, **values):
+        index = folder / "encoded" / "index.json"
+        index.write_text(json.dumps({**json.loads(index.read_text()), **values}))
+
+    change(trees, vocab_fingerprint="another")
+    with pytest.raises(UserError, match="differ in pieces"):
         study_cells(make_config(data, models=models), tmp_path)
+    change(trees, text_fingerprint="another")
+    with pytest.raises(UserError, match="differ in text"):
+        study_cells(make_config(data, models=models), tmp_path)
+
+
+def test_models_with_data_of_their_own_may_have_other_labels(tmp_path):
+    """Those of binary trees, for example: the pieces alone must be the same."""
+    pieces, labels = ({f"vocab/{name}": letter * 64} for name, letter in (("pieces.model", "a"), ("labels.txt", "b")))
+    one, other = (write_toy_data(tmp_path / name) for name in ("one", "other"))
+    for folder, files in ((one, pieces), (other, pieces | labels)):
+        index = folder / "encoded" / "index.json"
+        changed = {"files": files, "vocab_fingerprint": folder.name}
+        index.write_text(json.dumps({**json.loads(index.read_text()), **changed}))
+    models = {"tree_transformer": {"data": str(other)}, "transformer": {}}
+    assert len(study_cells(make_config(one, models=models), tmp_path)) == 8
 
 
 @pytest.mark.parametrize("subset", ["fixed", "by_seed"])
@@ -221,15 +242,15 @@ def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
     assert set(statuses(undisturbed).values()) == {DONE}
     report = json.loads((undisturbed / "scaling.json").read_text())
     assert [(p["fraction"], p["model"]) for p in report["points"]] == [
-        (0.3, "transformer"), (0.3, "tree_transformer"), (1.0, "transformer"), (1.0, "tree_transformer"),
+        (0.3, "tree_transformer"), (0.3, "transformer"), (1.0, "tree_transformer"), (1.0, "transformer"),
     ]  # fmt: skip
     for point in report["points"]:
         assert point["pairs"] == len(chosen_ids(data, point["fraction"])) and point["seeds"] == [1, 2]
         assert point["bleu"]["mean"] == pytest.approx(sum(point["bleu"]["values"]) / 2)
         assert ("comparison" in point) == (point["model"] != "transformer")
-    tested = report["points"][1]
+    tested, baseline = report["points"][:2]
     found = tested["comparison"]
-    assert found["difference"] == pytest.approx(tested["bleu"]["mean"] - report["points"][0]["bleu"]["mean"])
+    assert found["difference"] == pytest.approx(tested["bleu"]["mean"] - baseline["bleu"]["mean"])
     assert (found["interval"], found["p_value"], found["seeds"]) == (None, None, 2)  # two seeds say nothing of others
     weights = found["weights"]
     assert found["about"] == ABOUT_SEEDS and weights["about"] == ABOUT_WEIGHTS_OF_SEEDS and weights["p_value"] > 0
@@ -592,6 +613,17 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
     assert list(of_old.lines[0].get_ydata()) == list(drawn.lines[0].get_ydata())
     with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
         build_report(make_config(data), records)
+
+
+def test_the_plot_of_a_single_size_has_a_line_for_each_model(undisturbed):
+    report = json.loads((undisturbed / "scaling.json").read_text())
+    points = [point for point in report["points"] if point["fraction"] == 1.0]
+    scores, differences = draw({**report, "points": points}).axes
+    assert [label.get_text() for label in scores.get_yticklabels()] == [point["model"] for point in points]
+    assert [bar.lines[0].get_xdata()[0] for bar in scores.containers] == [point["bleu"]["mean"] for point in points]
+    compared = [point["comparison"] for point in points if "comparison" in point]
+    assert [bar.lines[0].get_xdata()[0] for bar in differences.containers] == [one["difference"] for one in compared]
+    assert [label.get_text() for label in differences.texts] == [f"from {one['against']}" for one in compared]
 
 
 # The table.

@@ -21,7 +21,7 @@ from treenet.experiments.study import check_name, check_once, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treeproc.common.settings import Settings, UserError, build_settings
-from treeproc.shards.store import read_index
+from treeproc.shards.store import pieces_fingerprint, read_index
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -99,7 +99,7 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
     """Return the cells in the order in which they run: the whole curve of one seed, then the next seed.
 
     Raises UserError for settings that no run accepts. Each model may have another data set, for example with control trees; it
-    raises UserError if their text or vocabulary differs.
+    raises UserError if their text or pieces differ.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
@@ -126,11 +126,15 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
 def _check_data(config: ScalingConfig, indices: dict) -> None:
     first, *others = indices
     for data in others:
-        for key in ("text_fingerprint", "vocab_fingerprint"):
-            if indices[data][key] != indices[first][key]:
+        own, other = indices[data], indices[first]
+        for what, differ in (
+            ("text", own["text_fingerprint"] != other["text_fingerprint"]),
+            ("pieces", pieces_fingerprint(own) != pieces_fingerprint(other)),
+        ):
+            if differ:
                 raise UserError(
-                    f"{data} and {first} differ in {key}, but a study needs the same text and one vocabulary; preprocess them "
-                    "with the same splits and the same vocabulary"
+                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
+                    "preprocess one with parsed set to the other, and with the same settings of subwords"
                 )
     if config.grid.split not in indices[first]["totals"]:
         there = ", ".join(indices[first]["totals"])

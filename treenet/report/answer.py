@@ -16,7 +16,7 @@ from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
 from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
-from treenet.experiments.scaling_report import against_of, metric_of, read_comparison
+from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun, ReportStudy
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_stats import run_encoder_attention
 from treenet.analysis.self_attention import has_self_attention
-from treenet.experiments.scaling_report import draw as draw_scaling
+from treenet.experiments.scaling_plot import draw as draw_scaling
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study

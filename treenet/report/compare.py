@@ -53,9 +53,12 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
     for run in runs:
         if run is baseline:
             continue
+        # Other trees may have other labels, and so another vocabulary with the same pieces.
+        known = "pieces_fingerprint" in run.fingerprints and "pieces_fingerprint" in baseline.fingerprints
+        pieces = ("pieces_fingerprint", "other pieces") if known else ("vocab_fingerprint", "another vocabulary")
         for key, what, so in (
             ("text_fingerprint", "other text", ", so do not compare the two"),
-            ("vocab_fingerprint", "another vocabulary", ", so losses and batches differ too"),
+            (*pieces, ", so losses and batches differ too"),
             ("tree_fingerprint", "other trees over its text", ""),
         ):
             if key in run.fingerprints and key in baseline.fingerprints and run.fingerprints[key] != baseline.fingerprints[key]:

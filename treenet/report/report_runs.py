@@ -19,7 +19,7 @@ from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
-from treeproc.shards.store import describe_trees, read_index
+from treeproc.shards.store import describe_trees, pieces_fingerprint, read_index
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
@@ -45,7 +45,7 @@ class ReportRun:
     metrics: list[dict]
     scores: dict[str, dict]
     translations: dict[str, list[str]]  # by name of the result
-    fingerprints: dict[str, str]  # those of FINGERPRINTS that are known
+    fingerprints: dict[str, str]  # those of FINGERPRINTS that are known, and of the pieces if the data set is there
     trees: str | None  # where the trees of its data set come from; None if that is not known
     step: int
     finished: bool
@@ -184,7 +184,8 @@ def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
     found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
-    return {key: found[key] for key in FINGERPRINTS if key in found}
+    known = {key: found[key] for key in FINGERPRINTS if key in found}
+    return known | {"pieces_fingerprint": pieces_fingerprint(index)} if index else known
 
 
 def own_index(run: ReportRun) -> dict | None:

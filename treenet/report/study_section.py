@@ -12,7 +12,7 @@ from treenet.evaluation.significance import (
     SeedTest,
     half_interval,
 )
-from treenet.experiments.scaling_report import against_of, describe_slopes, metric_of, read_comparison
+from treenet.experiments.scaling_table import against_of, describe_slopes, metric_of, read_comparison
 from treenet.experiments.study import count_not_recorded
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text

@@ -32,6 +32,7 @@ _MOST_INLINE = 8192
 # Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
 OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
+PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model")
 
 
 class _Index(BaseModel):
@@ -211,6 +212,15 @@ def describe_trees(index: dict) -> str:
 def vocabulary_files(folder: AnyPath) -> list[str]:
     """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
     return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
+
+
+def pieces_fingerprint(index: Mapping) -> str:
+    """Fingerprint of the pieces of a data set. That of its vocabulary depends on the labels of its trees too.
+
+    An index without the hashes of its files gives that of the vocabulary.
+    """
+    pieces = {name: sha256 for name, sha256 in index.get("files", {}).items() if name in PIECES_FILES}
+    return fingerprint_of(pieces) if pieces else index.get("vocab_fingerprint", "")
 
 
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:

@@ -1,0 +1,82 @@
+"""The table of a data-size study, and how its comparisons are read from scaling.json, also those of earlier versions."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+
+from treenet.evaluation.metrics import METRIC_TITLES
+from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
+from treenet.experiments.study import count_not_recorded, show_p_values
+
+_WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
+
+
+def read_test(comparison: Mapping) -> SeedTest:
+    """Return the test over seeds of a comparison of scaling.json."""
+    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
+
+
+def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
+    """Return the test over seeds of a point of scaling.json, and the p-value of its weights; None for a baseline.
+
+    A file of an earlier version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
+    """
+    test = point.get("comparison")
+    if test is None:
+        return None
+    if "weights" not in test:
+        return SeedTest(test["difference"], test["seeds"], None, None, None, None), test["p_value"]
+    return read_test(test), test["weights"]["p_value"]
+
+
+def metric_of(report: dict) -> str:
+    """Return the metric that a study compares. Files of earlier versions do not name it."""
+    return report.get("metric", "bleu")
+
+
+def against_of(report: dict, point: dict) -> str:
+    """Return the system that a point or a slope was compared with. In files of earlier versions it is always the baseline."""
+    return point["comparison"].get("against", report["baseline"])
+
+
+def format_table(report: dict) -> str:
+    """Return one line per size and model, the slopes, and notes about the numbers. A star marks p < 0.05 over seeds."""
+    if not report["points"]:
+        return "no cell is done yet"
+    metric = metric_of(report)
+    others = [name for name in ("bleu", "chrf") if name != metric]
+    width = max(20, *(2 + len(point["model"]) for point in report["points"]))
+    head = f"{'pairs':>10} {'share':>6}  {'model':<{width}}{'seeds':>6}{METRIC_TITLES[metric]:>{_WIDTHS[metric]}}{'± 95 %':>8}"
+    head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
+    lines = [f"{head}  {'difference':>10} {'from':<18}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
+    for point in report["points"]:
+        half = half_interval(point[metric])
+        line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<{width}}{len(point['seeds']):>6}"
+        line += f"{point[metric]['mean']:>{_WIDTHS[metric]}.2f}{'-' if half is None else f'{half:.2f}':>8}"
+        line += "".join(f"{point[name]['mean']:>8.2f}" for name in others)
+        if found := read_comparison(point):
+            test, of_weights = found
+            p_value, holm = show_p_values(test)
+            line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
+            line += f"{of_weights:>11.3f}"
+        lines.append(line)
+    lines += describe_slopes(report)
+    lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
+    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
+    lines += filter(None, [count_not_recorded(report["cells"])])
+    return "\n".join(lines)
+
+
+def describe_slopes(report: dict) -> list[str]:
+    """Return one line about the slope of every model; nothing for files of earlier versions."""
+    lines = []
+    for slope in report.get("slopes", ()):
+        test = read_test(slope["comparison"])
+        p_value, holm = (value.strip() for value in show_p_values(test))
+        what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
+        values = f"{test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        lines.append(f"slope of {what}: {values}")
+    return lines
+
+
+def _show_interval(test: SeedTest) -> str:
+    return f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
