@@ -308,11 +308,16 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
 
 
 def test_cells_are_compared_on_the_same_examples(data, tmp_path):
-    other = write_labelled(tmp_path / "other", {"train": make_rows(4)}, text_fingerprint="other")
-    grid = {"systems": {"a": {}, "b": {"data": str(other)}}, "baseline": "a"}
-    config = load_settings(SeedsConfig, None, **TINY, data=data, grid=grid)
-    with pytest.raises(UserError, match="differ in text_fingerprint"):
-        seed_cells(config, tmp_path)
+    for what, facts in {
+        "text": {"text_fingerprint": "other"},
+        "pieces": {"vocab_fingerprint": "other"},
+        "num_classes": {"num_classes": 9},
+    }.items():
+        other = write_labelled(tmp_path / what, {"train": make_rows(4)}, **facts)
+        grid = {"systems": {"a": {}, "b": {"data": str(other)}}, "baseline": "a"}
+        config = load_settings(SeedsConfig, None, **TINY, data=data, grid=grid)
+        with pytest.raises(UserError, match=f"differ in {what}"):
+            seed_cells(config, tmp_path)
 
 
 def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):

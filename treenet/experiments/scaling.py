@@ -17,11 +17,11 @@ from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.run_results import read_scores
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
-from treenet.experiments.study import check_name, check_once, describe_stale
+from treenet.experiments.study import check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treeproc.common.settings import Settings, UserError, build_settings
-from treeproc.shards.store import pieces_fingerprint, read_index
+from treeproc.shards.store import read_index
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -124,18 +124,8 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
 
 
 def _check_data(config: ScalingConfig, indices: dict) -> None:
-    first, *others = indices
-    for data in others:
-        own, other = indices[data], indices[first]
-        for what, differ in (
-            ("text", own["text_fingerprint"] != other["text_fingerprint"]),
-            ("pieces", pieces_fingerprint(own) != pieces_fingerprint(other)),
-        ):
-            if differ:
-                raise UserError(
-                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
-                    "preprocess one with parsed set to the other, and with the same settings of subwords"
-                )
+    check_same_pieces(indices)
+    first = next(iter(indices))
     if config.grid.split not in indices[first]["totals"]:
         there = ", ".join(indices[first]["totals"])
         raise UserError(f"grid.split: {first} has no split {config.grid.split!r}; there are: {there}")

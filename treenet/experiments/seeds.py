@@ -15,7 +15,7 @@ from treenet.evaluation.classify import score_peak, score_run
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
-from treenet.experiments.study import check_name, check_once, describe_stale
+from treenet.experiments.study import check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.tasks.registry import build_task
@@ -79,7 +79,7 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
     """Return the cells in the order in which they run: all systems with one seed, then with the next.
 
     Raises UserError for settings that no run accepts, and for a data set that a system cannot learn from. Each system may have
-    another data set, for example with control trees; it raises UserError if their text or classes differ.
+    another data set, for example with control trees; it raises UserError if their text, pieces or classes differ.
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
@@ -105,14 +105,14 @@ def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
 
 
 def _check_data(indices: dict) -> None:
-    first, *others = indices
-    for data in others:
-        for key in ("text_fingerprint", "num_classes"):
-            if indices[data].get(key) != indices[first].get(key):
-                raise UserError(
-                    f"{data} and {first} differ in {key}, but a study needs the same examples; preprocess one with parsed set to "
-                    "the other"
-                )
+    check_same_pieces(indices)
+    (first, index), *others = indices.items()
+    for data, other in others:
+        if other.get("num_classes") != index.get("num_classes"):
+            raise UserError(
+                f"{data} and {first} differ in num_classes, but all systems must learn the same classes; preprocess one with "
+                "parsed set to the other"
+            )
 
 
 def seed_work(config: SeedsConfig) -> CellWork:

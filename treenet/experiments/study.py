@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, held, locked, read_json
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
+from treeproc.shards.store import pieces_fingerprint
 
 _REPORT_LOCK = ".report-lock"
 
@@ -34,6 +35,24 @@ def check_name(field: str, name: str) -> None:
     """Raise ValueError for a name that cannot be part of a folder's name."""
     if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+
+
+def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
+    """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
+
+    Their trees may differ, also in labels.
+    """
+    (first, index), *others = indices.items()
+    for data, other in others:
+        for what, differ in (
+            ("text", other["text_fingerprint"] != index["text_fingerprint"]),
+            ("pieces", pieces_fingerprint(other) != pieces_fingerprint(index)),
+        ):
+            if differ:
+                raise UserError(
+                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
+                    "preprocess one with parsed set to the other, and with the same settings of subwords"
+                )
 
 
 def stale_scores(names: Sequence[str], folder: Path) -> dict[str, Standing]:
