@@ -46,7 +46,7 @@ def check_demo(out: Path, message: str) -> None:
     metrics = [json.loads(line) for line in (out / "tree_transformer" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics if line["event"] == "train"] == list(range(1, STEPS + 1))
     assert sorted(json.loads((out / "tree_transformer" / "scores.json").read_text())) == [
-        "test", "test.shuffled_trees_1", "test.untrained",
+        "test", "test.random_trees_1", "test.untrained",
     ]  # fmt: skip
     for name in ("tree_transformer", "transformer"):
         assert len((out / name / "translations.test.txt").read_text().split("\n")) == 12 + 1

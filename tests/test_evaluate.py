@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from toydata import write_toy_data
 
-from treenet.analysis.shuffled_trees import random_spans, shuffle_tree
+from treenet.analysis.random_trees import random_spans, with_random_tree
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
@@ -103,9 +103,9 @@ def test_a_second_evaluation_changes_nothing_and_others_are_added(run):
     evaluate_run(run, EvaluateSettings())
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     evaluate_run(run, EvaluateSettings(split="valid", checkpoint="1"))
-    evaluate_run(run, EvaluateSettings(untrained=True, shuffle_trees=True, seed=4))
+    evaluate_run(run, EvaluateSettings(untrained=True, random_trees=True, seed=4))
     evaluate_run(run, EvaluateSettings(checkpoint=str(run / "checkpoints" / "step_00000002")))
-    names = ["test", "valid.step_00000001", "test.untrained.shuffled_trees_4", "test.step_00000002"]
+    names = ["test", "valid.step_00000001", "test.untrained.random_trees_4", "test.step_00000002"]
     assert list(json.loads((run / "scores.json").read_text())) == names
     assert {path.name for path in run.glob("translations.*")} == {f"translations.{name}.txt" for name in names}
     assert (run / "translations.test.txt").read_bytes() == before["translations.test.txt"]
@@ -161,14 +161,14 @@ def test_search_scores_agree_with_teacher_forcing(run, name):
         assert sums.tolist() == pytest.approx([h.log_prob for h in hypotheses], abs=1e-4)
 
 
-def test_shuffled_trees_change_a_tree_model_and_leave_a_plain_one(run):
+def test_random_trees_change_a_tree_model_and_leave_a_plain_one(run):
     examples = list(read_split(data_of(run), "encoded", "train"))
-    shuffled = [shuffle_tree(example, seed=1) for example in examples]
+    changed = [with_random_tree(example, seed=1) for example in examples]
     for name, same in (("transformer", True), ("tree_transformer", False)):
         torch.manual_seed(0)
         model = build_model(MODEL.model_copy(update={"name": name}), VocabSizes(60, 6))
         scores = [
-            [h[0].log_prob for h in translate_examples(model, side, DecodingConfig(beam_size=2))] for side in (examples, shuffled)
+            [h[0].log_prob for h in translate_examples(model, side, DecodingConfig(beam_size=2))] for side in (examples, changed)
         ]
         assert np.allclose(scores[0], scores[1], atol=1e-4) == same
 
@@ -198,15 +198,15 @@ def ancestors(parent, node):
         yield node
 
 
-def test_shuffled_trees_keep_leaves_and_labels_and_differ_in_shape(run):
+def test_random_trees_keep_leaves_and_labels_and_differ_in_shape(run):
     for example in read_split(data_of(run), "encoded", "train"):
-        shuffled = shuffle_tree(example, seed=1)
-        assert shuffled["leaves"] is example["leaves"]
-        assert sorted(shuffled["nodes"]["label"]) == sorted(example["nodes"]["label"])
-        shape, own = ([tuple(e["spans"][name].tolist()) for name in ("start", "end")] for e in (shuffled, example))
+        changed = with_random_tree(example, seed=1)
+        assert changed["leaves"] is example["leaves"]
+        assert sorted(changed["nodes"]["label"]) == sorted(example["nodes"]["label"])
+        shape, own = ([tuple(e["spans"][name].tolist()) for name in ("start", "end")] for e in (changed, example))
         assert shape != own or len(own[0]) == 1
-        again = shuffle_tree(example, seed=1)
-        assert all((again["spans"][name] == shuffled["spans"][name]).all() for name in again["spans"])
+        again = with_random_tree(example, seed=1)
+        assert all((again["spans"][name] == changed["spans"][name]).all() for name in again["spans"])
 
 
 def test_evaluate_refuses_unfit_settings_in_one_line(run, tmp_path):

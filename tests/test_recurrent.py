@@ -151,5 +151,5 @@ def test_a_run_trains_resumes_and_translates(tmp_path, name):
     found = list(translate_split(load_run(tmp_path / "run"), EvaluateSettings(split="test")))
     assert len(found) == 4 and all(best.score <= 0 for best, *_ in found)
     if name == "tree2seq":
-        with pytest.raises(UserError, match=r"shuffle_trees draws trees that need not be binary.*tree\.tree_source=random"):
-            evaluate_run(tmp_path / "run", EvaluateSettings(shuffle_trees=True))
+        with pytest.raises(UserError, match=r"random_trees draws trees that need not be binary.*tree\.tree_source=random"):
+            evaluate_run(tmp_path / "run", EvaluateSettings(random_trees=True))

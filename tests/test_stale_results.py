@@ -78,11 +78,11 @@ def forget_origin(run: Path) -> None:
 def test_every_result_names_its_weights_data_decoding_and_software(runs):
     run = runs / "a"
     evaluate_run(run, EvaluateSettings(checkpoint="1", decoding={"beam_size": 2}))
-    evaluate_run(run, EvaluateSettings(shuffle_trees=True))
+    evaluate_run(run, EvaluateSettings(random_trees=True))
     evaluate_run(run, EvaluateSettings(untrained=True))
     scores = read_scores(run)
     averaged = file_sha256(run / "averaged" / "model.safetensors")
-    assert scores["test"]["weights_sha256"] == scores["test.shuffled_trees_1"]["weights_sha256"] == averaged
+    assert scores["test"]["weights_sha256"] == scores["test.random_trees_1"]["weights_sha256"] == averaged
     assert scores["test.step_00000001"]["weights_sha256"] == file_sha256(run / "checkpoints/step_00000001/model.safetensors")
     assert scores["test.untrained"]["weights_sha256"] is None
     assert scores["test.untrained"]["weights"] == "untrained, drawn with seed 1"
@@ -146,10 +146,10 @@ def test_other_decoding_settings_make_scores_stale_unless_they_were_asked_for(ru
 
 
 def test_the_command_to_renew_has_the_users_settings(runs, capsys):
-    evaluate_run(runs / "a", EvaluateSettings(split="valid", target_language="de", decoding={"beam_size": 2}, shuffle_trees=True))
+    evaluate_run(runs / "a", EvaluateSettings(split="valid", target_language="de", decoding={"beam_size": 2}, random_trees=True))
     continue_run(runs / "a")
-    message = [line for line in capsys.readouterr().err.splitlines() if "valid.shuffled_trees_1" in line]
-    asked = "split=valid shuffle_trees=true decoding.beam_size=2 target_language=de"
+    message = [line for line in capsys.readouterr().err.splitlines() if "valid.random_trees_1" in line]
+    asked = "split=valid random_trees=true decoding.beam_size=2 target_language=de"
     assert message[0].endswith(f"python workflows/evaluate.py --out {runs / 'a'} {asked}")
 
 

@@ -34,8 +34,8 @@ def data(tmp_path_factory):
 
 def test_other_trees_for_a_model_that_reads_none_are_refused(tmp_path, data):
     run_training(make_config(data, "model.name=transformer", "max_steps=2"), tmp_path / "run")
-    with pytest.raises(UserError, match="shuffle_trees changes constituency trees, and transformer reads leaves alone"):
-        evaluate_run(tmp_path / "run", EvaluateSettings(shuffle_trees=True))
+    with pytest.raises(UserError, match="random_trees changes constituency trees, and transformer reads leaves alone"):
+        evaluate_run(tmp_path / "run", EvaluateSettings(random_trees=True))
 
 
 @pytest.mark.parametrize("name", names_for("translation"))

@@ -73,7 +73,7 @@ def evaluate(out: Path) -> dict[str, dict]:
     rows = {
         "Tree Transformer": (tree, EvaluateSettings()),
         "Transformer": (plain, EvaluateSettings()),
-        "Tree Transformer, shuffled trees": (tree, EvaluateSettings(shuffle_trees=True)),
+        "Tree Transformer, random trees": (tree, EvaluateSettings(random_trees=True)),
         "Tree Transformer, untrained": (tree, EvaluateSettings(untrained=True)),
     }
     scores = {}
@@ -92,8 +92,8 @@ def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
         nll = f"{run.valid_nll:.3f}" if run and run.valid_nll is not None else ""
         parameters = f"{run.parameters:,}" if run else ""
         lines.append(f"{title:34}{parameters:>12}{row['bleu']:>8.2f}{row['chrf']:>8.2f}{nll:>11}")
-    first, shuffled = scores["Tree Transformer"]["translations"], scores["Tree Transformer, shuffled trees"]["translations"]
-    changed = sum(a != b for a, b in zip(first, shuffled, strict=True))
+    first, random = scores["Tree Transformer"]["translations"], scores["Tree Transformer, random trees"]["translations"]
+    changed = sum(a != b for a, b in zip(first, random, strict=True))
     lines.append(f"\nOther trees over the same words change {changed} of {len(first)} translations.")
     lines.append(f"Both models saw the same batches; test BLEU {scores['Transformer']['bleu_signature']}")
     lines += [f"{title}: {describe_origin(row)}" for title, row in scores.items()]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from treenet.analysis.shuffled_trees import shuffle_tree
+from treenet.analysis.random_trees import with_random_tree
 from treenet.config import TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
 from treenet.evaluation.buckets import measure_sources, score_buckets
@@ -47,8 +47,8 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
         parts.append(run.checkpoint)
     if not run.own_data:
         parts.append(run.data.resolve().name)
-    if settings.shuffle_trees:
-        parts.append(f"shuffled_trees_{settings.seed}")
+    if settings.random_trees:
+        parts.append(f"random_trees_{settings.seed}")
     if (method := decoding_of(settings.decoding, run).method) != "beam":
         parts.append(method)
     return ".".join(parts)
@@ -57,8 +57,8 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
 def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int = 1) -> Iterator[list[Hypothesis]]:
     """Return the hypotheses of every example of `settings.split`, best first, in example order."""
     examples = read_split(run.data, "encoded", settings.split)
-    if settings.shuffle_trees:
-        examples = (shuffle_tree(example, settings.seed) for example in examples)
+    if settings.random_trees:
+        examples = (with_random_tree(example, settings.seed) for example in examples)
     device = next(run.model.parameters()).device
     decoding = decoding_of(settings.decoding, run)
     return translate_examples(run.model, examples, decoding, num_best=num_best, processor=run.processor, device=device)
@@ -72,13 +72,13 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     """
     device = choose_device(settings.use_gpu)
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
-    if settings.shuffle_trees and run.model.reads.binary:
+    if settings.random_trees and run.model.reads.binary:
         raise UserError(
-            f"shuffle_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
+            f"random_trees draws trees that need not be binary, and {run.config.model.name} reads binary ones; give data=DIR, a "
             "data set of tree.tree_source=random and tree.binarize=right"
         )
-    if settings.shuffle_trees and not run.model.reads.constituents:
-        raise UserError(f"shuffle_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
+    if settings.random_trees and not run.model.reads.constituents:
+        raise UserError(f"random_trees changes constituency trees, and {run.config.model.name} reads {run.model.reads} alone")
     check_no_control(run.data, read_index(run.data / "encoded"), run.model.reads, run.config.model.name)
     check_hashes(run.data / "encoded", settings.split)
     # Before hours of search.
@@ -91,7 +91,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     scores = {
         **score_lines(lines, references, run.data, settings, more),
         **origin(run, settings),
-        "shuffle_trees": settings.shuffle_trees,
+        "random_trees": settings.random_trees,
         "decoding": decoding_of(settings.decoding, run).model_dump(),
     }
     name = result_name(settings, run)

@@ -39,10 +39,8 @@ class EvaluateSettings(Settings):
         AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
     )
     untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
-    shuffle_trees: bool = Field(
-        False, description="a control: every sentence gets a random tree of another shape over its leaves"
-    )
-    seed: int = Field(1, ge=0, description="seed of shuffle_trees")
+    random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
+    seed: int = Field(1, ge=0, description="seed of random_trees")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
     decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
     target_language: str | None = Field(

@@ -29,7 +29,7 @@ def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -
     return sorted((binary[i] for i in chosen), key=lambda span: (span[0], -span[1]))
 
 
-def shuffle_tree(example: dict, seed: int) -> dict:
+def with_random_tree(example: dict, seed: int) -> dict:
     """Return the example of an encoded shard with a random tree of another shape over its own leaves.
 
     Its nonterminals are the same, in random order. The tree is a function of `seed` and `example_id`. A sentence that is too
