@@ -586,6 +586,34 @@ def test_primary_comparisons_and_other_systems_are_families_and_all_else_is_expl
     assert "two primary comparisons, tree - transformer at the largest share and its slope" in table
 
 
+def test_compared_cells_of_other_processors_packages_or_commits_are_named(recorded, data):
+    """Only pairs that are compared count: seed 2 of one size has no partner."""
+    config = make_config(data, models={"tree": {}, "transformer": {}})
+    records = make_records(recorded, {"tree": {0.5: 2, 1.0: 3}, "transformer": {0.5: 1, 1.0: 3}})
+    assert build_report(config, records)["unlike"] == {"compared": 4, "device": [], "packages": [], "software": []}
+    by_name = {record["cell"]: record["training"] for record in records}
+    by_name["tree-0.5-seed2"]["machines"] = [{"processor": "other", "cores": 2, "gpu": None}]
+    for seed in (1, 2):
+        machine = by_name[f"tree-1-seed{seed}"]["machines"][0]
+        by_name[f"tree-1-seed{seed}"]["machines"] = [{**machine, "cores": 64}]  # the kind is the same
+    by_name["transformer-1-seed2"]["machines"][0]["gpu"] = "NVIDIA H200"
+    by_name["transformer-1-seed3"]["machines"].append({"processor": "other", "cores": 2, "gpu": None})  # trained on two kinds
+    by_name["transformer-0.5-seed1"]["packages"][0]["torch"] = "1.0"
+    del by_name["tree-1-seed1"]["software"]  # an earlier version does not say it
+    report = build_report(config, records)
+    two = [["tree-1-seed2", "transformer-1-seed2"], ["tree-1-seed3", "transformer-1-seed3"]]
+    assert report["unlike"] == {
+        "compared": 4, "device": two, "packages": [["tree-0.5-seed1", "transformer-0.5-seed1"]], "software": [],
+    }  # fmt: skip
+    table = format_table(report)
+    assert (
+        "2 of 4 compared pairs of cells were trained with different kinds of device: tree-1-seed2 - transformer-1-seed2, "
+        in table
+    )
+    assert "1 of 4 compared pairs of cells were trained with different versions of packages: tree-0.5-seed1 - " in table
+    assert "commits" not in table
+
+
 def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp_path):
     config = make_config(data, metric="bleu_tokenized")
     recording = Recording(LABELS, partial(read_result, config))

@@ -358,3 +358,9 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert table[2].startswith("words") and "*" in table[2] and any(ABOUT_SEEDS in line for line in table)
     low, high = (f"{100 * end:+.2f}" for end in expected.interval)
     assert f"[{low}, {high}]" in table[2]
+    assert report["unlike"] == {"compared": 3, "device": [], "packages": [], "software": []}
+    for record, processor in zip(records, "xxyxxzx", strict=True):  # four cells of trees, three of words
+        record["training"]["machines"] = [{"processor": processor, "cores": 2, "gpu": None}]
+    report = build_report(config, records)
+    assert report["unlike"]["device"] == [["words-seed2", "trees-seed2"], ["words-seed3", "trees-seed3"]]
+    assert "2 of 3 compared pairs of cells were trained with different kinds of device: words-seed2 - " in format_table(report)

@@ -35,6 +35,7 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
+from treenet.experiments.conditions import find_unlike
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
 from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
 from treenet.experiments.scaling_plot import plot
@@ -114,7 +115,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
     sentences = _read_sentences(records, grid)
     num_examples = len(next(iter(sentences.values()))) if sentences else 0
     bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in sentences.items()}
-    points, families = [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
+    points, pairs, families = [], [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
     def add(place: dict, test: SeedTest, family: str, **facts: object) -> None:
         place["comparison"] = asdict(test) | {"against": against[place["model"]], **facts}
@@ -133,6 +134,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}
                 add(point, found.over_seeds, family, weights=weights)
+                pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
             points.append(point)
     slopes = []
     for model in against:
@@ -156,6 +158,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
         "cells": cells,
         "points": points,
         "slopes": slopes,
+        "unlike": find_unlike({record["cell"]: record for record in records}, pairs),
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
-from treenet.experiments.study import count_not_recorded, show_p_values
+from treenet.experiments.study import notes_about_cells, show_p_values
 
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
 
@@ -62,7 +62,7 @@ def format_table(report: dict) -> str:
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
-    lines += filter(None, [count_not_recorded(report["cells"])])
+    lines += notes_about_cells(report)
     return "\n".join(lines)
 
 

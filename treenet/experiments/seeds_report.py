@@ -23,10 +23,11 @@ from treenet.evaluation.significance import (
     half_interval,
     summarize,
 )
+from treenet.experiments.conditions import find_unlike
 from treenet.experiments.records import Record, Recording, numbers
 from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
 from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
-from treenet.experiments.study import Study, count_not_recorded, read_fresh_scores, show_p_values
+from treenet.experiments.study import Study, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
@@ -73,12 +74,16 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
         tested = [row for row in rows if measure in row.get("tests", {})]
         for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested], SYSTEMS), strict=True):
             row["tests"][measure] = asdict(test)
+    names = {(cell["system"], cell["seed"]): cell["cell"] for cell in cells}
+    baselines = {seed: name for (system, seed), name in names.items() if system == config.grid.baseline}
+    pairs = [(name, baselines[seed]) for (_, seed), name in names.items() if baselines.get(seed, name) != name]
     return {
         "task": config.task,
         "baseline": config.grid.baseline,
         "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_FAMILY}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
+        "unlike": find_unlike({record["cell"]: record for record in records}, pairs),
     }
 
 
@@ -173,7 +178,7 @@ def format_table(report: dict) -> str:
             "a choice"
         )
     lines.append(report["tests"])
-    lines += filter(None, [count_not_recorded(report["cells"])])
+    lines += notes_about_cells(report)
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.origin import NOT_RECORDED, RunState, Standing
 from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
+from treenet.experiments.conditions import describe_unlike
 from treenet.experiments.dispatch import need_ray, run_cells
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
@@ -78,10 +79,11 @@ def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type 
     return scores
 
 
-def count_not_recorded(cells: Sequence[dict]) -> str:
-    """Return a line about cells whose scores do not name their weights; empty if there are none."""
+def notes_about_cells(report: Mapping) -> list[str]:
+    """Return a line about cells whose scores do not name their weights, and lines about compared cells of unlike conditions."""
+    cells = report.get("cells", ())
     count = sum(cell.get("weights_sha256") is None for cell in cells)
-    return f"{count} of {len(cells)} cells {NOT_RECORDED}" if count else ""
+    return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
 
 
 def show_p_values(test: SeedTest) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from treenet.evaluation.significance import (
     half_interval,
 )
 from treenet.experiments.scaling_table import against_of, describe_slopes, metric_of, read_comparison
-from treenet.experiments.study import count_not_recorded
+from treenet.experiments.study import notes_about_cells
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
 from treenet.report.naming import show_p_value
@@ -54,8 +54,7 @@ def show_studies(page: Page) -> list[str]:
         message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
         out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
-        if message := count_not_recorded(report.get("cells", ())):
-            out.append(paragraph(f"{message}.", class_="note"))
+        out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
     return out
 
 
