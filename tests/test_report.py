@@ -33,6 +33,10 @@ from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import LABELS, read_result
 from treenet.experiments.scaling_report import write_report as write_study_report
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.seeds_report import LABELS as SEEDS_LABELS
+from treenet.experiments.seeds_report import write_report as write_comparison
 from treenet.jobs.train_run import run_training
 from treenet.report import build, views
 from treenet.report.build import write_report
@@ -43,7 +47,7 @@ from treenet.report.report_settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
 from treenet.report.views import View, build_views, choose_examples
 from treenet.runs.loading import load_run
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,7 +235,7 @@ def test_attention_is_that_of_the_runs(folder, out, page):
 
 def test_the_report_shows_differences_and_warns_of_unfair_comparisons(folder, page):
     assert ["model.tree.subtree_mask", "true", "true", "false"] in [[cell.lower() for cell in row] for row in page.rows]
-    runs, _ = read_report_inputs([str(folder / name) for name in RUNS], "test")
+    runs, *_ = read_report_inputs([str(folder / name) for name in RUNS], "test")
     differing, shared = settings_of(runs)
     assert set(differing) == {"model.name", "model.tree.subtree_mask"} and shared["batch.max_tokens"] == 64
     assert warnings(runs, runs[1]) == []
@@ -266,7 +270,7 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
 
 
 def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
-    runs, _ = read_report_inputs([str(folder / name) for name in RUNS], "test")
+    runs, *_ = read_report_inputs([str(folder / name) for name in RUNS], "test")
     variants = [("Tree Transformer", "tree"), ("Tree Transformer – SubMask", "no<mask")]
     assert [(name, run.name) for name, run in ablations(runs)] == variants
     assert any(row[:2] == ["Tree Transformer – SubMask", "no<mask"] for row in page.rows)
@@ -275,7 +279,7 @@ def test_ablations_are_runs_that_differ_in_the_tree_alone(folder, page):
 
 
 def test_sentences_are_those_of_the_largest_differences(folder):
-    runs, _ = read_report_inputs([str(folder / name) for name in ("plain", "tree")], "test")
+    runs, *_ = read_report_inputs([str(folder / name) for name in ("plain", "tree")], "test")
     references = read_references(folder / "data", "test")
     gains = sentence_chrf(runs[1].translations["test"], references) - sentence_chrf(runs[0].translations["test"], references)
     chosen = choose_examples(runs, runs[0], "test", 8, ())
@@ -381,6 +385,36 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 
+@pytest.mark.parametrize("task", ["sick", "sst5_whole_words"])
+def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_path):
+    """The comparison of real records, with a run beside it. Before its first cell is done, the page says so."""
+    study = tmp_path / "study"
+    study.mkdir()
+    config = load_settings(SeedsConfig, ROOT / "workflows" / "configs" / f"seeds_{task[:4]}.yaml", [], data=tmp_path)
+    (study / "config.yaml").write_bytes(dump_settings(config).encode())
+    (study / "ledger.json").write_text('{"cells": {}}')
+    settings = report_settings(tmp_path, "study", str(folder / "plain"))
+    write_report(settings, tmp_path / "out", lambda line: None)
+    assert "study: no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
+    records = Recording(SEEDS_LABELS, lambda path: ({}, {}), ROOT / "docs" / "results" / "runs" / task).kept()
+    records["tree_transformer-seed1"]["labels"]["system"] = records["tree_transformer-seed1"]["cell"] = EVIL
+    write_comparison(config, list(records.values()), study)
+    write_report(settings, tmp_path / "out", lambda line: None)
+    report = json.loads((study / "comparison.json").read_text())
+    text = (tmp_path / "out" / "index.html").read_text()
+    page, measures = Reader(text), MEASURES[config.task]
+    assert EVIL not in text and len(report["systems"]) > 5
+    for row in report["systems"]:
+        shown = next(cells for cells in page.rows if cells and cells[0] == row["system"])
+        assert shown[1] == str(len(row["seeds"])) and f"{row['parameters']:,}" == shown[-2]
+        assert measures.show_mean(row[f"test.{measures.headline}"]) in shown
+        if tests := row.get("tests"):
+            assert measures.show(tests[f"test.{measures.headline}"]["difference"], "+").replace("-", "−") in shown
+    assert any("compared pairs of cells were trained with different commits" in message for message in page.texts)
+    assert (tmp_path / "out" / "figures" / "seeds_1.svg").is_file() and 'aria-label="seeds 1"' in text
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["comparisons"]["study"] == report
+
+
 def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):
     main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
     (tmp_path / "empty").mkdir()
@@ -388,13 +422,14 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     (tmp_path / "seeds").mkdir()
     (tmp_path / "seeds" / "ledger.json").write_text("{}")
     (tmp_path / "seeds" / "config.yaml").write_text("task: classification\ndata: d\nmodel: {name: bilstm}\n")
+    (tmp_path / "seeds" / "comparison.json").write_text('{"task": "classification", "systems": 5}')
     tree = str(folder / "tree")
     for arguments, expected in (
         ([tree], "give --out DIR"),
         (["--out", str(tmp_path / "out")], "give the folders of runs or studies"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "empty")], "neither a run nor a study: .*config.yaml is missing"),
         (["--out", str(tmp_path / "out"), str(tmp_path / "nowhere")], "neither a run nor a study"),
-        (["--out", str(tmp_path / "out"), str(tmp_path / "seeds")], "is a comparison of classifiers, .*comparison.json"),
+        (["--out", str(tmp_path / "out"), str(tmp_path / "seeds")], "comparison.json is damaged: baseline: Field required"),
         (["--out", str(tmp_path / "out"), tree, tree], "is given twice"),
         (["--out", str(tmp_path / "out"), tree, "lines=[99]"], "has no line 99"),
         (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),

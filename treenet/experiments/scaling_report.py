@@ -39,7 +39,7 @@ from treenet.experiments.conditions import find_unlike
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
 from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
 from treenet.experiments.scaling_plot import plot
-from treenet.experiments.scaling_table import format_table, read_test
+from treenet.experiments.scaling_table import SCALING, format_table, read_test
 from treenet.experiments.study import Study, read_fresh_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
@@ -217,6 +217,6 @@ def _slope(
 def write_report(config: ScalingConfig, records: Sequence[Record], out: Path) -> str:
     """Write scaling.json, scaling.png and scaling.svg. Returns the table and the paths."""
     report = build_report(config, records)
-    atomic_write(out / "scaling.json", json_bytes(report))
+    atomic_write(out / SCALING, json_bytes(report))
     pictures = plot(report, out) if report["points"] else []
-    return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / "scaling.json", *pictures]))
+    return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / SCALING, *pictures]))

@@ -7,6 +7,7 @@ from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.experiments.study import notes_about_cells, show_p_values
 
+SCALING = "scaling.json"  # in the folder of a study
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
 
 

@@ -32,6 +32,14 @@ class Measures:
         """Format a value or a difference for tables."""
         return f"{self.unit * value:{sign}.{self.digits}f}"
 
+    def show_mean(self, summary: Mapping) -> str:
+        """Format mean and deviation over seeds."""
+        return f"{self.show(summary['mean'])} ± {'-' if summary['deviation'] is None else self.show(summary['deviation'])}"
+
+    def show_interval(self, test: SeedTest) -> str:
+        """Format the interval of a difference; a dash if there is none."""
+        return f"[{', '.join(self.show(end, '+') for end in test.interval)}]" if test.interval else "-"
+
     def tested(self) -> dict[str, str]:
         """Return the tested measures, and the result of each."""
         return {f"{result}.{self.headline}": result for result in TESTED}

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import MinLen
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -35,6 +35,7 @@ from treeproc.common.settings import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COMPARISON = "comparison.json"  # in the folder of a comparison
 EXPLAIN_FAMILY = "p, Holm: corrected over all comparisons with the baseline."
 LABELS = {"system": str, "seed": int}
 
@@ -85,6 +86,25 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
         "systems": [row for row in rows if row["seeds"]],
         "unlike": find_unlike({record["cell"]: record for record in records}, pairs),
     }
+
+
+class _Row(TypedDict):
+    """The fields of a system that every comparison.json has."""
+
+    system: str
+    seeds: list[int]
+    parameters: int
+    seconds: float
+
+
+class SeedsReport(TypedDict):
+    """The fields of comparison.json that a report reads."""
+
+    task: Literal["classification", "relatedness"]
+    baseline: str
+    tests: str
+    cells: list[dict]
+    systems: list[_Row]
 
 
 class _Scores(TypedDict, total=False):
@@ -144,13 +164,39 @@ def _compare(
     return measures.compare([examples[name] for name in baselines], [examples[name] for name in systems], result)
 
 
+def shown_columns(report: dict) -> dict[str, str]:
+    """Return the titles of the scores that a row of the report has, by their names, in the order of the table."""
+    titles = {f"{entry}.{name}": title for (entry, name), title in MEASURES[report["task"]].columns.items()}
+    return {key: title for key, title in titles.items() if any(key in row for row in report["systems"])}
+
+
+def headline_test(row: dict, measures: Measures) -> SeedTest | None:
+    """Return the test of a system's headline score against the baseline; None for the baseline itself."""
+    test = row.get("tests", {}).get(f"test.{measures.headline}")
+    return SeedTest(**test) if test else None
+
+
+def explain(report: dict) -> list[str]:
+    """Return the lines below the table: its columns, its tests, and what makes a comparison doubtful."""
+    lines = [
+        "valid, test: the trained model (by the setting `average`, chosen on valid); last: the last checkpoint, on test; "
+        + ("r, rho: Pearson, Spearman" if report["task"] == "relatedness" else "two: read as two classes")
+        + ". Mean ± deviation over seeds"
+    ]
+    if any(key.startswith("test.peak.") for key in shown_columns(report)):
+        lines.append(
+            "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
+            "a choice"
+        )
+    return [*lines, report["tests"], *notes_about_cells(report)]
+
+
 def format_table(report: dict) -> str:
     """Return one line per system: mean and deviation over seeds, the difference from the baseline, and notes."""
     rows, measures = report["systems"], MEASURES[report["task"]]
     if not rows:
         return "no cell is done yet"
-    titles = {f"{entry}.{name}": title for (entry, name), title in measures.columns.items()}
-    shown = {key: title for key, title in titles.items() if any(key in row for row in rows)}
+    shown = shown_columns(report)
     width = max(len("system"), *(len(row["system"]) for row in rows))
     column = 11 + 2 * measures.digits
     lines = [
@@ -161,37 +207,14 @@ def format_table(report: dict) -> str:
     for row in rows:
         line = f"{row['system']:{width}} {len(row['seeds']):5d}"
         for key in shown:
-            line += f"{_mean_and_deviation(row[key], measures) if key in row else '':>{column}}"
-        if test := row.get("tests", {}).get(f"test.{measures.headline}"):
-            line += _show_test(SeedTest(**test), measures)
+            line += f"{measures.show_mean(row[key]) if key in row else '':>{column}}"
+        if test := headline_test(row, measures):
+            p_value, holm = show_p_values(test)
+            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test):>20}{p_value:>9}{holm:>10}"
         else:
             line += " " * 59
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
-    lines.append(
-        "valid, test: the trained model (by the setting `average`, chosen on valid); last: the last checkpoint, on test; "
-        + ("r, rho: Pearson, Spearman" if report["task"] == "relatedness" else "two: read as two classes")
-        + ". Mean ± deviation over seeds"
-    )
-    if any(f"test.peak.{measures.headline}" in row for row in rows):
-        lines.append(
-            "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
-            "a choice"
-        )
-    lines.append(report["tests"])
-    lines += notes_about_cells(report)
-    return "\n".join(lines)
-
-
-def _mean_and_deviation(summary: dict, measures: Measures) -> str:
-    deviation = measures.show(summary["deviation"]) if summary["deviation"] is not None else "-"
-    return f"{measures.show(summary['mean'])} ± {deviation}"
-
-
-def _show_test(test: SeedTest, measures: Measures) -> str:
-    """Format difference and interval, p, and Holm's p."""
-    interval = f"[{', '.join(measures.show(end, '+') for end in test.interval)}]" if test.interval else "-"
-    p_value, holm = show_p_values(test)
-    return f"{measures.show(test.difference, '+'):>20}{interval:>20}{p_value:>9}{holm:>10}"
+    return "\n".join([*lines, *explain(report)])
 
 
 def draw(report: dict) -> "Figure":
@@ -222,7 +245,7 @@ def draw(report: dict) -> "Figure":
 def write_report(config: SeedsConfig, records: Sequence[Record], out: Path) -> str:
     """Write comparison.json and comparison.png. Returns the table and the paths."""
     report = build_report(config, records)
-    atomic_write(out / "comparison.json", json_bytes(report))
+    atomic_write(out / COMPARISON, json_bytes(report))
     if not report["systems"]:
         return format_table(report)
     write_png(draw(report), out / "comparison.png")

@@ -11,6 +11,7 @@ from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_stats import run_encoder_attention
 from treenet.analysis.self_attention import has_self_attention
 from treenet.experiments.scaling_plot import draw as draw_scaling
+from treenet.experiments.seeds_report import draw as draw_seeds
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
@@ -30,6 +31,7 @@ from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
 from treenet.report.report_runs import Missing, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
+from treenet.report.seeds_section import seeds_name
 from treenet.report.study_section import scaling_name
 from treenet.report.tree_layout import lay_out
 from treenet.report.views import build_views, choose_examples
@@ -47,18 +49,18 @@ _MOST_SELF_WEIGHTS = 2_000_000
 
 
 def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
-    """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
+    """Write a report of runs, studies and comparisons into `out`, the page last; `say` gets what is being done.
 
     The page leaves out what a run lacks, and names the command that adds it. With `live`, the page has the state of the runs and
-    their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is neither run nor study,
-    and for settings that fit no run.
+    their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is none of these, and
+    for settings that fit no run.
     """
     if not settings.runs:
         raise UserError(
             "runs: give the folders of runs or studies, for example: python workflows/report.py --out report RUN_A RUN_B"
         )
     choose_device(settings.use_gpu)
-    runs, studies = read_report_inputs(settings.runs, settings.split)
+    runs, studies, comparisons = read_report_inputs(settings.runs, settings.split)
     baseline = choose_baseline(runs, settings.baseline)
     differing, shared = settings_of(runs)
     report = Report(
@@ -66,6 +68,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         split=settings.split,
         runs=runs,
         studies=studies,
+        comparisons=comparisons,
         baseline=baseline,
         differing=differing,
         shared=shared,
@@ -175,6 +178,9 @@ def _draw(report: Report, folder: Path) -> None:
         for index, study in enumerate(report.studies):
             if study.report and study.report["points"]:
                 draw(scaling_name(index), draw_scaling(study.report))
+        for index, study in enumerate(report.comparisons):
+            if study.report and study.report["systems"]:
+                draw(seeds_name(index), draw_seeds(study.report))
         for name, figure in draw_scores(report.tables, report.frequencies, colors):
             draw(name, figure)
         for name, figure in draw_attention(report, colors):

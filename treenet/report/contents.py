@@ -24,6 +24,7 @@ class Report:
     split: str
     runs: list[ReportRun]
     studies: list[ReportStudy]
+    comparisons: list[ReportStudy]
     baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]

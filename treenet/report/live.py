@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Ledger
+from treenet.experiments.scaling_table import SCALING
+from treenet.experiments.seeds_report import COMPARISON
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, number, paragraph, tag, text
 from treenet.report.report_settings import ReportSettings
@@ -70,7 +72,7 @@ def _count_cells(folder: Path) -> tuple[int, int]:
 def _signature(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
     """The state of the files that a live page reads."""
     for folder in folders:
-        for name in ("metrics.jsonl", LEDGER, "scaling.json"):
+        for name in ("metrics.jsonl", LEDGER, SCALING, COMPARISON):
             with suppress(OSError):
                 found = (folder / name).stat()
                 yield str(folder / name), found.st_mtime_ns, found.st_size

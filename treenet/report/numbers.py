@@ -50,7 +50,8 @@ def report_numbers(report: Report) -> dict:
         "word_frequency": [found.to_json() for found in report.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},
-        "stale_cells": {study.name: study.stale for study in report.studies if study.stale},
+        "comparisons": {study.name: study.report for study in report.comparisons},
+        "stale_cells": {study.name: study.stale for study in [*report.studies, *report.comparisons] if study.stale},
         "attention": {name: stats.to_json() for name, stats in report.attention.items()},
         "encoder_attention": {name: stats.to_json() for name, stats in report.encoder.items()},
         "attention_weights_sha256": {

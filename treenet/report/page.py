@@ -16,6 +16,7 @@ from treenet.report.pictures import show_sentences
 from treenet.report.probes import show_probes
 from treenet.report.run_section import show_curves, show_runs
 from treenet.report.score_section import show_ablations, show_scores
+from treenet.report.seeds_section import show_comparisons
 from treenet.report.study_section import show_studies
 from treeproc.common.command_names import as_called
 
@@ -34,6 +35,7 @@ def render_page(report: Report, live: Live | None = None) -> str:
     page.add("scores", "Scores", *show_scores(page))
     page.add("ablations", "Ablations", show_ablations(page))
     page.add("size", "Size of the training data", *show_studies(page))
+    page.add("seeds", "Comparisons over seeds", *show_comparisons(page))
     page.add("lines", "All sentences", *show_lines(page))
     page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
@@ -45,7 +47,7 @@ def render_page(report: Report, live: Live | None = None) -> str:
     page.add("making", "How each run was made", show_making(page))
 
     links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
-    names = ", ".join(one.name for one in [*report.runs, *report.studies])
+    names = ", ".join(one.name for one in [*report.runs, *report.studies, *report.comparisons])
     body = tag("header", tag("h1", escape(report.title)) + paragraph(names, class_="lead"))
     body += tag("nav", tag("ol", links), aria_label="Contents")
     body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))

@@ -5,10 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from treenet.evaluation.origin import RunState, Standing
 from treenet.evaluation.run_results import PARSE, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
+from treenet.experiments.scaling_table import SCALING
+from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.seeds_report import COMPARISON, SeedsReport
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
@@ -68,7 +72,10 @@ class ReportRun:
 
 @dataclass(frozen=True)
 class ReportStudy:
-    """A data-size study; `report` is its scaling.json, None before its first cell is done. `stale` are names of its cells."""
+    """A data-size study, or a comparison over seeds. `stale` are names of its cells.
+
+    `report` is its scaling.json or comparison.json, None before its first cell is done.
+    """
 
     name: str
     given: str
@@ -76,29 +83,38 @@ class ReportStudy:
     stale: tuple[str, ...] = ()
 
 
-def read_report_inputs(given: Sequence[str], split: str) -> tuple[list[ReportRun], list[ReportStudy]]:
-    """Runs and studies in the order given. Raises UserError for a folder that is neither."""
+class ReportInputs(NamedTuple):
+    """The folders of a report by their kind, each in the order given."""
+
+    runs: list[ReportRun]
+    studies: list[ReportStudy]
+    comparisons: list[ReportStudy]  # of workflows/compare_seeds.py
+
+
+def read_report_inputs(given: Sequence[str], split: str) -> ReportInputs:
+    """Read runs, studies and comparisons. Raises UserError for a folder of another kind."""
     if len(set(given)) < len(given):
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
-    runs, studies = [], []
+    found = ReportInputs([], [], [])
     for name, text in zip(short_names(given), given, strict=True):
         mirror = RunMirror(as_path(text), only=(AVERAGED,))
         mirror.pull()
         folder = mirror.folder
-        if (folder / LEDGER).is_file():
-            _refuse_comparison(text, folder)
-            report = read_json(folder / "scaling.json") if (folder / "scaling.json").is_file() else None
-            studies.append(ReportStudy(name, text, report, tuple(_stale_cells(folder, report or {}))))
-        else:
-            runs.append(_read_run(name, text, folder, split))
-    return runs, studies
+        if not (folder / LEDGER).is_file():
+            found.runs.append(_read_run(name, text, folder, split))
+            continue
+        over_seeds = _is_comparison(folder)
+        file, hint = folder / (COMPARISON if over_seeds else SCALING), "its own command makes it again"
+        report = read_json(file, hint, SeedsReport if over_seeds else None) if file.is_file() else None
+        study = ReportStudy(name, text, report, tuple(_stale_cells(folder, report or {})))
+        (found.comparisons if over_seeds else found.studies).append(study)
+    return found
 
 
-def _refuse_comparison(given: str, folder: Path) -> None:
-    """Raises UserError for a folder of workflows/compare_seeds.py, whose runs are of classifiers."""
+def _is_comparison(folder: Path) -> bool:
+    """Return whether a folder with cells is of workflows/compare_seeds.py."""
     config = folder / "config.yaml"
-    if config.is_file() and _read_config(config).get("task") == "classification":
-        raise UserError(f"{given} is a comparison of classifiers, which has its own table: {folder / 'comparison.json'}")
+    return config.is_file() and _read_config(config).get("task", "translation") in MEASURES
 
 
 def _stale_cells(folder: Path, report: dict) -> Iterator[str]:

@@ -17,22 +17,19 @@ from treenet.experiments.study import notes_about_cells
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
 from treenet.report.naming import show_p_value
+from treenet.report.report_runs import ReportStudy
 from treeproc.common.command_names import as_called
 
 
 def show_studies(page: Page) -> list[str]:
+    """Return picture, table and notes of every study."""
     out = []
     for index, study in enumerate(page.report.studies):
-        if study.report is None:
-            message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
-            out.append(tag("div", tag("p", message), class_="callout"))
-            continue
         report = study.report
-        if study.stale:
-            message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
-            config = shlex.quote(f"{study.given}/config.yaml")
-            command = code(as_called(f"python workflows/scaling.py --config {config} --out {shlex.quote(study.given)}"))
-            out.append(tag("div", tag("p", escape(message) + command), class_="callout", role="note"))
+        if not report or not report["points"]:
+            out.append(tell_no_cell(study))
+            continue
+        out += tell_stale(study, "scaling.py")
         metric = metric_of(report)
         title = METRIC_TITLES[metric]
         out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
@@ -61,14 +58,35 @@ def show_studies(page: Page) -> list[str]:
 def _study_test(test: SeedTest, of_weights: float, against: str) -> list[TableCell]:
     """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
+    message = (interval, *show_p_values(test), show_p_value(of_weights))
+    return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
+
+
+def show_p_values(test: SeedTest) -> list[str]:
+    """Return the markup of p and Holm's p over seeds. A star is of the p that counts."""
     p_values = [show_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
     p_values[test.holm_p_value is not None] += "*" * test.starred
     if test.family == EXPLORATORY:
         p_values[1] = "exploratory"
-    message = (interval, *p_values, show_p_value(of_weights))
-    return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
+    return p_values
 
 
 def scaling_name(index: int) -> str:
     """Name of the figure of a study."""
     return f"scaling_{index + 1}"
+
+
+def tell_no_cell(study: ReportStudy) -> str:
+    """Return the markup of a note that a study has no results yet."""
+    message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
+    return tag("div", tag("p", message), class_="callout")
+
+
+def tell_stale(study: ReportStudy, script: str) -> list[str]:
+    """Return the markup of a note if cells of a study have other weights now, with the command that renews the numbers."""
+    if not study.stale:
+        return []
+    message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
+    config = shlex.quote(f"{study.given}/config.yaml")
+    command = code(as_called(f"python workflows/{script} --config {config} --out {shlex.quote(study.given)}"))
+    return [tag("div", tag("p", escape(message) + command), class_="callout", role="note")]
