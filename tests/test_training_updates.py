@@ -1,6 +1,7 @@
 """One update: micro-batches, memory that runs out, ranks, R-Drop, the moving average, what is logged."""
 
 import itertools
+import os
 import platform
 import subprocess
 import sys
@@ -105,6 +106,23 @@ print(before - held())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 10 * 2**20
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16")
+@pytest.mark.parametrize(("chosen", "kept"), [({}, 0), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "200"}, 1)])
+def test_few_kernels_of_products_are_kept(chosen, kept):
+    """After a hundred other shapes, the kernel of the first shape is made again, unless the user has chosen a larger cache."""
+    code = """
+import torch
+from treenet.training.memory import bound_kernel_cache
+
+bound_kernel_cache()
+for rows in [*range(33, 133), 33]:
+    torch.ones(rows, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
+"""
+    environment = {**os.environ, "ONEDNN_VERBOSE": "profile_create", **chosen}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.count("create:cache_miss") == 101 - kept and done.stdout.count("create:cache_hit") == kept
 
 
 def out_of_memory_above(examples: int) -> None:

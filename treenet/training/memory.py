@@ -1,4 +1,4 @@
-"""Memory of a worker: the peak so far, and settings of the allocators."""
+"""Memory of a worker: the peak so far, and settings of the allocators and of a cache."""
 
 import ctypes
 import os
@@ -9,6 +9,7 @@ import torch
 
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # all versions read the older name
 _EXPANDABLE = "expandable_segments:True"
+_KERNEL_CACHE, _MOST_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 
 
@@ -42,3 +43,12 @@ def keep_freed_memory() -> None:
     if tune:
         tune(_TRIM_THRESHOLD, 2**30)
         tune(_MMAP_THRESHOLD, 2**25)  # glibc would reach this value by itself, but the other setting prevents that
+
+
+def bound_kernel_cache() -> None:
+    """Let oneDNN keep 64 kernels, unless the user has set a number. It reads it at its first product of the process.
+
+    oneDNN makes a kernel for every shape of a product in bfloat16, and keeps 1,024 of them. Nearly every batch has other shapes,
+    and on processors with matrix units (AMX) a kernel takes megabytes. One update has fewer than 64 shapes.
+    """
+    os.environ.setdefault(_KERNEL_CACHE, _MOST_KERNELS)

@@ -30,7 +30,7 @@ from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
-from treenet.training.memory import expand_segments, keep_freed_memory, peak_memory
+from treenet.training.memory import bound_kernel_cache, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks
 from treenet.training.reproducible import deterministic_mode
@@ -80,6 +80,7 @@ def train(
     """
     torch.set_flush_denormal(True)
     keep_freed_memory()
+    bound_kernel_cache()
     device = torch.device(device)
     if device.type == "cuda":
         expand_segments()
