@@ -3,7 +3,7 @@
 Another processor or package rounds differently, so the same cell gets other weights from it (docs/results/demo.md has figures).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from treenet.experiments.records import Record, Training
 
@@ -11,17 +11,17 @@ _SHOWN = 3  # pairs in a line
 _WORDS = {"device": "kinds of device", "packages": "versions of packages", "software": "commits of this software"}
 
 
-def find_unlike(records: Mapping[str, Record], pairs: Sequence[tuple[str, str]]) -> dict:
-    """Return the number of `pairs` of compared cells, and by condition the pairs in which the cells differ.
+def find_unlike(records: Iterable[Record], pairs: Sequence[tuple[str, str]]) -> dict:
+    """Return the number of `pairs` of compared cells, by name, and for each condition the pairs in which the cells differ.
 
     A cell that was trained under several conditions differs from every other one.
     """
+    conditions = {record["cell"]: _conditions(record["training"]) for record in records}
     differing: dict[str, list[list[str]]] = {name: [] for name in _WORDS}
-    for pair in pairs:
-        sides = [_conditions(records[name]["training"]) for name in pair]
+    for one, other in pairs:
         for name, found in differing.items():
-            if len({*sides[0][name], *sides[1][name]}) > 1:
-                found.append(list(pair))
+            if len({*conditions[one][name], *conditions[other][name]}) > 1:
+                found.append([one, other])
     return {"compared": len(pairs), **differing}
 
 

@@ -158,7 +158,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
         "cells": cells,
         "points": points,
         "slopes": slopes,
-        "unlike": find_unlike({record["cell"]: record for record in records}, pairs),
+        "unlike": find_unlike(records, pairs),
     }
 
 

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import MinLen
+from annotated_types import MinLen, Predicate
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.origin import recorded_origin
@@ -84,7 +84,7 @@ def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
         "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_FAMILY}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
-        "unlike": find_unlike({record["cell"]: record for record in records}, pairs),
+        "unlike": find_unlike(records, pairs),
     }
 
 
@@ -100,7 +100,7 @@ class _Row(TypedDict):
 class SeedsReport(TypedDict):
     """The fields of comparison.json that a report reads."""
 
-    task: Literal["classification", "relatedness"]
+    task: Annotated[str, Predicate(MEASURES.__contains__)]
     baseline: str
     tests: str
     cells: list[dict]

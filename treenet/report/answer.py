@@ -169,7 +169,7 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
 
 def answer_study(study: ReportStudy) -> Answer | None:
     """The answer of a study at its largest share of the data; None before a cell is done."""
-    if not study.report or not study.report["points"]:
+    if study.report is None:
         return None
     report, metric = study.report, metric_of(study.report)
     largest = max(point["fraction"] for point in report["points"])

@@ -176,10 +176,10 @@ def _draw(report: Report, folder: Path) -> None:
             with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
                 draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
         for index, study in enumerate(report.studies):
-            if study.report and study.report["points"]:
+            if study.report:
                 draw(scaling_name(index), draw_scaling(study.report))
         for index, study in enumerate(report.comparisons):
-            if study.report and study.report["systems"]:
+            if study.report:
                 draw(seeds_name(index), draw_seeds(study.report))
         for name, figure in draw_scores(report.tables, report.frequencies, colors):
             draw(name, figure)

@@ -103,12 +103,19 @@ def read_report_inputs(given: Sequence[str], split: str) -> ReportInputs:
         if not (folder / LEDGER).is_file():
             found.runs.append(_read_run(name, text, folder, split))
             continue
-        over_seeds = _is_comparison(folder)
-        file, hint = folder / (COMPARISON if over_seeds else SCALING), "its own command makes it again"
-        report = read_json(file, hint, SeedsReport if over_seeds else None) if file.is_file() else None
-        study = ReportStudy(name, text, report, tuple(_stale_cells(folder, report or {})))
-        (found.comparisons if over_seeds else found.studies).append(study)
+        if _is_comparison(folder):
+            found.comparisons.append(_read_study(name, text, folder, COMPARISON, "systems", SeedsReport))
+        else:
+            found.studies.append(_read_study(name, text, folder, SCALING, "points"))
     return found
+
+
+def _read_study(name: str, given: str, folder: Path, file: str, rows: str, form: type | None = None) -> ReportStudy:
+    """Read the file of a study's results, of which `rows` are the rows of its table."""
+    report = read_json(folder / file, "its own command makes it again", form) if (folder / file).is_file() else None
+    if report is None or not report[rows]:
+        return ReportStudy(name, given, None)
+    return ReportStudy(name, given, report, tuple(_stale_cells(folder, report)))
 
 
 def _is_comparison(folder: Path) -> bool:

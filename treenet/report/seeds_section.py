@@ -11,12 +11,11 @@ def show_comparisons(page: Page) -> list[str]:
     """Return picture, table and notes of every comparison."""
     out = []
     for index, study in enumerate(page.report.comparisons):
-        report = study.report
-        if not report or not report["systems"]:
+        if study.report is None:
             out.append(tell_no_cell(study))
             continue
         out += tell_stale(study, "compare_seeds.py")
-        measures = MEASURES[report["task"]]
+        report, measures = study.report, MEASURES[study.report["task"]]
         shown = shown_columns(report)
         out.append(page.figure(seeds_name(index), f"{study.name}: {measures.axis}, every seed of every system."))
         titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "p", "p, Holm", "parameters", "minutes"]
@@ -26,8 +25,9 @@ def show_comparisons(page: Page) -> list[str]:
             cells = [text(row["system"]), number(len(row["seeds"]))]
             cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
             if test := headline_test(row, measures):
-                signed = [measures.show(test.difference, "+"), measures.show_interval(test)]
-                cells += [TableCell(one, "n") for one in (*(one.replace("-", "−") for one in signed), *show_p_values(test))]
+                signed = (measures.show(test.difference, "+"), measures.show_interval(test))
+                cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
+                cells += [TableCell(value, "n") for value in show_p_values(test)]
             else:
                 cells += [TableCell("", "n")] * 4
             rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])

@@ -25,11 +25,11 @@ def show_studies(page: Page) -> list[str]:
     """Return picture, table and notes of every study."""
     out = []
     for index, study in enumerate(page.report.studies):
-        report = study.report
-        if not report or not report["points"]:
+        if study.report is None:
             out.append(tell_no_cell(study))
             continue
         out += tell_stale(study, "scaling.py")
+        report = study.report
         metric = metric_of(report)
         title = METRIC_TITLES[metric]
         out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
