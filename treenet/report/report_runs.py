@@ -111,7 +111,7 @@ def read_report_inputs(given: Sequence[str], split: str) -> ReportInputs:
 
 
 def _read_study(name: str, given: str, folder: Path, file: str, rows: str, form: type | None = None) -> ReportStudy:
-    """Read the file of a study's results, of which `rows` are the rows of its table."""
+    """Read the file of a study's results. Its table has the rows `rows`; without a row there are no results yet."""
     report = read_json(folder / file, "its own command makes it again", form) if (folder / file).is_file() else None
     if report is None or not report[rows]:
         return ReportStudy(name, given, None)
