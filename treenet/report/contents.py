@@ -24,7 +24,6 @@ class Report:
     split: str
     runs: list[ReportRun]
     studies: list[ReportStudy]
-    comparisons: list[ReportStudy]
     baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]
@@ -34,6 +33,7 @@ class Report:
     attention: dict[str, AttentionStats]
     encoder: dict[str, EncoderStats]  # self-attention, of the runs whose weights can be computed
     views: dict[int, list[View]]  # by example, in the order in which they are shown
+    comparisons: list[ReportStudy] = field(default_factory=list)  # over seeds
     answers: list[Answer] = field(default_factory=list)  # of the runs, then of each study
     frequencies: list[Frequencies] = field(default_factory=list)  # one a table
     lines: Lines | None = None  # all sentences of the split
