@@ -289,12 +289,15 @@ def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
 
 
 def test_the_cell_of_a_killed_process_is_taken_by_another_of_the_command(tmp_path):
-    slow = Slow(tmp_path, 0)
-    (tmp_path / "wait-a").touch()
+    slow, held = Slow(tmp_path, 0), [tmp_path / f"wait-{name}" for name in "ab"]
+    for path in held:
+        path.touch()
     with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
-        wait_for(lambda: {"b", "c"} == dict(slow.read("end")).keys())
+        wait_for(lambda: {"a", "b"} == dict(slow.read("start")).keys())
         os.kill(dict(slow.read("start"))["a"], signal.SIGKILL)
-        (tmp_path / "wait-a").unlink()
+        wait_for(lambda: Ledger.read(tmp_path).counts() == "1 running, 1 interrupted, 1 waiting")
+        for path in held:
+            path.unlink()
         _, err = driver.communicate(timeout=100)
     assert driver.returncode == 0 and "a process ended with status -9" in err
     assert Ledger.read(tmp_path).entries["a"].starts == 2 and [name for name, _ in slow.read("end")].count("a") == 1

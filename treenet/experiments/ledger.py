@@ -128,11 +128,9 @@ class Ledger:
                 else:
                     _refuse_changes(folder, cell, old)
                     old.settings = new.settings
+            ledger._interrupt_dead()
             for name, entry in ledger.entries.items():
-                if entry.status == RUNNING:
-                    with ExitStack() as stack:
-                        entry.status = INTERRUPTED if _hold(folder / "cells" / name, stack) else RUNNING
-                elif entry.status == DONE and not (folder / "cells" / name / "scores.json").exists():
+                if entry.status == DONE and not (folder / "cells" / name / "scores.json").exists():
                     entry.status = INTERRUPTED  # its folder was removed or emptied
         ledger._starts = {name: entry.starts for name, entry in ledger.entries.items()}
         return ledger
@@ -185,6 +183,11 @@ class Ledger:
         with self._changed():
             self.entries[cell.name].status = INTERRUPTED
 
+    def interrupt_dead(self) -> None:
+        """Mark the cells as interrupted that were running in processes that died."""
+        with self._changed():
+            self._interrupt_dead()
+
     def counts(self) -> str:
         """Return the number of cells by status, for a person."""
         counts = Counter(entry.status for entry in self.entries.values())
@@ -207,6 +210,13 @@ class Ledger:
         with self._refreshed():
             yield
             self._write()
+
+    def _interrupt_dead(self) -> None:
+        for name, entry in self.entries.items():
+            if entry.status == RUNNING:
+                with ExitStack() as stack:
+                    if _hold(self._path.parent / "cells" / name, stack):
+                        entry.status = INTERRUPTED
 
     def _start(self, cell: Cell) -> None:
         entry = self.entries[cell.name]

@@ -46,6 +46,7 @@ def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger
                 for process in [process for process in running if not process.is_alive()]:
                     running.remove(process)
                     if process.exitcode:
+                        ledger.interrupt_dead()
                         message = f"a process ended with status {process.exitcode}; other processes run its cell"
                         print(f"warning: {message}", file=sys.stderr)
         finally:
