@@ -130,10 +130,18 @@ def test_sigkill_in_the_middle_loses_and_repeats_nothing(tmp_path):
 
 
 class Slow:
-    """Work of a cell that takes `seconds`, and longer where a file tells it to wait; it notes its start and end. Can be sent."""
+    """Work of a cell that takes `seconds`, and longer while the test holds the cell; it notes its start and end. Can be sent."""
 
     def __init__(self, folder: Path, seconds: float):
         self.folder, self.seconds = folder, seconds
+
+    def hold(self, names: str) -> None:
+        for name in names:
+            (self.folder / f"wait-{name}").touch()
+
+    def release(self) -> None:
+        for path in self.folder.glob("wait-*"):
+            path.unlink()
 
     def note(self, *words) -> None:
         with open(self.folder / "log", "a") as file:
@@ -204,12 +212,12 @@ def wait_for(what, seconds: float = 200) -> None:
 
 def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
     names, slow = "abcdefgh", Slow(tmp_path, 0)
-    (tmp_path / "wait-a").touch()
+    slow.hold("a")
     with commands(tmp_path, names, 2) as started:
         wait_for(lambda: len({pid for _, pid in slow.read("start")}) == 2 and len(slow.read("end")) == 7)
         time.sleep(1)
         assert all(process.poll() is None for process in started), "a cell is still at work"
-        (tmp_path / "wait-a").unlink()
+        slow.release()
         message = [process.communicate(timeout=200) for process in started]
     assert [process.returncode for process in started] == [0, 0], message
     assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
@@ -219,12 +227,12 @@ def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
 
 def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
     slow = Slow(tmp_path, 0)
-    (tmp_path / "wait-b").touch()
+    slow.hold("b")
     with commands(tmp_path, "abcd", 2) as started:
         wait_for(lambda: "b" in dict(slow.read("start")) and {"a", "c", "d"} == dict(slow.read("end")).keys())
         killed = next(process for process in started if process.pid == dict(slow.read("start"))["b"])
         killed.send_signal(signal.SIGKILL)
-        (tmp_path / "wait-b").unlink()
+        slow.release()
         other = next(process for process in started if process is not killed)
         message = other.communicate(timeout=200)
     assert other.returncode == 0, message
@@ -236,9 +244,10 @@ def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
 
 
 def test_a_cell_that_another_command_has_is_running_for_a_third(tmp_path):
-    (tmp_path / "wait-a").touch()
+    slow = Slow(tmp_path, 0)
+    slow.hold("a")
     with commands(tmp_path, "a", 1):
-        wait_for(lambda: Slow(tmp_path, 0).read("start"))
+        wait_for(lambda: slow.read("start"))
         assert Ledger.open(tmp_path, make_cells(tmp_path, "a", "b")).entries["a"].status == RUNNING
     wait_for(lambda: Ledger.open(tmp_path, make_cells(tmp_path, "a")).entries["a"].status == INTERRUPTED)
 
@@ -255,13 +264,11 @@ def test_a_cell_that_fails_is_tried_once_by_a_command_and_its_neighbours(tmp_pat
 
 
 def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp_path):
-    slow, held = Slow(tmp_path, 0), [tmp_path / f"wait-{name}" for name in "ab"]
-    for path in held:  # until both processes have a cell: else one that starts first might take them all
-        path.touch()
+    slow = Slow(tmp_path, 0)
+    slow.hold("ab")  # until both processes have a cell: else one that starts first might take them all
     with commands(tmp_path, "abcdef", 1, parallel=2) as (driver,):
         wait_for(lambda: len(slow.read("start")) == 2)
-        for path in held:
-            path.unlink()
+        slow.release()
         out, err = driver.communicate(timeout=100)
     assert driver.returncode == 0, err
     assert len({pid for _, pid in slow.read("start")} | {driver.pid}) == 3
@@ -275,8 +282,7 @@ def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.cluster), signal.SIGKILL])
 def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
     slow = Slow(tmp_path, 0)
-    for name in "abc":
-        (tmp_path / f"wait-{name}").touch()
+    slow.hold("abc")
     with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
         wait_for(lambda: len(slow.read("start")) == 2)
         driver.send_signal(number)
@@ -289,15 +295,13 @@ def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
 
 
 def test_the_cell_of_a_killed_process_is_taken_by_another_of_the_command(tmp_path):
-    slow, held = Slow(tmp_path, 0), [tmp_path / f"wait-{name}" for name in "ab"]
-    for path in held:
-        path.touch()
+    slow = Slow(tmp_path, 0)
+    slow.hold("ab")
     with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
         wait_for(lambda: {"a", "b"} == dict(slow.read("start")).keys())
         os.kill(dict(slow.read("start"))["a"], signal.SIGKILL)
         wait_for(lambda: Ledger.read(tmp_path).counts() == "1 running, 1 interrupted, 1 waiting")
-        for path in held:
-            path.unlink()
+        slow.release()
         _, err = driver.communicate(timeout=100)
     assert driver.returncode == 0 and "a process ended with status -9" in err
     assert Ledger.read(tmp_path).entries["a"].starts == 2 and [name for name, _ in slow.read("end")].count("a") == 1
