@@ -179,7 +179,7 @@ def test_the_command_scores_and_compares(encoder, tmp_path, capsys):
     printed, warned = capsys.readouterr()
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())["metrics"]["bertscore"]
     assert [found["baseline"], found["system"]] == pytest.approx(values.mean(1).tolist(), abs=1e-3)
-    assert found["p_value"] < 0.05 and "\nBERTScore " in printed and "|bs:1000|seed:12345" in printed
+    assert found["p_two_sided"] < 0.05 and "\nBERTScore " in printed and "|bs:1000|seed:12345" in printed
     assert "warning: BERTScore: one text is longer than the model reads" in warned
     with pytest.raises(UserError, match="sources: needs references=FILE"):
         evaluate.main(["--compare", "a", "b", f"sources={tmp_path / 'truth'}"])

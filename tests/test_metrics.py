@@ -10,7 +10,8 @@ import sacrebleu
 from data_beside import DATA
 from hypothesis import given
 from hypothesis_profiles import num_examples
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.significance import PairedTest
 from strategies import trees
 
 from treenet.cli import evaluate
@@ -20,13 +21,16 @@ from treenet.evaluation.bootstrap import (
     compare_means,
     compare_seeds,
     compare_slopes,
+    compare_systems,
+    sacrebleu_p,
     sample_bleu,
+    sample_counts,
+    two_sided_p,
 )
 from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
 from treenet.evaluation.metrics import (
     build_tokenizer,
     choose_tokenizer,
-    compare_systems,
     compute_scores,
     sentence_chrf,
     split_compounds,
@@ -106,7 +110,7 @@ def test_a_comparison_takes_further_references():
     first, second = [line.replace("sat", "was") for line in REFERENCES], REFERENCES
     alone = compare_systems(first, second, REFERENCES, 20)["bleu"]
     both = compare_systems(first, second, REFERENCES, 20, [first])["bleu"]
-    assert alone.difference > 1 and both.baseline == both.system == pytest.approx(100) and both.p_value == 1
+    assert alone.difference > 1 and both.baseline == both.system == pytest.approx(100) and both.p_two_sided == 1
     with pytest.raises(UserError, match="must have one line per reference"):
         compare_systems(first, second, REFERENCES, 20, [first[1:]])
 
@@ -230,27 +234,43 @@ def test_nothing_to_score_is_refused():
 def test_paired_bootstrap_tells_better_worse_and_equal():
     worse = [line.replace("looked at us", "left") for line in REFERENCES]
     better = compare_systems(worse, REFERENCES, REFERENCES, num_samples=200)
-    assert better["bleu"].difference > 10 and better["bleu"].p_value < 0.05 and better["chrf"].p_value < 0.05
+    assert better["bleu"].difference > 10 and better["bleu"].p_two_sided < 0.05 and better["chrf"].p_two_sided < 0.05
     assert "bs:200|seed:12345" in better["bleu"].signature
     assert compare_systems(REFERENCES, worse, REFERENCES, num_samples=200)["bleu"].difference == -better["bleu"].difference
-    assert compare_systems(worse, worse, REFERENCES, num_samples=200)["chrf"].p_value == 1
+    same = compare_systems(worse, worse, REFERENCES, num_samples=200)["chrf"]
+    assert (same.p_two_sided, same.p_sacrebleu) == (1, 1)
     with pytest.raises(UserError, match="system translations: must have one line per reference"):
         compare_systems(worse, worse[1:], REFERENCES)
 
 
 def test_a_bootstrap_of_means_is_that_of_its_definition():
-    """Koehn (2004), as sacrebleu counts: samples whose difference lies further from its mean than the observed one from 0."""
+    """Samples whose difference is as far from its mean as the observed one from 0. Sacrebleu takes absolute values first."""
     rng = np.random.default_rng(3)
     for shift in (0.05, 0.4, 2.0):
         baseline, system = rng.normal(size=30), rng.normal(size=30) + shift
         chosen = np.random.default_rng(12345).choice(30, size=(200, 30), replace=True)
-        spread = [abs(system[rows].mean() - baseline[rows].mean()) for rows in chosen]
+        spread = [system[rows].mean() - baseline[rows].mean() for rows in chosen]
         observed = system.mean() - baseline.mean()
-        further = sum(value - np.mean(spread) > abs(observed) for value in spread)
+        farther = sum(abs(value - np.mean(spread)) >= abs(observed) for value in spread)
+        in_sacrebleu = sum(abs(value) - np.mean(np.abs(spread)) > abs(observed) for value in spread)
         found = compare_means(baseline, system, 200, "metric")
         assert (found.baseline, found.difference) == pytest.approx((baseline.mean(), observed))
-        assert found.p_value == (further + 1) / 201 and found.signature == "metric|bs:200|seed:12345"
-    assert compare_means(baseline, baseline, 200, "metric").p_value == 1
+        assert (found.p_two_sided, found.p_sacrebleu) == ((farther + 1) / 201, (in_sacrebleu + 1) / 201)
+        assert found.signature == "metric|bs:200|seed:12345"
+    same = compare_means(baseline, baseline, 200, "metric")
+    assert (same.p_two_sided, same.p_sacrebleu) == (1, 1)
+
+
+def test_the_two_sided_p_of_equally_good_systems_is_about_uniform():
+    """Of 2,000 pairs of equally good systems. Sacrebleu's p is one-sided, so it is far from uniform."""
+    random, pairs, samples, sentences = np.random.default_rng(5), 2000, 1000, 150
+    scores = random.gamma(2.0, size=(sentences, pairs)) - random.gamma(2.0, size=(sentences, pairs))
+    sampled = sample_counts(sentences, samples) @ scores / sentences
+    found = np.array([[compute(one[1:], one[0]) for compute in (two_sided_p, sacrebleu_p)] for one in sampled.T])
+    for share in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9):
+        spread = (share * (1 - share) / pairs) ** 0.5
+        assert abs((found[:, 0] < share).mean() - share) < 4 * spread
+    assert (found[:, 1] < 0.05).mean() > 0.09 and (found[:, 1] > 0.47).mean() < 0.02
 
 
 def spoil(seed: int, share: float) -> list[str]:
@@ -275,7 +295,12 @@ def test_comparing_one_seed_is_the_paired_bootstrap_of_sacrebleu(shares):
     found = compare_lines([baseline], [system], 300)
     expected = compare_systems(baseline, system, REFERENCES, num_samples=300)["bleu"]
     assert found.over_seeds.difference == pytest.approx(expected.difference)
-    assert found.weights_p_value == pytest.approx(expected.p_value)
+    assert found.weights_p_two_sided == expected.p_two_sided
+    test = PairedTest([("a", baseline), ("b", system)], {"bleu": BLEU(), "chrf": CHRF()}, [REFERENCES], "bs", 300)
+    signatures, results = test()
+    for key, one in zip(signatures, compare_systems(baseline, system, REFERENCES, num_samples=300).values(), strict=True):
+        assert one.p_sacrebleu == results[key][1].p_value and one.signature == signatures[key].format()
+        assert (one.baseline, one.system) == pytest.approx([result.score for result in results[key]])
     assert (found.over_seeds.interval, found.over_seeds.p_value) == (None, None) and not found.over_seeds.starred
     assert expected.about == "these two sets of weights on these sentences"
 
@@ -288,10 +313,10 @@ def test_comparing_seeds_takes_the_mean_over_seeds():
     assert found.difference == pytest.approx(means[1] - means[0]) and found.seeds == 3
     assert found.interval[0] < found.difference < found.interval[1] and found.sentences_error > 0
     back = compare_lines(*groups[::-1], 200)
-    assert back.over_seeds.difference == pytest.approx(-found.difference) and back.weights_p_value == both.weights_p_value
+    assert back.over_seeds.difference == pytest.approx(-found.difference) and back.weights_p_two_sided == both.weights_p_two_sided
     assert back.over_seeds.interval == pytest.approx((-found.interval[1], -found.interval[0]))
     same = compare_lines(groups[0], groups[0][::-1], 50)
-    assert (same.over_seeds.difference, same.weights_p_value) == (0, 1)
+    assert (same.over_seeds.difference, same.weights_p_two_sided) == (0, 1)
 
 
 def test_the_error_over_sentences_is_that_of_samples_which_all_seeds_share():

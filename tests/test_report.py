@@ -3,7 +3,7 @@
 import json
 import runpy
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,9 +24,10 @@ from toyruns import make_config
 from treenet.analysis.attention_stats import node_heights, run_attention
 from treenet.analysis.encoder_stats import run_encoder_attention
 from treenet.data.splits import read_references, read_split
+from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.evaluation.metrics import compare_systems, sentence_chrf
+from treenet.evaluation.metrics import sentence_chrf
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
@@ -158,11 +159,12 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
             continue
         found = compare_systems(lines["plain"], lines[row["run"]], references, 100)
         for name, test in found.items():
-            assert row["tests"][name]["p_value"] == test.p_value and row["tests"][name]["difference"] == test.difference
+            assert row["tests"][name] == asdict(test) | {"difference": test.difference}
             assert f"{test.difference:+.2f}".replace("-", "−") in shown
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
-    assert any("Scores on test" in message and ABOUT_WEIGHTS in message for message in page.texts)
+    caption = next(message for message in page.texts if "Scores on test" in message)
+    assert f"p (two-sided paired bootstrap over sentences) holds only for {ABOUT_WEIGHTS}" in caption
     (frequency,) = numbers["word_frequency"]
     assert not frequency["missing"] and frequency["training_lines"] == 20 and frequency["rows"] == [0, 1, 2]
     assert any(row[:1] == ["times in training"] for row in page.rows)

@@ -74,7 +74,7 @@ def test_three_seeds_of_both_have_the_interval_of_the_house():
     )
     low, high = expected.interval
     assert found.sentence.startswith(f"On test: tree_transformer has the highest BLEU, {best.score:.2f}, +{best.difference:.2f}")
-    assert f"{low:+.2f} to {high:+.2f}, from 3 seeds".replace("-", "−") in found.sentence
+    assert f"(t over 3 paired seeds) is {low:+.2f} to {high:+.2f}".replace("-", "−") in found.sentence
     assert ("may be chance" in found.sentence) == (low <= 0 <= high)
     assert draw_answer(found) is not None
 
@@ -120,6 +120,6 @@ def test_a_study_answers_at_its_largest_share():
     found = answer_study(ReportStudy("study", "study", report))
     assert found.sentence == (
         "study, test, 1,000 training pairs: plain has the highest BLEU, 22.00, +2.00 against tree. "
-        "The 95 % interval is +1.00 to +3.00, from 3 seeds."
+        "The 95 % interval (t over 3 paired seeds) is +1.00 to +3.00."
     )
     assert answer_study(ReportStudy("study", "study", None)) is None

@@ -32,7 +32,7 @@ from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
 from treenet.experiments.scaling_plot import draw
 from treenet.experiments.scaling_report import LABELS, build_report, make_study, read_result
-from treenet.experiments.scaling_table import format_table, read_comparison
+from treenet.experiments.scaling_table import WeightsP, format_table, read_comparison
 from treenet.experiments.study import run_study, show_study
 from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
@@ -107,7 +107,7 @@ def undisturbed(study, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed")
     done = run(study, out)
     assert done.returncode == 0, done.stderr
-    assert "paired bootstrap over sentences" in done.stdout
+    assert "two-sided paired bootstrap over sentences" in done.stdout and "critical value of Cochran and Cox" in done.stdout
     return out
 
 
@@ -253,7 +253,7 @@ def test_study_leaves_scores_translations_table_and_plot(undisturbed, data):
     assert found["difference"] == pytest.approx(tested["bleu"]["mean"] - baseline["bleu"]["mean"])
     assert (found["interval"], found["p_value"], found["seeds"]) == (None, None, 2)  # two seeds say nothing of others
     weights = found["weights"]
-    assert found["about"] == ABOUT_SEEDS and weights["about"] == ABOUT_WEIGHTS_OF_SEEDS and weights["p_value"] > 0
+    assert found["about"] == ABOUT_SEEDS and weights["about"] == ABOUT_WEIGHTS_OF_SEEDS and weights["p_two_sided"] > 0
     facts = []
     for folder in (undisturbed / "cells").iterdir():
         assert len((folder / "translations.test.txt").read_text().split("\n")) == 8 + 1
@@ -667,7 +667,7 @@ def make_report(comparison: dict | None) -> dict:
 
 
 def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
-    weights = {"weights": {"p_value": 0.001, "about": ABOUT_WEIGHTS_OF_SEEDS}}
+    weights = {"weights": {"p_two_sided": 0.001, "about": ABOUT_WEIGHTS_OF_SEEDS}}
     lines = {}
     for seeds in (1, 2, 3):
         test = compare_over_seeds([2.0, 2.1, 1.9][:seeds], 1e-4, 500)
@@ -680,8 +680,13 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
     assert ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message and "by p, Holm if there is one" in message
 
 
-def test_a_study_of_an_earlier_version_shows_its_p_value_as_that_of_its_weights():
+def test_a_study_of_an_earlier_version_shows_its_p_value_as_the_one_sided_p_of_its_weights():
     report = make_report({"difference": 2.0, "interval": [1.0, 3.0], "p_value": 0.001, "seeds": 3})
     test, of_weights = read_comparison(report["points"][0])
-    assert (test.difference, test.interval, test.p_value, test.starred, of_weights) == (2.0, None, None, False, 0.001)
-    assert "*" not in format_table(report).split("\n")[1]
+    assert (test.difference, test.interval, test.p_value, test.starred) == (2.0, None, None, False)
+    assert of_weights == WeightsP(0.001, one_sided=True)
+    assert "*" not in (line := format_table(report).split("\n")[1]) and line.endswith(" 0.001 (one-sided)")
+    over_seeds = asdict(compare_over_seeds([2.0, 2.1, 1.9], 1e-4, 500))
+    report = make_report(over_seeds | {"weights": {"p_value": 0.02, "about": ABOUT_WEIGHTS_OF_SEEDS}})
+    assert read_comparison(report["points"][0])[1] == WeightsP(0.02, one_sided=True)
+    assert format_table(report).split("\n")[1].endswith(" 0.020 (one-sided)")

@@ -6,10 +6,11 @@ from dataclasses import asdict
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from treenet.evaluation.metrics import METRIC_TITLES, METRICS, Comparison, compare_systems, sentence_chrf
+from treenet.evaluation.bootstrap import Comparison, compare_systems
+from treenet.evaluation.metrics import METRIC_TITLES, METRICS, sentence_chrf
 from treenet.evaluation.origin import describe_origin, recorded_origin
 from treenet.evaluation.run_results import System
-from treenet.evaluation.significance import ABOUT_WEIGHTS
+from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treeproc.common.command_names import as_called
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings
@@ -99,10 +100,10 @@ def format_comparison(found: dict) -> str:
     lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
     for name, one in found["metrics"].items():
         lines.append(
-            f"{titles[name]:{width}}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_value']:8.4f}"
+            f"{titles[name]:{width}}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_two_sided']:8.4f}"
         )
-    about = f"p holds only for {ABOUT_WEIGHTS}, not for models trained with other seeds; workflows/scaling.py compares over seeds"
-    lines.append(as_called(about))
+    about = f"p ({PAIRED_BOOTSTRAP}) holds only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
+    lines.append(as_called(f"{about}; workflows/scaling.py compares over seeds"))
     lines += [one["signature"] for one in found["metrics"].values()]
     equal = found["num_examples"] - found["num_better"] - found["num_worse"]
     lines.append(

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenet.evaluation.bertscore import BertScoreConfig, bert_scores, check_bertscore
-from treenet.evaluation.bootstrap import compare_means
+from treenet.evaluation.bootstrap import Comparison, compare_means
 from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
-from treenet.evaluation.metrics import LEARNED_TITLES, Comparison
+from treenet.evaluation.metrics import LEARNED_TITLES
 from treenet.evaluation.sentence_scores import SentenceScores
 from treenet.runs.precision import choose_device
 from treeproc.common.settings import UserError

@@ -19,30 +19,10 @@ from typing import Literal
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.metrics.base import Metric as SacrebleuMetric
-from sacrebleu.significance import PairedTest
 from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
-from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A paired bootstrap test of one metric.
-
-    `p_value` assumes equal weights as the null hypothesis, and does not concern seeds.
-    """
-
-    baseline: float
-    system: float
-    p_value: float
-    signature: str
-    about: str = ABOUT_WEIGHTS
-
-    @property
-    def difference(self) -> float:
-        return self.system - self.baseline
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str = "translations", of: str = "") -> None:
@@ -155,35 +135,3 @@ def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.nd
     metric = CHRF()
     pairs = zip(hypotheses, references, strict=True)
     return np.array([metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs])
-
-
-def compare_systems(
-    baseline: Sequence[str],
-    system: Sequence[str],
-    references: Sequence[str],
-    num_samples: int = 1000,
-    more_references: Sequence[Sequence[str]] = (),
-) -> dict[str, Comparison]:
-    """Make a paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics with the mark `compared`.
-
-    Sacrebleu fixes the seed of the samples, and the signature states it.
-    """
-    for more in (references, *more_references):
-        check_lines(baseline, more, "baseline translations")
-        check_lines(system, more, "system translations")
-    compared = [name for name, metric in METRICS.items() if metric.compared]
-    test = PairedTest(
-        [("baseline", baseline), ("system", system)],
-        {name: METRICS[name].build(True) for name in compared},
-        [references, *more_references],
-        test_type="bs",
-        n_samples=num_samples,
-    )
-    signatures, results = test()
-    comparisons = {}
-    for key, name in zip(compared, signatures, strict=True):
-        first, second = results[name]
-        # Sacrebleu counts samples strictly above the difference; equal systems have none.
-        p_value = 1.0 if first.score == second.score else second.p_value
-        comparisons[key] = Comparison(first.score, second.score, p_value, signatures[name].format())
-    return comparisons

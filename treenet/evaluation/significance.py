@@ -16,6 +16,8 @@ import numpy as np
 
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
+PAIRED_BOOTSTRAP = "two-sided paired bootstrap over sentences"
+SEEDS_TEST = "two-sided t over paired seeds, with the variance over sentences added, and the critical value of Cochran and Cox"
 ABOUT_SEEDS = "training with other seeds, scored on other sentences"
 PRIMARY, SYSTEMS, EXPLORATORY = "primary", "systems", "exploratory"  # families of comparisons
 SIGNIFICANT = 0.05
@@ -25,10 +27,10 @@ _SMALLEST_P = 1e-12
 # For people, below a table.
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t); it needs {FEWEST_SEEDS} seeds."
 EXPLAIN_SEEDS = (
-    f"The interval and the p of a difference hold for {ABOUT_SEEDS} (Student's t over paired seeds, with the variance over "
-    f"sentences added). They need {FEWEST_SEEDS} seeds. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
+    f"The interval and the p of a difference hold for {ABOUT_SEEDS} ({SEEDS_TEST}). They need {FEWEST_SEEDS} seeds. A star means "
+    f"p < {SIGNIFICANT}, by p, Holm if there is one."
 )
-EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} (paired bootstrap over sentences)."
+EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAIRED_BOOTSTRAP})."
 
 
 @dataclass(frozen=True)

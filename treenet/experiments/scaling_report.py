@@ -29,6 +29,7 @@ from treenet.evaluation.significance import (
     EXPLAIN_SEEDS,
     EXPLAIN_WEIGHTS,
     EXPLORATORY,
+    PAIRED_BOOTSTRAP,
     PRIMARY,
     SYSTEMS,
     SeedTest,
@@ -132,7 +133,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
             if seeds := sorted(here.keys() & there.keys()):
                 found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
-                weights = {"p_value": found.weights_p_value, "about": ABOUT_WEIGHTS_OF_SEEDS}
+                weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
                 add(point, found.over_seeds, family, weights=weights)
                 pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
             points.append(point)

@@ -1,13 +1,14 @@
 """The table of a data-size study, and how its comparisons are read from scaling.json, also those of earlier versions."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.experiments.study import notes_about_cells, show_p_values
 
 SCALING = "scaling.json"  # in the folder of a study
+ONE_SIDED = " (one-sided)"  # after a p of an earlier version
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
 
 
@@ -16,17 +17,27 @@ def read_test(comparison: Mapping) -> SeedTest:
     return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
 
 
-def read_comparison(point: dict) -> tuple[SeedTest, float] | None:
-    """Return the test over seeds of a point of scaling.json, and the p-value of its weights; None for a baseline.
+@dataclass(frozen=True)
+class WeightsP:
+    """The p of the weights of a point, from a paired bootstrap. Earlier versions wrote the one-sided p of sacrebleu."""
 
-    A file of an earlier version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
+    value: float
+    one_sided: bool
+
+
+def read_comparison(point: dict) -> tuple[SeedTest, WeightsP] | None:
+    """Return the test over seeds of a point of scaling.json, and the p of its weights; None for a baseline.
+
+    A file of the earliest version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
     """
     test = point.get("comparison")
     if test is None:
         return None
     if "weights" not in test:
-        return SeedTest(test["difference"], test["seeds"], None, None, None, None), test["p_value"]
-    return read_test(test), test["weights"]["p_value"]
+        return SeedTest(test["difference"], test["seeds"], None, None, None, None), WeightsP(test["p_value"], one_sided=True)
+    weights = test["weights"]
+    earlier = "p_two_sided" not in weights
+    return read_test(test), WeightsP(weights["p_value" if earlier else "p_two_sided"], one_sided=earlier)
 
 
 def metric_of(report: dict) -> str:
@@ -58,7 +69,7 @@ def format_table(report: dict) -> str:
             test, of_weights = found
             p_value, holm = show_p_values(test)
             line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += f"{of_weights:>11.3f}"
+            line += f"{of_weights.value:>11.3f}{ONE_SIDED if of_weights.one_sided else ''}"
         lines.append(line)
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])

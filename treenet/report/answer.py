@@ -72,7 +72,7 @@ def _certainty(row: SystemResult, as_given: bool) -> str:
     if row.test is None or row.test.interval is None:
         return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
-    message = f"The 95 % interval is {_signed(low)} to {_signed(high)}, from {row.test.seeds} seeds"
+    message = f"The 95 % interval (t over {row.test.seeds} paired seeds) is {_signed(low)} to {_signed(high)}"
     return f"{message}. It contains 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
 
 

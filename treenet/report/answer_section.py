@@ -5,6 +5,7 @@ from html import escape
 from matplotlib.figure import Figure
 
 from treenet.evaluation.metrics import METRIC_TITLES
+from treenet.evaluation.significance import FEWEST_SEEDS, SEEDS_TEST
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.contents import Page
 from treenet.report.figures import FAINT, INK, SERIES
@@ -32,8 +33,8 @@ def show_answer(page: Page) -> list[str]:
         out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
     if ANSWER in report.figures:
         said = (
-            "Difference of each system from the baseline. Short lines are single seeds. Bars are 95 % intervals; they need three "
-            "seeds."
+            "Difference of each system from the baseline. Short lines are single seeds. Bars are the 95 % intervals of the "
+            f"table; they need {FEWEST_SEEDS} seeds."
         )
         out.append(page.figure(ANSWER, said))
     if missing := [(run.name, one) for run in report.runs for one in run.missing]:
@@ -70,6 +71,7 @@ def _table(page: Page, answer: Answer) -> str:
     caption = f"{answer.about}. Means over seeds, highest {title} first."
     if len(against) == 1:
         caption += f" Differences are in {title}, from {next(iter(against))}."
+    caption += f" Interval and p: {SEEDS_TEST}." if tested else ""
     return page.table(caption, head, rows)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
 from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
-from treenet.evaluation.metrics import Comparison, compare_systems
+from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.evaluation.origin import Standing
 from treenet.models import ARCHITECTURES
 from treenet.report.report_runs import ReportRun, own_index

@@ -4,7 +4,7 @@ from html import escape
 
 from treenet.evaluation.metrics import METRICS
 from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
-from treenet.evaluation.significance import ABOUT_WEIGHTS
+from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.report.bucket_charts import FREQUENCY, chart_name, charted_metric
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.contents import Page
@@ -35,13 +35,13 @@ def show_scores(page: Page) -> list[str]:
                 if metric in tested:
                     test = row.tests.get(metric)
                     cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
-                    cells.append(TableCell(show_p_value(test.p_value), "n") if test else TableCell("", "n"))
+                    cells.append(TableCell(show_p_value(test.p_two_sided), "n") if test else TableCell("", "n"))
             rows.append(cells)
         count = max((row.record.get("num_examples", 0) for row in scores.rows), default=0)
         caption = f"Scores on {scores.split}, {count:,} sentences."
         if tested:
             caption += (
-                f" Differences are from {result_name(scores.baseline, scores.split)}. p (paired bootstrap over sentences) holds "
+                f" Differences are from {result_name(scores.baseline, scores.split)}. p ({PAIRED_BOOTSTRAP}) holds "
                 f"only for {ABOUT_WEIGHTS}, not for models trained with other seeds. The best value of a column is bold, also "
                 "with a high p."
             )

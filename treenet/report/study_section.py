@@ -12,7 +12,7 @@ from treenet.evaluation.significance import (
     SeedTest,
     half_interval,
 )
-from treenet.experiments.scaling_table import against_of, describe_slopes, metric_of, read_comparison
+from treenet.experiments.scaling_table import ONE_SIDED, WeightsP, against_of, describe_slopes, metric_of, read_comparison
 from treenet.experiments.study import notes_about_cells
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
@@ -32,7 +32,8 @@ def show_studies(page: Page) -> list[str]:
         report = study.report
         metric = metric_of(report)
         title = METRIC_TITLES[metric]
-        out.append(page.figure(scaling_name(index), f"{study.name}: {title} on {report['split']} by training pairs."))
+        about = f"{study.name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
+        out.append(page.figure(scaling_name(index), about))
         head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
         head += [
             TableCell("difference", "n"),
@@ -55,10 +56,11 @@ def show_studies(page: Page) -> list[str]:
     return out
 
 
-def _study_test(test: SeedTest, of_weights: float, against: str) -> list[TableCell]:
+def _study_test(test: SeedTest, of_weights: WeightsP, against: str) -> list[TableCell]:
     """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
-    message = (interval, *show_p_values(test), show_p_value(of_weights))
+    weights = show_p_value(of_weights.value) + (ONE_SIDED if of_weights.one_sided else "")
+    message = (interval, *show_p_values(test), weights)
     return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
 
 
