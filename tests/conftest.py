@@ -57,6 +57,7 @@ SLOW = {
     "api_trees::test_self_attention_equals_the_oracle",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
     "bpe_dropout::test_trees_are_those_that_the_encode_stage_makes_of_the_pieces",
+    "corpora::test_training_prints_the_files_and_records_them",
     "cache::test_processes_share_a_cache_that_is_too_small_for_them",
     "compact::test_processes_that_make_batches_do_not_load_the_compiler",
     "dense_accumulation::test_blocks_of_flex_attention_equal_the_mask",

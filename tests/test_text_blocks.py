@@ -97,6 +97,8 @@ def stage(out: AnyPath, work, inputs: Inputs, rows: int) -> dict:
     """Run a text stage; the content of all its files, and what was returned. An error is its message."""
     try:
         counts, digests = work.counts(), work.digests()
+        train_files = work.train_files()
+        assert inputs.examples_before("train", sum(train_files)) == counts["train"]
         notices = TextNotices(WANTED, inputs.line)
         (out / "text").mkdir(exist_ok=True)
         with line_list(out / "text" / DROPPED, "split", "line", "reason") as dropped:
@@ -107,7 +109,8 @@ def stage(out: AnyPath, work, inputs: Inputs, rows: int) -> dict:
     remove_work(out)
     names = out.objects() if isinstance(out, RemotePath) else [str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()]
     files = {name: (out / name).read_bytes() for name in names}
-    return {"counts": counts, "digests": digests, "records": records, "notices": notices.facts(), "files": files}
+    found = {"counts": counts, "train_files": train_files, "digests": digests}
+    return found | {"records": records, "notices": notices.facts(), "files": files}
 
 
 def both(folder: Path, inputs: Inputs, filters: FilterConfig, rows: int = 2, seed: int = 0) -> dict:

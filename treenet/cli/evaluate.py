@@ -15,9 +15,9 @@ Every result records its weights, data, decoding and software. --compare refuses
 further, averaged again, or decoded with other settings.
 
 --compare takes two systems: runs that were evaluated before, files RUN/translations.NAME.txt, or files with one line per
-reference. It tests the second against the first by a two-sided paired bootstrap, and shows the lines on which they differ most. The p-value
-holds only for these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With --out DIR, the
-command writes DIR/comparison.json.
+reference. It tests the second against the first by a two-sided paired bootstrap, and shows the lines on which they differ
+most. The p-value holds only for these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With
+--out DIR, the command writes DIR/comparison.json.
 
 BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
 

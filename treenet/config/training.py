@@ -3,7 +3,15 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
+from pydantic import (
+    Field,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
@@ -16,6 +24,7 @@ from treeproc.shards.schema import WINDOW_ROWS
 Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+FileName = Annotated[str, StringConstraints(min_length=1)]
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
 RateFactor = Annotated[float, Field(ge=0, le=1000)]
 
@@ -69,12 +78,19 @@ class OptimizerConfig(Settings):
 
 
 class CorpusConfig(Settings):
-    """One of the corpora that the training split consists of: a run of examples of its input."""
+    """A corpus of the training split: one of its files."""
 
+    file: FileName | None = Field(None, description="its source file, or the end of the file's path")
     examples: PositiveInt | None = Field(
-        None, description="number of its examples in the input files, filtered ones included; null, for the last: all others"
+        None, description="instead of a file, in runs of earlier versions: number of its examples; null, for the last: all others"
     )
     weight: float = Field(1.0, gt=0, le=1000, description="how often each of its examples occurs in an epoch")
+
+    @model_serializer(mode="wrap")
+    def _leave_out_the_other_form(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """The settings as a run of an earlier version records them, or without what only such runs have."""
+        unused = "examples" if self.file is not None else "file"
+        return {name: value for name, value in dump(self).items() if name != unused}
 
 
 class BatchConfig(Settings):
@@ -107,8 +123,9 @@ class BatchConfig(Settings):
     )
     corpora: tuple[CorpusConfig, ...] = Field(
         (),
-        description="weights of the corpora of train, in the order of its files. With weight 2.5, half of the examples occur "
-        "twice in an epoch and half of them three times, the same in every epoch",
+        description="weights of the files of train, as {FILE: WEIGHT}. FILE is the source file in the data set's settings, or "
+        "the end of its path; other files have weight 1. With weight 2.5, half of the examples of a file occur twice in an "
+        "epoch and half of them three times, the same in every epoch",
     )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
@@ -122,10 +139,18 @@ class BatchConfig(Settings):
         values = {name: value for name, value in dump(self).items() if name != "corpora" or value}
         return _without(values, subset="fixed", window_rows=WINDOW_ROWS)
 
+    @field_validator("corpora", mode="before")
+    @classmethod
+    def _read_weights(cls, value: object) -> object:
+        """Return {FILE: WEIGHT} as a list of corpora."""
+        return [{"file": file, "weight": weight} for file, weight in value.items()] if isinstance(value, dict) else value
+
     @model_validator(mode="after")
     def _check_corpora(self) -> Self:
-        if any(corpus.examples is None for corpus in self.corpora[:-1]):
-            raise ValueError("corpora: each one except the last needs the number of its examples")
+        with_files = [corpus for corpus in self.corpora if corpus.file is not None]
+        without = [corpus for corpus in self.corpora if corpus.file is None]
+        if (with_files and without) or any(corpus.examples for corpus in with_files) or any(not c.examples for c in without[:-1]):
+            raise ValueError("corpora must be {FILE: WEIGHT}, source files of train and their weights")
         return self
 
 

@@ -37,6 +37,7 @@ class Examples(ABC):
     """Examples of a split by row number, as batches are made from them."""
 
     lengths: Mapping[str, np.ndarray | Column]  # columns of `lengths.arrow`
+    sentences = 1  # of the text stage for an example id of `lengths`
 
     @abstractmethod
     def target_tokens(self, rows: np.ndarray) -> int:

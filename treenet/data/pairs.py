@@ -31,6 +31,7 @@ class PairSource(Examples):
     """
 
     shards = None  # a pair may lie in two
+    sentences = 2
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind):
         columns = read_index(folder).get("columns", [])

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from treenet.config import BatchConfig
-from treenet.data.corpora import check_corpora
+from treenet.data.corpora import Corpora
 from treenet.data.cuts import cut_batches, example_costs
 from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows
 from treeproc.common.settings import UserError
@@ -44,17 +44,24 @@ class BatchPlan:
 
     @classmethod
     def build(
-        cls, lengths: Lengths, batch: BatchConfig, *, text_fingerprint: str, seed: int, shards: ShardSizes | None = None
+        cls,
+        lengths: Lengths,
+        batch: BatchConfig,
+        *,
+        text_fingerprint: str,
+        seed: int,
+        shards: ShardSizes | None = None,
+        corpora: Corpora | None = None,
     ) -> "BatchPlan":
-        """Plan from the columns of `lengths.arrow`; without `shards` there is one window.
+        """Plan from the columns of `lengths.arrow`; without `shards` there is one window. `corpora` are those of `batch`.
 
         The vocabulary enters by the lengths alone, so that a control tree, whose labels differ, keeps the batches. With several
         windows and a budget of leaves and nodes, the rows of all windows are read once. Raises UserError when no example is
         left or one exceeds the budget.
         """
-        if len(ids := lengths["example_id"]):
-            check_corpora(int(np.asarray(ids[len(ids) - 1 :])[0]), batch.corpora)
-        windows = Windows(lengths, batch, seed, shards)
+        if batch.corpora and corpora is None:
+            raise ValueError("corpora is missing: a plan needs the examples of each file")
+        windows = Windows(lengths, batch, seed, shards, corpora)
         only = windows.read(0) if len(windows) == 1 else None
         facts = [WindowFacts.of_rows(only)] if only else [windows.facts(number) for number in range(len(windows))]
         if not any(window.num_batches for window in facts):

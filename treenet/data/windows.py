@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.config import BatchConfig
-from treenet.data.corpora import count_copies
+from treenet.data.corpora import Corpora
 from treenet.data.cuts import batch_widths, cut_batches, cut_runs, example_costs
 from treenet.data.draws import choose_fraction, choose_in_cells, share_of_cells
 from treeproc.shards.mapped import Column
@@ -40,7 +40,16 @@ class WindowRows:
     left_out: np.ndarray  # [3] rows left out for the fraction, for their length, for the weight of their corpus
 
     @classmethod
-    def read(cls, lengths: Lengths, first: int, last: int, window: int | None, batch: BatchConfig, seed: int) -> "WindowRows":
+    def read(
+        cls,
+        lengths: Lengths,
+        first: int,
+        last: int,
+        window: int | None,
+        batch: BatchConfig,
+        seed: int,
+        corpora: Corpora | None = None,
+    ) -> "WindowRows":
         """The rows in use of `first` to `last`. `window` is the window's number, None if there is but one.
 
         A share of one window takes each example by its id; a share of several takes a number of each size from each.
@@ -56,9 +65,9 @@ class WindowRows:
             fits = sizes_fit(part["leaves"], part["tgt_pieces"], batch)
             left_out[1] += np.count_nonzero(drawn & ~fits)
             used = np.flatnonzero(drawn & fits)
-            if batch.corpora:
+            if corpora is not None:
                 ids = np.asarray(lengths["example_id"][start : start + len(fits)])
-                copies = count_copies(ids[used], batch.corpora, seed_of_share(batch, seed))
+                copies = corpora.count_copies(ids[used], seed_of_share(batch, seed))
                 left_out[2] += np.count_nonzero(copies == 0)
                 used = np.repeat(used, copies)
             rows.append((used + start).astype(dtype))
@@ -117,8 +126,10 @@ class WindowFacts:
 class Windows:
     """The windows of a split under the settings of a run; without `shards` there is one."""
 
-    def __init__(self, lengths: Lengths, batch: BatchConfig, seed: int, shards: ShardSizes | None):
-        self._lengths, self._batch, self._seed, self._shards = lengths, batch, seed, shards
+    def __init__(
+        self, lengths: Lengths, batch: BatchConfig, seed: int, shards: ShardSizes | None, corpora: Corpora | None = None
+    ):
+        self._lengths, self._batch, self._seed, self._shards, self._corpora = lengths, batch, seed, shards, corpora
         self._cuts = window_bounds(shards.rows, batch.window_rows) if shards else np.array([0, 1])
         self.bounds = edges_of(shards.rows)[self._cuts] if shards else np.array([0, len(lengths["leaves"])])  # rows [windows + 1]
 
@@ -128,12 +139,13 @@ class Windows:
     @property
     def counted(self) -> bool:
         """Whether facts come of counts. Of one window, the rows are needed anyway. The counts know neither nodes nor corpora."""
-        return len(self) > 1 and self._batch.budget_counts == "leaves" and not self._batch.corpora
+        return len(self) > 1 and self._batch.budget_counts == "leaves" and self._corpora is None
 
     def read(self, window: int) -> WindowRows:
         """The rows in use of a window."""
         first, last = self.bounds[window : window + 2].tolist()
-        return WindowRows.read(self._lengths, first, last, window if len(self) > 1 else None, self._batch, self._seed)
+        number = window if len(self) > 1 else None
+        return WindowRows.read(self._lengths, first, last, number, self._batch, self._seed, self._corpora)
 
     def facts(self, window: int) -> WindowFacts:
         """What the plan holds of a window, from its counts where that is possible."""

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.jobs.train_job import Job, check_job, train_job
+from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
 from treenet.runs.checkpoint import META, checkpoint_folders
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
@@ -54,6 +54,7 @@ def _sizes(job: Job) -> list[str]:
     where = f"on {config.workers} {device} worker{plural}" if config.workers else f"in this process, on a {device}"
     return [
         f"  data: {facts['examples']:,} training {task.examples}; left out: {left_out}",
+        *(f"  {line}" for line in describe_corpora(facts, task.examples)),
         f"  model: {config.model.name}, {facts['parameters']:,} parameters{frozen}",
         f"  update: {per_update['target_tokens']:,.0f} {task.targets}, {per_update['leaves']:,.0f} leaves and "
         f"{per_update['nodes']:,.0f} nodes of "

@@ -14,7 +14,7 @@ from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
-from treenet.training.batch_stream import plan_batches
+from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.parameter_choice import count_frozen
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.extras import require
@@ -46,8 +46,9 @@ def check_job(config: TrainConfig) -> Job:
         check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     with phase("reading the index, building the plan"):
         source = task.open("train", training=True)
-        plan = plan_batches(config, source)
+        plan, corpora = plan_batches(config, source), weighted_files(config, source)
         used = plan.used_sizes()
+        weighted = {} if corpora is None else {"corpora": corpora.describe(source.lengths["example_id"][plan.rows])}
     sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
@@ -63,8 +64,17 @@ def check_job(config: TrainConfig) -> Job:
         "target_tokens": source.epoch_targets(plan),
         "left_out": plan.left_out,
         "batches_per_epoch": plan.num_batches,
+        **weighted,
     }
     return Job(config, facts)
+
+
+def describe_corpora(facts: Mapping, examples: str) -> list[str]:
+    """Return a line for each file of train that has a weight; nothing if the run gives none. `examples` names them."""
+    return [
+        f"  {one['file']}: {one['examples']:,} {examples}, weight {one['weight']:g}; {one['in_epoch']:,} in an epoch"
+        for one in facts.get("corpora", ())
+    ]
 
 
 def _check_patterns(config: TrainConfig, task: Task, sizes: Mapping) -> dict[str, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.gpu_settings import choose_for_gpu
-from treenet.jobs.train_job import COMMAND, check_job, train_job
+from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
@@ -70,6 +70,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
             print(f"note: {sections}: set, but model.name = {config.model.name} does not read this", file=sys.stderr)
+        if corpora := describe_corpora(facts, build_task(config).examples):
+            print("\n".join(["corpora of train:", *corpora]), flush=True)
         metrics = mirror.out if config.workers else run_dir
         with (
             logged_training(config, run_dir, out, metrics, facts["data_fingerprint"]) as logged,

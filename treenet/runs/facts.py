@@ -22,6 +22,15 @@ class InitFacts(TypedDict):
     new: int
 
 
+class CorpusFacts(TypedDict):
+    """A file of the training split: its examples, their weight, and how many of them an epoch has, copies included."""
+
+    file: str
+    examples: int
+    weight: float
+    in_epoch: int
+
+
 class RunFacts(TypedDict, total=False):
     """The fields of run.json that readers use. Runs of earlier versions lack some."""
 
@@ -41,6 +50,7 @@ class RunFacts(TypedDict, total=False):
     target_tokens: int
     left_out: dict[str, int]
     batches_per_epoch: int
+    corpora: list[CorpusFacts]  # only with `batch.corpora`
 
 
 def read_facts(run_dir: Path, hint: str = "restore it, or choose another --out", needed: tuple[str, ...] = ()) -> RunFacts:

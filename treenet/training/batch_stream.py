@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from treenet.config import TrainConfig
+from treenet.data.corpora import Corpora, read_corpora
 from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.packing import Packed, pack
@@ -63,8 +64,15 @@ class TrainingData:
 
 def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
     """The plan of a run over its training examples."""
-    fingerprint = read_index(config.data / "encoded")["text_fingerprint"]
-    return BatchPlan.build(source.lengths, config.batch, text_fingerprint=fingerprint, seed=config.seed, shards=source.shards)
+    fingerprint, corpora = read_index(config.data / "encoded")["text_fingerprint"], weighted_files(config, source)
+    return BatchPlan.build(
+        source.lengths, config.batch, text_fingerprint=fingerprint, seed=config.seed, shards=source.shards, corpora=corpora
+    )
+
+
+def weighted_files(config: TrainConfig, source: ExampleSource) -> Corpora | None:
+    """The files of train with their weights; None if the run gives none."""
+    return read_corpora(config.data, config.batch.corpora, source.sentences)
 
 
 @dataclass(frozen=True)

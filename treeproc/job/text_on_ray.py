@@ -93,6 +93,10 @@ class TextOnRay:
         atomic_write(note, json_bytes(found))
         return found
 
+    def train_files(self) -> list[int]:
+        """Examples of each source file of train, before `hold_out`."""
+        return [file.lines for file in self._lines().of(self._inputs, "train")[0].files]
+
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
         """The records of all shards as they land; those that are finished are not written again."""
         parts = self._work / f"shards-{rows_per_shard}"

@@ -1,10 +1,12 @@
 """The text stage of a data set: it trusts finished shards, and reads and writes missing shards."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
-from treeproc.common.files import file_sha256
+from treeproc.common.files import atomic_write, file_sha256, json_bytes
 from treeproc.common.known_hashes import hash_here
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
@@ -49,6 +51,8 @@ class TextStage:
         index = previous_index(folder, "inputs")
         if index and known and (records := self._finished_text(index, known.digests)):
             logger.info("text: sizes and times of the input files have not changed, so the job does not read them again")
+            if [file["file"] for file in index.get("train_files", ())] != self._train_paths():
+                self._note_files(index, work, known.counts)
             remove_work(self.out)
             return records
         if known and can_run_on_ray(config):  # something is missing of a stage that was to be trusted
@@ -60,6 +64,7 @@ class TextStage:
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} differs from the text of {self.out}; choose another --out")
             if records := self._finished_text(index, lines):
+                self._note_files(index, work, counts)
                 self._end_text(stamps, Known(counts, lines))
                 return records
         landed, notices, fingerprint = PackedRecords(), config.notices(), self._text_fingerprint(lines)
@@ -82,10 +87,33 @@ class TextStage:
         _remove_others(folder, records)
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
+        facts["train_files"] = self._train_files(work, counts)
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
         self._end_text(stamps, Known(counts, lines))
         self._say_notices(facts["notices"])
         return records
+
+    def _train_paths(self) -> list[str]:
+        return [str(path) for path in self.config.splits["train"].source] if "train" in self.config.splits else []
+
+    def _train_files(self, work: TextWork, counts: Mapping[str, int]) -> list[dict]:
+        """Return every source file of train with the number of its examples, dropped ones included, held out ones left out.
+
+        Ids of examples count over the files in this order. So they say from which file an example came.
+        """
+        inputs, paths = self.config.inputs(), self._train_paths()
+        if len(paths) < 2:
+            return [{"file": path, "examples": counts["train"]} for path in paths]
+        ends = [inputs.examples_before("train", end) for end in accumulate(work.train_files(), initial=0)]
+        if ends[-1] != counts["train"]:
+            raise UserError("splits.train: the files changed while they were read; run the same command again")
+        return [{"file": path, "examples": end - begin} for path, (begin, end) in zip(paths, pairwise(ends), strict=True)]
+
+    def _note_files(self, index: Index, work: TextWork, counts: Mapping[str, int]) -> None:
+        """Put the files of train into the index of a finished stage: an earlier version did not, and files may be renamed."""
+        files = self._train_files(work, counts)
+        if index.get("train_files") != files:
+            atomic_write(self.out / "text" / "index.json", json_bytes(index | {"train_files": files}))
 
     def _text_fingerprint(self, lines: dict[str, str]) -> str:
         config = self.config

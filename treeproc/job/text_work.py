@@ -33,6 +33,9 @@ class TextWork(Protocol):
     def digests(self) -> dict[str, str]:
         """Hash of the content of every split. Raises UserError on bad input."""
 
+    def train_files(self) -> list[int]:
+        """Examples of each source file of train, before `hold_out`. The inputs were read without an error before."""
+
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
         """The records of all shards as they land; notices and dropped lines are complete after the last one."""
 
@@ -56,6 +59,9 @@ class TextHere:
 
     def digests(self) -> dict[str, str]:
         return {split: one.digest for split, one in self._scan().items()}
+
+    def train_files(self) -> list[int]:
+        return self._inputs.count_train_files()
 
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
         writer = TextWriter(

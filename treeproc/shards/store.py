@@ -35,6 +35,13 @@ OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
 PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model")
 
 
+class _TrainFile(BaseModel):
+    """A source file of train in the index of the text stage, with the number of its examples in train."""
+
+    file: str
+    examples: Count
+
+
 class _Index(BaseModel):
     """The fields of an `index.json` that readers use, with their types; all others are free."""
 
@@ -58,6 +65,7 @@ class _Index(BaseModel):
     num_pieces: Count = 0
     num_labels: Count = 0
     num_classes: Count = 0
+    train_files: list[_TrainFile] = []
 
 
 _RECORD = TypeAdapter(ShardRecord)

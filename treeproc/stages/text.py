@@ -92,6 +92,18 @@ class Inputs:
             return line
         return line // self.stride if split == "valid" else line - line // self.stride
 
+    def count_train_files(self) -> list[int]:
+        """Read the source files of train, and return the number of examples of each, before `hold_out`."""
+        has_two_sides = FORMATS[self.format].target == "required"
+
+        def count(path: DataPath) -> int:
+            try:  # a file beside itself is a pair of sides that fit
+                return sum(1 for _ in read_rows(self.format, [path], [path] if has_two_sides else []))
+            except UserError:  # all files together were read before, so this one has no example
+                return 0
+
+        return [count(path) for path in self.splits["train"].source]
+
     def line(self, split: str, example_id: int) -> int:
         """The number, from 1, of an example over the files that its split is read from; of line by line formats, of its line."""
         stride = self.stride
