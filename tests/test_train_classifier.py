@@ -102,6 +102,16 @@ def test_checkpoints_are_kept_and_chosen_by_accuracy_not_by_nll(tmp_path):
     assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1).folders] == [2]
 
 
+@pytest.mark.parametrize(("neutral", "side"), [(0, "below"), (2, "above")])
+def test_two_classes_are_not_scored_without_classes_on_both_sides(data, tmp_path, capsys, neutral, side):
+    run_training(make_config(data, f"classifier.neutral_class={neutral}", "max_steps=4"), tmp_path / "run")
+    assert f"note: classifier.neutral_class = {neutral}: of the 3 classes of {data}, none is {side} it" in capsys.readouterr().err
+    scores = score_run(tmp_path / "run")
+    assert "accuracy" in scores["test"] and not any(
+        "binary_accuracy" in one for one in [*scores.values(), *valid_lines(tmp_path / "run")]
+    )
+
+
 def test_scores_are_those_of_the_predictions(data, finished):
     scores = score_run(finished)
     assert list(scores) == ["valid", "valid.last", "test", "test.last"]
@@ -213,6 +223,7 @@ def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options)
     ("facts", "overrides", "message"),
     [
         ({}, ["classifier.neutral_class=3"], "neutral_class must be one of the 3 classes"),
+        ({"num_classes": 1}, ["classifier.neutral_class=null"], "has one class, and a classifier needs two"),
         ({"tree_settings": {"binarize": "none"}}, [], "trees that need not be binary.*tree.binarize=right"),
         ({}, ["model.name=lstm"], "model.name must be one of bilstm, child_sum"),
         ({"columns": ["leaves", "nodes", "spans"]}, [], "has no classes"),

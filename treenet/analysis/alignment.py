@@ -106,10 +106,10 @@ def parse_links(line: str) -> ReferenceLinks:
     return ReferenceLinks(frozenset(sure), frozenset(possible))
 
 
-def alignment_error_rate(found: Sequence[Iterable[Link]], references: Sequence[ReferenceLinks]) -> float:
-    """Return 1 - (|A & S| + |A & P|) / (|A| + |S|) over all lines, lower is better; 0 without any link."""
+def alignment_error_rate(found: Sequence[Iterable[Link]], references: Sequence[ReferenceLinks]) -> float | None:
+    """Return 1 - (|A & S| + |A & P|) / (|A| + |S|) over all lines, lower is better; None without any link."""
     right = total = 0
     for links, reference in zip(map(frozenset, found), references, strict=True):
         right += len(links & reference.sure) + len(links & reference.possible)
         total += len(links) + len(reference.sure)
-    return 1 - right / total if total else 0.0
+    return 1 - right / total if total else None

@@ -169,4 +169,5 @@ def main(argv: Sequence[str]) -> None:
         file.flush()
     if references is not None:
         rate = alignment_error_rate(found, references)
-        print(f"alignment error rate {100 * rate:.1f} % on {len(references):,} lines", file=sys.stderr)
+        shown = "not defined, because neither side has a link," if rate is None else f"{100 * rate:.1f} %"
+        print(f"alignment error rate {shown} on {len(references):,} lines", file=sys.stderr)

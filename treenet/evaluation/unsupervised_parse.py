@@ -237,7 +237,8 @@ def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarra
 def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings) -> dict:
     """Score the parses, and trees that need no model as `baselines`; in the form of scores.json.
 
-    Sentences with fewer than two words without punctuation, or with more than `max_words`, do not count.
+    Sentences with fewer than two words without punctuation, or with more than `max_words`, do not count. Raises UserError if no
+    gold tree has a bracket that counts.
     """
     gold, found, labelled = [], [], []
     others: dict[str, list[set[Bracket]]] = {kind: [] for kind in CUTS}
@@ -257,6 +258,11 @@ def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings
         for kind, trees in others.items():
             random = np.random.default_rng([settings.seed, sentence.example_id])
             trees.append(counted(binary_tree(length, kind, random), length))
+    if not any(gold):
+        raise UserError(
+            f"none of the {len(sentences):,} gold trees has a bracket that counts, so there is no F1; give trees with more words "
+            "and nodes, or a larger max_words"
+        )
     return {
         **score_brackets(gold, found),
         "signature": SIGNATURE,

@@ -26,6 +26,7 @@ from treeproc.common.provenance import recorded
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
 
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143
@@ -70,6 +71,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
             print(f"note: {sections}: set, but model.name = {config.model.name} does not read this", file=sys.stderr)
+        for note in build_task(config).notes(read_index(config.data / "encoded")):
+            print(f"note: {note}", file=sys.stderr)
         if corpora := describe_corpora(facts, build_task(config).examples):
             print("\n".join(["corpora of train:", *corpora]), flush=True)
         metrics = mirror.out if config.workers else run_dir

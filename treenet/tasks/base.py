@@ -54,6 +54,10 @@ class Task(ABC):
     def check(self, index: Mapping) -> None:
         """Raise UserError if the settings do not fit the data set with this index."""
 
+    def notes(self, index: Mapping) -> list[str]:
+        """Return what the task cannot measure on the data set with this index, a line each."""
+        return []
+
     @abstractmethod
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
         """Open examples of a split for a model on `device`. Examples for `training` may differ from those for scoring."""

@@ -37,12 +37,23 @@ class Classification(PredictionTask):
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
             raise UserError(f"{data} does not record its number of classes; run its workflows/preprocess.py command again")
+        if index["num_classes"] < 2:
+            raise UserError(f"{data} has one class, and a classifier needs two; choose another data set")
         if self.neutral_class is not None and self.neutral_class >= index["num_classes"]:
             raise UserError(
                 f"classifier.neutral_class must be one of the {index['num_classes']} classes of {data}, counted from 0, but is "
                 f"{self.neutral_class}"
             )
         check_structure(self.config, index, encoder)
+
+    def notes(self, index: Mapping) -> list[str]:
+        neutral, num_classes = self.neutral_class, index["num_classes"]
+        if neutral is None or has_both_sides(neutral, num_classes):
+            return []
+        return [
+            f"classifier.neutral_class = {neutral}: of the {num_classes} classes of {self.config.data}, none is "
+            f"{'above' if neutral else 'below'} it; the run has no binary_accuracy"
+        ]
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
         encoded, reads = self.config.data / "encoded", self.reads
@@ -112,11 +123,14 @@ class Classification(PredictionTask):
 
 
 def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:
-    """Count examples and how many are right. Count the same for examples read as two classes, and for labelled positions."""
+    """Count examples and how many are right. Count the same for examples read as two classes, and for labelled positions.
+
+    Without classes on both sides of the neutral one, no example is read as two classes.
+    """
     labels = batch.labels
     right = output.examples.argmax(-1) == labels
     counts = [torch.full((), len(labels), device=labels.device), right.sum()]
-    if neutral is None:
+    if neutral is None or not has_both_sides(neutral, output.examples.shape[-1]):
         counts += [torch.zeros_like(counts[0])] * 2
     else:
         is_above = above_neutral(output.examples.softmax(-1), neutral)
@@ -126,6 +140,11 @@ def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) 
         return counts + [torch.zeros_like(counts[0])] * 2
     counted = batch.position_labels != NO_CLASS
     return [*counts, counted.sum(), (counted & (output.positions.argmax(-1) == batch.position_labels)).sum()]
+
+
+def has_both_sides(neutral: int, num_classes: int) -> bool:
+    """Return whether there are classes below and above the neutral one."""
+    return 0 < neutral < num_classes - 1
 
 
 def above_neutral(probabilities: Tensor, neutral: int) -> Tensor:
