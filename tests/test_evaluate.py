@@ -18,18 +18,21 @@ from treenet.analysis.random_trees import random_spans, with_random_tree
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
+from treenet.evaluation import evaluate as evaluation
 from treenet.evaluation import learned_metrics
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.evaluation.origin import RunState
-from treenet.evaluation.run_results import read_scores
+from treenet.evaluation.run_results import read_nll, read_scores
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
+from treenet.runs.metrics_log import read_metrics
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.search import beam_search
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
+from treeproc.shards.schema import EOS_ID
 from treeproc.trees.flat_trees import FlatTrees
 
 ROOT = Path(__file__).parents[1]
@@ -109,6 +112,39 @@ def test_a_second_evaluation_changes_nothing_and_others_are_added(run):
     assert list(json.loads((run / "scores.json").read_text())) == names
     assert {path.name for path in run.glob("translations.*")} == {f"translations.{name}.txt" for name in names}
     assert (run / "translations.test.txt").read_bytes() == before["translations.test.txt"]
+
+
+@pytest.mark.parametrize("random_trees", [False, True])
+def test_the_nll_of_references_is_that_of_single_sentences_in_float64(run, random_trees, monkeypatch):
+    settings = EvaluateSettings(random_trees=random_trees, seed=3)
+    name, scores = evaluate_run(run, settings)
+    loaded = load_run(run)
+    model, expected, tokens = loaded.model.double().eval(), [], []
+    for example in read_split(loaded.data, "encoded", "test"):
+        example = with_random_tree(example, 3) if random_trees else example
+        batch = collate([example], model.reads)
+        log_probs = model(batch)[0].log_softmax(-1)
+        target = [*example["tgt_pieces"].tolist(), EOS_ID]
+        expected.append(-sum(log_probs[place, piece].item() for place, piece in enumerate(target)))
+        tokens.append(len(target))
+    found = read_nll(run, name)
+    assert found.nll == pytest.approx(expected, abs=2e-4) and list(found.tokens) == tokens
+    facts = scores["reference_nll"]
+    assert scores["nll"] == pytest.approx(sum(expected) / sum(tokens), abs=1e-6) == facts["total"] / facts["tokens"]
+    assert facts["per_sentence"] == pytest.approx(sum(expected) / 9, abs=1e-4) and facts["tokens"] == sum(tokens)
+    monkeypatch.setattr(evaluation, "_SCORED_TOKENS", 1)  # a sentence at a time
+    assert evaluate_run(run, settings)[1]["nll"] == pytest.approx(scores["nll"], abs=1e-6)
+    (run / f"nll.{name}.tsv").write_text("tokens\tnll\n")
+    with pytest.raises(UserError, match=r"nll\..*tsv is not the file that was scored; run .* --out"):
+        read_nll(run, name)
+    (run / "scores.json").write_text(json.dumps({name: {key: scores[key] for key in ("bleu", "chrf")}}))
+    assert read_nll(run, name) is None  # of an earlier version
+
+
+def test_the_nll_of_valid_is_that_of_the_training(run):
+    (line,) = [line for line in read_metrics(run) if line["event"] == "valid"]
+    scores = evaluate_run(run, EvaluateSettings(split="valid", checkpoint=str(line["step"])))[1]
+    assert scores["nll"] == pytest.approx(line["nll"], abs=1e-6)
 
 
 def test_translations_are_in_example_order_whatever_the_batches(run):

@@ -28,10 +28,10 @@ from treenet.data.splits import read_references
 from treenet.evaluation.metrics import compute_scores
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.experiments.records import Recording, read_curve
+from treenet.experiments.records import Recording, numbers, read_curve
 from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
 from treenet.experiments.scaling_plot import draw
-from treenet.experiments.scaling_report import LABELS, build_report, make_study, read_result
+from treenet.experiments.scaling_report import LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, make_study, read_result
 from treenet.experiments.scaling_table import WeightsP, format_table, read_comparison
 from treenet.experiments.study import run_study, show_study
 from treenet.report.report_runs import read_report_inputs
@@ -473,6 +473,9 @@ def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, dat
         assert len(text) < 20_000 and len(text.splitlines()) < 20 and str(data) not in text and str(undisturbed) not in text
         scores = json.loads((folder / "scores.json").read_text())["test"]
         assert record["scores"] == {"test": scores} and scores["bleu_signature"] and scores["software"]
+        nll, tokens = numbers(record, NLL, 10**9), numbers(record, TARGET_TOKENS)
+        assert nll.sum() / NLL_SCALE == pytest.approx(scores["reference_nll"]["total"], abs=1e-4 * len(nll))
+        assert tokens.sum() == scores["reference_nll"]["tokens"] and len(nll) == len(tokens) == scores["num_examples"]
         assert record["facts"]["parameters"] and record["settings"]["model"]["d_model"] == 16
         assert record["training"]["updates"] == 30 and record["training"]["tokens_per_s"] > 0
         assert record["training"]["machines"][0]["cores"] and record["training"]["packages"][0]["torch"]

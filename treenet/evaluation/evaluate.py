@@ -1,10 +1,11 @@
 """Translates a split of an encoded data set with a trained model, and scores the result against the references."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treenet.analysis.random_trees import with_random_tree
-from treenet.config import TrainConfig
+from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
 from treenet.evaluation.buckets import measure_sources, score_buckets
 from treenet.evaluation.comparison import compare
@@ -22,19 +23,22 @@ from treenet.evaluation.metrics import (
 )
 from treenet.evaluation.origin import asked_for, fingerprints, origin
 from treenet.evaluation.run_results import System, read_scores, write_result
+from treenet.evaluation.sentence_scores import ReferenceNll
 from treenet.evaluation.tag_scores import score_tags, without_tags
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.precision import choose_device
 from treenet.tasks.data_checks import check_no_control
 from treenet.translation.hypotheses import Hypothesis
-from treenet.translation.translate import decoding_of, detokenize, translate_examples
+from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index, stage_folder
+
+_SCORED_TOKENS = 1024  # of a batch of references: their logits take 4 bytes a token and piece
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
@@ -56,16 +60,26 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
 
 def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int = 1) -> Iterator[list[Hypothesis]]:
     """Return the hypotheses of every example of `settings.split`, best first, in example order."""
-    examples = read_split(run.data, "encoded", settings.split)
-    if settings.random_trees:
-        examples = (with_random_tree(example, settings.seed) for example in examples)
-    device = next(run.model.parameters()).device
-    decoding = decoding_of(settings.decoding, run)
+    device, decoding = next(run.model.parameters()).device, decoding_of(settings.decoding, run)
+    examples = _read_examples(run, settings)
     return translate_examples(run.model, examples, decoding, num_best=num_best, processor=run.processor, device=device)
 
 
+def score_references(run: LoadedRun, settings: EvaluateSettings) -> ReferenceNll:
+    """Return the nll of the reference of every example of `settings.split` under the model, in example order."""
+    decoding, device = DecodingConfig(max_tokens=_SCORED_TOKENS), next(run.model.parameters()).device
+    found = list(score_examples(run.model, _read_examples(run, settings), decoding, device=device))
+    return ReferenceNll([-math.fsum(one.token_log_probs) for one in found], [len(one.token_log_probs) for one in found])
+
+
+def _read_examples(run: LoadedRun, settings: EvaluateSettings) -> Iterator[dict]:
+    """Read the examples of `settings.split`, with random trees if they are asked for."""
+    examples = read_split(run.data, "encoded", settings.split)
+    return (with_random_tree(one, settings.seed) for one in examples) if settings.random_trees else examples
+
+
 def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()) -> tuple[str, dict]:
-    """Write `translations.NAME.txt` and the entry NAME of `scores.json` into the run folder.
+    """Write `translations.NAME.txt`, `nll.NAME.tsv` and the entry NAME of `scores.json` into the run folder.
 
     `more` has the lines of the files `settings.more_references`.
     Returns NAME and its scores. Raises UserError if the folder is not a run, or if run and data do not fit.
@@ -87,6 +101,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     settings.learned_metrics().check(has_sources=True)
     references = read_references(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
+    nll = score_references(run, settings)
     lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
     scores = {
         **score_lines(lines, references, run.data, settings, more),
@@ -98,9 +113,9 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     try:
         scores |= learned_entries(lines, references, run.data, settings, more)
     except UserError as error:
-        write_result(folder, name, lines, references, scores)  # an hour of search is not lost
+        write_result(folder, name, lines, references, scores, nll)  # an hour of search is not lost
         raise UserError(f"{error}; the translations and the other scores of {name} are in {folder}") from None
-    return name, write_result(folder, name, lines, references, scores)
+    return name, write_result(folder, name, lines, references, scores, nll)
 
 
 def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
@@ -236,10 +251,11 @@ def format_scores(everything: dict[str, dict]) -> str:
     width = max(len("result"), *map(len, everything))
     columns = {key: metric.column for key, metric in METRICS.items()}
     columns |= {key: title for key, title in LEARNED_TITLES.items() if any(key in scores for scores in everything.values())}
+    columns |= {"nll": "nll"} if any("nll" in scores for scores in everything.values()) else {}
     rows = [f"{'result':{width}}" + "".join(f"{column:>11}" for column in columns.values()) + f"{'lines':>9}"]
     for name, scores in everything.items():
         # An older result lacks a newer metric.
-        shown = (f"{scores[key]:11.2f}" if key in scores else f"{'-':>11}" for key in columns)
+        shown = (f"{scores[key]:11.{3 if key == 'nll' else 2}f}" if key in scores else f"{'-':>11}" for key in columns)
         rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
     return "\n".join(rows)
 

@@ -1,4 +1,7 @@
-"""Results in a run folder: each has a file translations.NAME.txt and the entry NAME of scores.json."""
+"""Results in a run folder: each has a file translations.NAME.txt and the entry NAME of scores.json.
+
+Those of a model also have nll.NAME.tsv: the negative log-likelihood of every reference.
+"""
 
 import hashlib
 import re
@@ -12,6 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.metrics import check_lines
 from treenet.evaluation.origin import RunState, Standing
+from treenet.evaluation.sentence_scores import ReferenceNll
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
@@ -27,7 +31,19 @@ def translations_path(folder: AnyPath, name: str) -> AnyPath:
     return inside(folder, f"translations.{name}.txt")
 
 
+def nll_path(folder: AnyPath, name: str) -> AnyPath:
+    """Return the path of the nll of references. Raises UserError for a recorded name that leaves the folder."""
+    return inside(folder, f"nll.{name}.tsv")
+
+
 _Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, "bleu": float})
+
+
+class _ReferenceNll(TypedDict):
+    total: float
+    tokens: int
+    per_sentence: float
+    sha256: str
 
 
 class _Entry(TypedDict, total=False):
@@ -44,6 +60,8 @@ class _Entry(TypedDict, total=False):
     chrf: float
     bertscore: float
     comet: float
+    nll: float
+    reference_nll: _ReferenceNll
     accuracy: float
     binary_accuracy: float
     sentence_f1: float
@@ -83,17 +101,35 @@ def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
         print(f"warning: {message}; to renew it: {standing.command}", file=sys.stderr)
 
 
-def write_result(folder: Path, name: str, lines: Sequence[str], references: Sequence[str], scores: dict) -> dict:
-    """Write translations and scores. Returns the entry, with hashes of the translations and the references."""
+def write_result(
+    folder: Path, name: str, lines: Sequence[str], references: Sequence[str], scores: dict, nll: ReferenceNll | None = None
+) -> dict:
+    """Write translations, scores and nll. Returns the entry, with hashes of the translations and the references."""
     content = "".join(f"{line}\n" for line in lines).encode()
     scores = scores | {
         "translations_sha256": hashlib.sha256(content).hexdigest(),
         "references_fingerprint": fingerprint_of(list(references)),
     }
+    if nll is not None:
+        scores |= nll.entries()
+        atomic_write(nll_path(folder, name), nll.to_bytes())
     everything = {**read_scores(folder), name: scores}
     atomic_write(translations_path(folder, name), content)
     atomic_write(folder / SCORES, json_bytes(everything))
     return scores
+
+
+def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
+    """Read the nll of the references of a result; None if an earlier version made it. Raises UserError if it was changed."""
+    if (facts := read_scores(folder).get(name, {}).get("reference_nll")) is None:
+        return None
+    path = nll_path(folder, name)
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != facts["sha256"]:
+        split = name.partition(".")[0]
+        raise UserError(f"{path} is not the file that was scored; run workflows/evaluate.py --out {folder} split={split}")
+    rows = [line.split("\t") for line in content.decode().split("\n")[1:-1]]
+    return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
 
 
 @dataclass(frozen=True)

@@ -137,13 +137,13 @@ def show_numbers(values: Iterable[int]) -> str:
     return " ".join(map(str, values))
 
 
-def numbers(record: Record, name: str) -> np.ndarray:
-    """Return the numbers [sentences] that `show_numbers` wrote. Raises UserError if they are missing or damaged."""
+def numbers(record: Record, name: str, most: int = _MOST) -> np.ndarray:
+    """Return the numbers [sentences] that `show_numbers` wrote. Raises UserError if they are missing, damaged or above `most`."""
     try:
         found = np.array([int(one) for one in record["sentences"][name].split()], dtype=np.int64)
     except (KeyError, ValueError, OverflowError):
         found = np.zeros(0, np.int64)
-    if not len(found) or found.min() < 0 or found.max() > _MOST:
+    if not len(found) or found.min() < 0 or found.max() > most:
         raise UserError(f"the record of {record['cell']} is damaged: sentences.{name} must be a line of counts; restore it")
     return found
 

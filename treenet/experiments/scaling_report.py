@@ -22,7 +22,7 @@ from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compa
 from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.origin import recorded_origin
-from treenet.evaluation.run_results import read_system
+from treenet.evaluation.run_results import read_nll, read_system
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,
@@ -45,6 +45,8 @@ from treenet.experiments.study import Study, read_fresh_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 
+# Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
+NLL, TARGET_TOKENS, NLL_SCALE = "nll", "target_tokens", 10_000
 LABELS = {"model": str, "fraction": float, "seed": int}
 # For people, below a table.
 EXPLAIN_FAMILIES = (
@@ -82,7 +84,10 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None, more: Ref
 
 
 def read_result(config: ScalingConfig, folder: Path, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
-    """Read the recorded results of a cell's translations: their scores, and the statistics of BLEU for each sentence."""
+    """Read the recorded results of a cell's translations: their scores, and the numbers of each sentence.
+
+    These are the statistics of BLEU, the nll of the reference and its target tokens. Scores of earlier versions have no nll.
+    """
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
     if not _needed(metric) <= scores.get(split, {}).keys():
@@ -93,7 +98,10 @@ def read_result(config: ScalingConfig, folder: Path, more: References = ()) -> t
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer = tokenizer_of(config.data, EvaluateSettings()) if metric == "bleu_tokenized" else None
     statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer, more)
-    return {split: scores[split]}, dict(zip(_statistics(metric), map(show_numbers, statistics.T), strict=True))
+    sentences = dict(zip(_statistics(metric), map(show_numbers, statistics.T), strict=True))
+    if nll := read_nll(folder, split):
+        sentences |= {NLL: show_numbers(round(NLL_SCALE * one) for one in nll.nll), TARGET_TOKENS: show_numbers(nll.tokens)}
+    return {split: scores[split]}, sentences
 
 
 def _needed(metric: str) -> set[str]:

@@ -31,7 +31,7 @@ def show_scores(page: Page) -> list[str]:
                 fresh = [other for other in scores.rows if not other.standing.changed]
                 best = best_value(metric, [other.values[metric] for other in fresh if metric in other.values])
                 is_best = value is not None and value == best and row in fresh and len(scores.rows) > 1
-                cells.append(number(value, ".2f", "n best" if is_best else "n"))
+                cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
                     cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
@@ -59,8 +59,8 @@ def show_scores(page: Page) -> list[str]:
 
 
 def best_value(metric: str, values: list[float]) -> float | None:
-    """Return the best value: the highest, of TER the lowest."""
-    lower = metric in METRICS and METRICS[metric].lower_is_better
+    """Return the best value: the highest, or the lowest of errors and of nll."""
+    lower = METRICS[metric].lower_is_better if metric in METRICS else metric in ("nll", "mse") or "perplexity" in metric
     return (min if lower else max)(values, default=None)
 
 
