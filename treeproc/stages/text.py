@@ -96,13 +96,15 @@ class Inputs:
         """Read the source files of train, and return the number of examples of each, before `hold_out`."""
         has_two_sides = FORMATS[self.format].target == "required"
 
-        def count(path: DataPath) -> int:
-            try:  # a file beside itself is a pair of sides that fit
-                return sum(1 for _ in read_rows(self.format, [path], [path] if has_two_sides else []))
+        def count(file: SplitFiles) -> int:
+            try:
+                return sum(1 for _ in read_rows(self.format, file.source, file.target))
             except UserError:  # all files together were read before, so this one has no example
                 return 0
 
-        return [count(path) for path in self.splits["train"].source]
+        # A file beside itself is a pair of sides that fit.
+        files = [SplitFiles(source=[path], target=[path] * has_two_sides) for path in self.splits["train"].source]
+        return [count(file) for file in files]
 
     def line(self, split: str, example_id: int) -> int:
         """The number, from 1, of an example over the files that its split is read from; of line by line formats, of its line."""
