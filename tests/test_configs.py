@@ -116,7 +116,7 @@ def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name
 
 @pytest.mark.parametrize("name", ["iwslt14", "iwslt14_tuning", "multi30k"])
 def test_the_translation_study_follows_its_protocol(name):
-    """docs/results/translation.md, "Settings" and "Scores"."""
+    """docs/results/translation.md, "Protocol"."""
     config = load_settings(ScalingConfig, CONFIGS[0].with_name(f"scaling_{name}.yaml"), ["data=somewhere"])
     assert (config.average, config.average_checkpoints, config.patience, config.validate_every) == ("best", 5, 0, 100)
     assert config.max_steps == config.optimizer.decay_steps == 3000 and config.batch.max_tokens == 4096
