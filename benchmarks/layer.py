@@ -26,7 +26,7 @@ from measure import MIB, Step, emit, peak_bytes, time_interleaved, time_once
 from torch import Tensor, nn
 
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import DecoderLayer, EncoderLayer, FeedForward
+from treenet.layers.blocks import DecoderLayer, EncoderLayer
 from treenet.structure import TreeStructure
 
 TARGET_LENGTH = 28
@@ -44,6 +44,7 @@ class TreeDefaults:
     subtree_mask: bool = True
     vertical_rows: int = 100
     horizontal_rows: int = 100
+    relative_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,20 @@ class LayerConfig:
     d_model: int = 512
     d_ff: int = 1024
     num_heads: int = 8
+    norm: str = "post"
+    dropout: float = 0.0
+    activation_dropout: float = 0.0
+    encoder_layer_drop: float = 0.0
+    decoder_layer_drop: float = 0.0
 
     def encoder_layer(self, tree: TreeDefaults | None = None) -> EncoderLayer:
         attention = SelfAttention(self.d_model, self.num_heads, 0.0, tree)
-        return EncoderLayer(attention, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
+        return EncoderLayer(self, attention)
 
     def decoder_layer(self, tree: TreeDefaults | None = None) -> DecoderLayer:
         sizes = self.d_model, self.num_heads, 0.0
         attentions = CausalSelfAttention(*sizes), CrossAttention(*sizes, tree)
-        return DecoderLayer(*attentions, FeedForward(self.d_model, self.d_ff), self.d_model, dropout=0.0)
+        return DecoderLayer(self, *attentions)
 
 
 @dataclass(frozen=True)

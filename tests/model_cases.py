@@ -44,6 +44,13 @@ MODEL_CASES: dict[str, dict] = {
     },
     "tree2seq_pooled": {"name": "tree2seq", "d_model": 32, "recurrent": {"start": "attention", "attend": False}},
     "tree_transformer": {},
+    "tree_relative_positions": {"name": "tree_transformer", "tree": {"relative_positions": 3}},
+    "tree_relative_positions_no_sub_mask": {
+        "name": "tree_transformer",
+        "norm": "pre",
+        "tree": {"relative_positions": 2, "subtree_mask": False},
+    },
+    "pre_norm": {"name": "transformer", "norm": "pre"},
     "relative_positions": {"name": "relation_transformer", "relations": {"sequence": {"clip": 3}}},
     "structural_positions": {
         "name": "relation_transformer",

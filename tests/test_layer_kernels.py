@@ -7,9 +7,9 @@ from strategies import Tree, right_branching
 from test_accumulation import UNARY, build_structure
 from test_compact import build_compact
 
-from treenet.config import TreeAttentionConfig
+from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer, FeedForward
+from treenet.layers.blocks import EncoderLayer
 from treenet.structure import TreeStructure
 from treenet.structure.on_device import prepare
 
@@ -21,7 +21,7 @@ D_MODEL = 16
 def count_layer(structure: TreeStructure | None) -> int:
     """Kernels of the forward and backward passes of a layer, over trees or without."""
     attention = SelfAttention(D_MODEL, 2, 0.0, CONFIG if structure else None)
-    layer = EncoderLayer(attention, FeedForward(D_MODEL, 32), D_MODEL, 0.0).to("meta")
+    layer = EncoderLayer(ModelConfig(d_model=D_MODEL, d_ff=32, num_heads=2, dropout=0.0), attention).to("meta")
     x = torch.zeros(len(TREES), 32, D_MODEL, device="meta", requires_grad=True)
     if structure:
         x = torch.zeros(len(TREES), structure.num_leaves + structure.num_nodes, D_MODEL, device="meta", requires_grad=True)

@@ -35,6 +35,17 @@ class TreeAttentionConfig(ArchitectureSection):
     subtree_mask: bool = Field(True, description="subtree masking (equation 11); false: -SubMask of Table 3")
     vertical_rows: PositiveInt = Field(100, description="rows of the vertical embedding table")
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
+    relative_positions: int = Field(
+        0,
+        ge=0,
+        description="largest distance that has its own relative position (Shaw et al., 2018), between two leaves, and in the "
+        "decoder's self-attention; they replace sinusoids. 0: sinusoids",
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_no_relative_positions(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """Leave out `relative_positions: 0`, which older runs do not record."""
+        return {name: value for name, value in dump(self).items() if name != "relative_positions" or value}
 
 
 RecurrentCell = Literal["on_lstm", "lstm"]
@@ -268,6 +279,11 @@ class TreeRegConfig(ArchitectureSection):
 Layers = Annotated[int, Field(gt=0, le=200)]
 
 
+_LAYER_SETTINGS = (
+    "norm", "activation_dropout", "encoder_layer_drop", "decoder_layer_drop", "source_word_dropout", "target_word_dropout"
+)  # fmt: skip
+
+
 class ModelConfig(Settings):
     """Architecture: its sizes, whose defaults are those of the Transformer base model, and the sections of single architectures.
 
@@ -285,6 +301,25 @@ class ModelConfig(Settings):
     num_decoder_layers: Layers = Field(6, description="decoder layers")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
+    norm: Literal["post", "pre"] = Field(
+        "post",
+        description="place of the layer norms. 'post': after each residual connection, as in the paper; 'pre': before each "
+        "sub-layer, and after the last layer",
+    )
+    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the inner units of the feed-forward layer")
+    encoder_layer_drop: float = Field(
+        0.0, ge=0, lt=1, description="probability that training skips an encoder layer, for each example (Fan et al., 2020)"
+    )
+    decoder_layer_drop: float = Field(0.0, ge=0, lt=1, description="the same for a decoder layer")
+    source_word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that the embedding of a source piece is 0 in training; translation only"
+    )
+    target_word_dropout: float = Field(0.0, ge=0, lt=1, description="the same for the pieces that the decoder reads")
+    paired_weights: bool = Field(
+        False,
+        description="true: accumulation and relations draw their initial weights apart, so models with one seed share all other "
+        "initial weights. false: all weights are drawn in one sequence",
+    )
     tree: TreeAttentionConfig = TreeAttentionConfig()
     hybrid: HybridConfig = HybridConfig()
     phrases: PhraseConfig = PhraseConfig()
@@ -305,9 +340,16 @@ class ModelConfig(Settings):
         """Sections that were set, but that this architecture does not read."""
         return [name for name in self._foreign_sections() if getattr(self, name) != type(getattr(self, name))()]
 
+    @property
+    def layer_settings(self) -> list[str]:
+        """Settings of Transformer layers, beside sizes and dropout, that were set."""
+        return [name for name in _LAYER_SETTINGS if getattr(self, name) != type(self).model_fields[name].default]
+
     @model_serializer(mode="wrap")
-    def _leave_out_foreign_sections(self, dump: SerializerFunctionWrapHandler) -> dict:
+    def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict:
+        """Leave out foreign sections, and settings at a default that older runs do not record."""
         left_out = set(self._foreign_sections()) - set(self.unread_sections())
+        left_out |= {*_LAYER_SETTINGS, "paired_weights"} - {*self.layer_settings, *(["paired_weights"] * self.paired_weights)}
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     def _foreign_sections(self) -> list[str]:

@@ -59,13 +59,16 @@ def build_spec(run: LoadedRun, max_positions: int) -> Any:
     spec = transformer_spec.TransformerSpec.from_config(
         (len(encoder.layers), len(decoder.layers)),
         run.config.model.num_heads,
-        pre_norm=False,
+        pre_norm=run.config.model.norm == "pre",
         activation=common_spec.Activation.RELU,
     )
     # CTranslate2 multiplies embeddings with sqrt(D), as this project does.
     table, positions = _array(encoder.embedding.weight), compute_sinusoids(max_positions, encoder.d_model).numpy()
     spec.encoder.embeddings[0].weight = spec.decoder.embeddings.weight = spec.decoder.projection.weight = table
     spec.encoder.position_encodings.encodings = spec.decoder.position_encodings.encodings = positions
+    for stack, into in ((encoder, spec.encoder), (decoder, spec.decoder)):
+        if (final_norm := stack.layers[-1].final_norm) is not None:
+            _set_norm(into.layer_norm, final_norm)
     for layer, into in zip(encoder.layers, spec.encoder.layer, strict=True):
         _set_self_attention(into, layer)
         _set_feed_forward(into, layer)

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from treenet.layers.autocast import without_autocast
 from treenet.layers.dense_accumulation import accumulate_densely, build_table
+from treenet.layers.drawn_apart import generator_of
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import PathMaps
@@ -57,15 +58,17 @@ class HierarchicalAccumulation(nn.Module):
         self.accumulate_on = config.accumulate_on
         self.num_heads = num_heads
         d_head = d_model // num_heads
-        # Layer inputs have about unit variance, so N(0, 1/D) gives |w_j| of about 1: nodes start at the scale of leaves.
-        # Zeros would hide the trees at first.
+        # Layer inputs have about unit variance, so N(0, 1/D) gives |w_j| of about 1. A node over one leaf starts near its scale.
+        # Wider nodes start smaller, since the signs of w differ. Zeros would hide the trees at first.
+        apart = generator_of("accumulation")
         num_weights = num_heads if config.leaf_weights == "per_head" else 1
-        self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5))
+        self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5, generator=apart))
         # A row [v; h] then has norm 1 beside projected values of norm sqrt(K), so it is only a bias.
         self.embeds = config.hierarchical_embeddings and config.accumulate_on != "scores"
         if self.embeds:
-            self.vertical = nn.Parameter(torch.empty(config.vertical_rows, d_head // 2).normal_(std=d_head**-0.5))
-            self.horizontal = nn.Parameter(torch.empty(config.horizontal_rows, d_head // 2).normal_(std=d_head**-0.5))
+            for name, rows in (("vertical", config.vertical_rows), ("horizontal", config.horizontal_rows)):
+                table = torch.empty(rows, d_head // 2).normal_(std=d_head**-0.5, generator=apart)
+                self.register_parameter(name, nn.Parameter(table))
 
     def forward(self, states: Tensor, keys: Tensor, values: Tensor, structure: TreeStructure) -> tuple[Tensor, Tensor]:
         """Return keys and values [B, S, D], with the accumulated ones at the nodes.

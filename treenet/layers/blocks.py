@@ -1,10 +1,17 @@
-"""Post-norm Transformer layers (equation 3). Leaves and nodes share layer norms and feed-forward weights.
+"""Transformer layers (equation 3), post-norm or pre-norm. Leaves and nodes share layer norms and feed-forward weights.
+
+Pre-norm (Wang et al., 2019, arXiv 1906.01787) normalises the input of a sub-layer, and the output of the last layer. Layer-drop
+(Fan et al., 2020, arXiv 1909.11556) skips a layer in training. It draws for each example by itself, so a batch-mate changes
+nothing.
 
 Shapes: B batch, T target positions, S source positions, D model.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -14,63 +21,88 @@ from treenet.layers.linear import build_linear
 from treenet.layers.static_past import StaticPast
 from treenet.structure import TreeStructure
 
+if TYPE_CHECKING:
+    from treenet.config import ModelConfig
+
 
 class FeedForward(nn.Module):
-    """ReLU feed-forward sub-layer."""
+    """ReLU feed-forward sub-layer, with dropout of its inner units."""
 
-    def __init__(self, d_model: int, d_ff: int):
+    def __init__(self, d_model: int, d_ff: int, dropout: float):
         super().__init__()
         self.inner = build_linear(d_model, d_ff)
         self.outer = build_linear(d_ff, d_model)
+        self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [..., D] -> [..., D]."""
-        return self.outer(F.relu(self.inner(x)))
+    def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
+        """Map [B, S, D] -> [B, S, D]. With `num_leaves`, positions from there on are nodes."""
+        return self.outer(self.dropout(F.relu(self.inner(x)), num_leaves))
 
 
-class EncoderLayer(nn.Module):
+class _Layer(nn.Module):
+    """The common part of layers: residual connections around sub-layers, and layer-drop around the layer."""
+
+    def __init__(self, config: ModelConfig, layer_drop: float):
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.dropout = Dropout(config.dropout)
+        self.layer_drop = Dropout(layer_drop)
+        self.final_norm: nn.LayerNorm | None = None
+
+    def enter(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer of this norm, [B, S, D] -> [B, S, D]."""
+        return norm(x) if self.pre_norm else x
+
+    def leave(self, norm: nn.LayerNorm, x: Tensor, result: Tensor, num_leaves: int | None = None) -> Tensor:
+        """Add the result of the sub-layer of this norm to x, both [B, S, D] -> [B, S, D]."""
+        x = x + self.dropout(result, num_leaves)
+        return x if self.pre_norm else norm(x)
+
+    def end(self, before: Tensor, x: Tensor) -> Tensor:
+        """Skip the layer in some examples: its input `before` and its output, both [B, S, D] -> [B, S, D]."""
+        if self.training and self.layer_drop.p:
+            kept = self.layer_drop(torch.ones(len(x), 1, 1, dtype=x.dtype, device=x.device)) > 0
+            x = torch.where(kept, x, before)
+        return x if self.final_norm is None else self.final_norm(x)
+
+
+class EncoderLayer(_Layer):
     """A self-attention, or its replacement, and a feed-forward sub-layer (over trees equations 19, 20)."""
 
-    def __init__(self, self_attention: nn.Module, feed_forward: nn.Module, d_model: int, dropout: float):
-        super().__init__()
+    def __init__(self, config: ModelConfig, self_attention: nn.Module):
+        super().__init__(config, config.encoder_layer_drop)
         self.self_attention = self_attention
-        self.feed_forward = feed_forward
-        self.self_attention_norm = nn.LayerNorm(d_model)
-        self.feed_forward_norm = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, x: Tensor, *inputs: Any, num_leaves: int | None = None, **named_inputs: Any) -> Tensor:
         """Map x [B, S, D] -> [B, S, D]. The self-attention reads `inputs` beside the states.
 
         With `num_leaves`, positions from there on are nodes.
         """
-        return self.finish(x, self.self_attention(x, *inputs, **named_inputs), num_leaves)
+        attended = self.self_attention(self.enter(self.self_attention_norm, x), *inputs, **named_inputs)
+        return self.finish(x, attended, num_leaves)
 
     def finish(self, x: Tensor, attended: Tensor, num_leaves: int | None = None) -> Tensor:
         """Compute the rest of the layer after self-attention, both [B, S, D] -> [B, S, D]."""
-        x = self.self_attention_norm(x + self.dropout(attended, num_leaves))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x), num_leaves))
+        before = x
+        x = self.leave(self.self_attention_norm, x, attended, num_leaves)
+        mapped = self.feed_forward(self.enter(self.feed_forward_norm, x), num_leaves)
+        return self.end(before, self.leave(self.feed_forward_norm, x, mapped, num_leaves))
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(_Layer):
     """A causal self-attention, or its replacement, a cross-attention and a feed-forward sub-layer."""
 
-    def __init__(
-        self,
-        self_attention: nn.Module,
-        cross_attention: CrossAttention,
-        feed_forward: nn.Module,
-        d_model: int,
-        dropout: float,
-    ):
-        super().__init__()
+    def __init__(self, config: ModelConfig, self_attention: nn.Module, cross_attention: CrossAttention):
+        super().__init__(config, config.decoder_layer_drop)
         self.self_attention = self_attention
         self.cross_attention = cross_attention
-        self.feed_forward = feed_forward
-        self.self_attention_norm = nn.LayerNorm(d_model)
-        self.cross_attention_norm = nn.LayerNorm(d_model)
-        self.feed_forward_norm = nn.LayerNorm(d_model)
-        self.dropout = Dropout(dropout)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
 
     def forward(
         self,
@@ -89,7 +121,17 @@ class DecoderLayer(nn.Module):
         """
         if isinstance(memory, Tensor):
             memory = self.cross_attention.project_memory(memory, structure)
-        attended, so_far = self.self_attention(x, past)
-        x = self.self_attention_norm(x + self.dropout(attended))
-        x = self.cross_attention_norm(x + self.dropout(self.cross_attention(x, memory, memory_attend_mask, layout)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x))), so_far
+        before = x
+        attended, so_far = self.self_attention(self.enter(self.self_attention_norm, x), past)
+        x = self.leave(self.self_attention_norm, x, attended)
+        read = self.cross_attention(self.enter(self.cross_attention_norm, x), memory, memory_attend_mask, layout)
+        x = self.leave(self.cross_attention_norm, x, read)
+        mapped = self.feed_forward(self.enter(self.feed_forward_norm, x))
+        return self.end(before, self.leave(self.feed_forward_norm, x, mapped)), so_far
+
+
+def end_stack(layers: nn.ModuleList, config: ModelConfig) -> nn.ModuleList:
+    """Return the layers of a stack. With pre-norm, the last one gets a norm of its output."""
+    if config.norm == "pre" and len(layers):
+        layers[-1].final_norm = nn.LayerNorm(config.d_model)
+    return layers

@@ -88,6 +88,16 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
+class WordDropout(Dropout):
+    """Dropout of whole positions, for the embeddings of pieces (Sennrich et al., 2016, WMT): all units of a position or none."""
+
+    def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
+        """Apply dropout to positions of x [B, S, D]."""
+        if not self.training or not self.p:
+            return x
+        return x * super().forward(torch.ones(*x.shape[:2], 1, dtype=x.dtype, device=x.device), num_leaves)
+
+
 def share_dropout_keys(model: nn.Module) -> DropoutKeys:
     """Make all `Dropout` of a model read common keys, and return these."""
     shared = DropoutKeys()

@@ -11,7 +11,7 @@ Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R row
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -21,14 +21,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention
+from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention, padding_to_attend_mask
+from treenet.layers.drawn_apart import generator_of
 from treenet.layers.fused_attention import widen
-from treenet.layers.scaled_dot_product import attend, merge_heads
+from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads
 from treenet.layers.static_past import StaticPast
+from treenet.structure import TreeStructure
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
 
 if TYPE_CHECKING:
-    from treenet.config import RelationsConfig
+    from treenet.config import RelationsConfig, TreeAttentionConfig
 
 
 @dataclass
@@ -134,7 +136,7 @@ def attend_related(
 
 def build_relation_table(rows: int, width: int) -> nn.Parameter:
     """Build a table [rows, width], N(0, 1 / width). So products with queries are as large as those with keys."""
-    return nn.Parameter(torch.randn(rows, width) * width**-0.5)
+    return nn.Parameter(torch.randn(rows, width, generator=generator_of("relations")) * width**-0.5)
 
 
 class RelatedSelfAttention(SelfAttention):
@@ -170,6 +172,39 @@ class RelatedSelfAttention(SelfAttention):
         for first in (0, d_model):
             rows = slice(first, first + width)
             yield F.linear(labels, linear.weight[rows], linear.bias[rows])[:, None]
+
+
+class RelativeTreeSelfAttention(SelfAttention):
+    """Tree attention (equations 12 to 18) with relative positions of pairs of leaves. Pairs with a node have no relation."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig):
+        super().__init__(d_model, num_heads, dropout, tree)
+        self.clip, width = tree.relative_positions, d_model // num_heads
+        self.key_relations = build_relation_table(2 * self.clip + 1, width)
+        self.value_relations = build_relation_table(2 * self.clip + 1, width)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, attend_mask: Tensor | None, structure: TreeStructure
+    ) -> Tensor:
+        """Map x [B, S, D], leaves, then nodes, -> [B, S, D]. Without an `attend_mask`, positions attend by the trees."""
+        projected, leaves = self.project(x, structure), structure.num_leaves
+        ids = relative_positions(leaves, leaves, self.clip, x.device)
+        if attend_mask is not None:
+            nodes = x.shape[1] - leaves
+            ids = F.pad(ids, (0, nodes, 0, nodes), value=2 * self.clip + 1)
+            key_table, value_table = (F.pad(table, (0, 0, 0, 1)) for table in (self.key_relations, self.value_relations))
+            return self.output(self._relate(projected, attend_mask, ids, key_table, value_table))
+        # Leaves attend to leaves alone, and the kernels of subtree attention know no relations.
+        of_leaves, mask = (part[:, :leaves] for part in projected), padding_to_attend_mask(structure.leaf_pad_mask)
+        on_leaves = self._relate(of_leaves, mask, ids, self.key_relations, self.value_relations)
+        return self.output(attend_subtrees(*projected, structure, self.num_heads, self.dropout_p, on_leaves=on_leaves))
+
+    def _relate(
+        self, projected: Iterable[Tensor], attend_mask: Tensor, ids: Tensor, key_table: Tensor, value_table: Tensor
+    ) -> Tensor:
+        """Attend with relations `ids` [S, S]: queries, keys and values [B, S, D] -> [B, S, D]."""
+        heads = map(self.split_heads, projected)
+        return merge_heads(attend_related(*heads, attend_mask, [ids[None]], key_table, value_table, 1, self.dropout_p))
 
 
 class RelativeCausalSelfAttention(CausalSelfAttention):

@@ -84,14 +84,16 @@ def attend_subtrees(
     num_heads: int,
     dropout_p: float,
     fused: bool | None = None,
+    on_leaves: Tensor | None = None,
 ) -> Tensor:
     """Leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D].
 
-    `fused` overrides the choice between the CPU's operator and PyTorch's own ones.
+    `fused` overrides the choice between the CPU's operator and PyTorch's own ones. `on_leaves` [B, L, D] is the result of the
+    leaves if the caller has computed it.
     """
-    maps = structure.attention
+    maps, num_leaves = structure.attention, structure.num_leaves
     if fused is None:
-        fused = queries.device.type == "cpu" and not dropout_p and has_flash_attention()
+        fused = queries.device.type == "cpu" and not dropout_p and has_flash_attention() and on_leaves is None
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
@@ -100,15 +102,19 @@ def attend_subtrees(
         # As it is, FlexAttention stores all scores: on GPUs it is compiled even where the model is not.
         attend_blocks = compiled(flex_attention) if queries.device.type == "cuda" else flex_attention
         heads = (split_heads(x, num_heads) for x in (queries, keys, values))
-        return merge_heads(attend_blocks(*heads, block_mask=maps.mask))
+        attended = merge_heads(attend_blocks(*heads, block_mask=maps.mask))
+        return attended if on_leaves is None else torch.cat([on_leaves, attended[:, num_leaves:]], dim=1)
     if isinstance(maps, OneCall):
-        return call(queries, keys, values, maps.bias)
+        if on_leaves is None:
+            return call(queries, keys, values, maps.bias)
+        return torch.cat([on_leaves, call(queries[:, num_leaves:], keys, values, maps.bias[:, :, num_leaves:])], dim=1)
     if fused:
         return fused_attention(queries, keys, values, maps, num_heads)
-    sizes = structure.num_leaves, structure.num_nodes
+    sizes = num_leaves, structure.num_nodes
     leaf_queries, node_queries = queries.split(sizes, dim=1)
-    leaf_keys, leaf_values = keys.split(sizes, dim=1)[0], values.split(sizes, dim=1)[0]
-    on_leaves = call(leaf_queries, leaf_keys, leaf_values, maps.leaf_mask)
+    if on_leaves is None:
+        leaf_keys, leaf_values = keys.split(sizes, dim=1)[0], values.split(sizes, dim=1)[0]
+        on_leaves = call(leaf_queries, leaf_keys, leaf_values, maps.leaf_mask)
     if isinstance(maps, TwoCalls):
         return torch.cat([on_leaves, call(node_queries, keys, values, maps.node_mask)], dim=1)
     in_chunks = call(*(_take(x, i) for x, i in ((queries, maps.query), (keys, maps.key), (values, maps.key))), maps.mask)

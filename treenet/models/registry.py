@@ -4,13 +4,16 @@ import pkgutil
 from importlib import import_module
 
 from treenet.config import ClassifierConfig, ModelConfig
+from treenet.layers.drawn_apart import drawing_apart
 from treenet.layers.linear import build_linear
 from treenet.layers.pair_head import PairHead
 from treenet.models import encoders
 from treenet.models.architectures import ARCHITECTURES, Architecture, Use
 from treenet.models.causal_lm import CausalLM
 from treenet.models.classifier import Classifier, check_supervision
-from treenet.models.encoders.base import Encoder, VocabSizes
+from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
+from treenet.models.encoders.grammar import GrammarEncoder
+from treenet.models.encoders.transformer import TransformerEncoder
 from treenet.models.masked_lm import MaskedLM, MaskedPieceEmbedding
 from treenet.models.seq2seq import Seq2Seq
 from treeproc.common.settings import UserError
@@ -29,7 +32,20 @@ def find_architecture(config: ModelConfig, use: Use) -> Architecture:
     names = names_for(use)
     if config.name not in names:
         raise UserError(f"model.name must be one of {', '.join(names)}, but is {config.name} instead")
-    return ARCHITECTURES[config.name]
+    architecture = ARCHITECTURES[config.name]
+    _check_layers(config, architecture, use)
+    return architecture
+
+
+def _check_layers(config: ModelConfig, architecture: Architecture, use: Use) -> None:
+    """Raise UserError for settings of Transformer layers that the model would not read."""
+    for name in config.layer_settings:
+        if not issubclass(architecture.encoder, TransformerEncoder | GrammarEncoder):
+            raise UserError(f"model.{name} is for models of Transformer layers, but model.name is {config.name}; leave it out")
+        if name.endswith("word_dropout") and use != "translation":
+            raise UserError(f"model.{name} is for translation; leave it out (classifiers have classifier.word_dropout)")
+        if name.startswith("decoder") and use != "translation":
+            raise UserError(f"model.{name} is for models with a decoder; leave it out")
 
 
 def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
@@ -40,10 +56,11 @@ def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
 def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
     """Build a freshly initialised translation model. Raises UserError for an unknown name."""
     architecture = find_architecture(config, "translation")
-    embedding = architecture.encoder.build_embedding(config, vocab)
-    encoder = architecture.encoder(config, vocab, embedding)
-    model = Seq2Seq(encoder, architecture.decoder(config, embedding))
-    encoder.add_tables(vocab)
+    with drawing_apart(config.paired_weights):
+        embedding = architecture.encoder.build_embedding(config, vocab)
+        encoder = architecture.encoder(config, vocab, embedding)
+        model = Seq2Seq(encoder, architecture.decoder(config, embedding))
+        encoder.add_tables(vocab)
     return model
 
 
@@ -65,23 +82,25 @@ def build_relatedness(config: ModelConfig, vocab: VocabSizes, options: Classifie
 
 def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
     """Build a freshly initialised masked language model. Raises UserError for an unknown name."""
+    encoder = find_encoder(config, "masked_lm")
     embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
-    encoder = find_encoder(config, "masked_lm")(config, vocab, embedding)
-    return MaskedLM(_complete(encoder, vocab), embedding.mask_id)
+    return MaskedLM(_complete(encoder, config, vocab, embedding), embedding.mask_id)
 
 
 def build_causal_lm(config: ModelConfig, vocab: VocabSizes) -> CausalLM:
     """Build a freshly initialised causal language model. Raises UserError for an unknown name or settings that do not fit."""
     encoder = find_encoder(config, "causal_lm")
-    return CausalLM(_complete(encoder(config, vocab, encoder.build_embedding(config, vocab)), vocab))
+    return CausalLM(_complete(encoder, config, vocab, encoder.build_embedding(config, vocab)))
 
 
 def _build_classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Encoder:
     encoder = find_encoder(config, "classification")
     check_supervision(config, options, encoder.reads_with(config))
-    return _complete(encoder(config, vocab, encoder.build_embedding(config, vocab)), vocab)
+    return _complete(encoder, config, vocab, encoder.build_embedding(config, vocab))
 
 
-def _complete(encoder: Encoder, vocab: VocabSizes) -> Encoder:
-    encoder.add_tables(vocab)
+def _complete(build: type[Encoder], config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding) -> Encoder:
+    with drawing_apart(config.paired_weights):
+        encoder = build(config, vocab, embedding)
+        encoder.add_tables(vocab)
     return encoder

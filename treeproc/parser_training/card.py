@@ -81,8 +81,8 @@ def _in_runs(config: TrainParserConfig) -> list[str]:
     if not names:
         return []
     return [
-        f"The files of {', '.join(names)} mark no documents. So test has runs of up to 100 sentences, and the models learnt other",
-        "sentences of the same documents. These scores are higher than those of documents that the models never saw.",
+        f"The files of {', '.join(names)} mark no documents. So test has runs of up to 100 sentences, and the models learnt",
+        "other sentences of the same documents. These scores are higher than those of documents that the models never saw.",
         "",
     ]
 

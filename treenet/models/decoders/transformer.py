@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, padding_to_attend_mask
 from treenet.layers.autocast import product_dtype
-from treenet.layers.blocks import DecoderLayer, FeedForward
+from treenet.layers.blocks import DecoderLayer, end_stack
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
-from treenet.layers.dropout import Dropout
+from treenet.layers.dropout import Dropout, WordDropout
 from treenet.layers.positions import SinusoidalPositions
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.decoders.base import Decoder, DecoderState
@@ -22,7 +22,7 @@ from treenet.models.encoders.base import Memory, PieceEmbedding
 
 
 class TransformerDecoder(Decoder):
-    """Post-norm Transformer layers (Vaswani et al., 2017) over target pieces, with sinusoidal positions.
+    """Transformer layers (Vaswani et al., 2017) over target pieces, with sinusoidal positions.
 
     A decoder with another self-attention passes `build_attention` to the constructor: the attention of layer `number`, counted
     from 0.
@@ -41,18 +41,15 @@ class TransformerDecoder(Decoder):
         self.embedding = embedding
         self.positions = SinusoidalPositions(config.d_model) if adds_positions else None
         self.dropout = Dropout(config.dropout)
+        self.word_dropout = WordDropout(config.target_word_dropout)
         sizes = config.d_model, config.num_heads, config.attention_dropout
         build_attention = build_attention or (lambda _: CausalSelfAttention(*sizes))
-        self.layers = nn.ModuleList(
-            DecoderLayer(
-                build_attention(number),
-                CrossAttention(*sizes, config.tree if tree_attention else None),
-                FeedForward(config.d_model, config.d_ff),
-                config.d_model,
-                config.dropout,
-            )
+        tree = config.tree if tree_attention else None
+        layers = (
+            DecoderLayer(config, build_attention(number), CrossAttention(*sizes, tree))
             for number in range(config.num_decoder_layers)
         )
+        self.layers = end_stack(nn.ModuleList(layers), config)
 
     def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
         attend_mask = padding_to_attend_mask(memory.pad_mask)
@@ -101,24 +98,36 @@ class TransformerDecoder(Decoder):
 
     def _embed(self, pieces: Tensor, first: int = 0) -> Tensor:
         """Embed target pieces [B, T] at positions from `first` -> [B, T, D]."""
-        x = self.embedding(pieces)
+        x = self.word_dropout(self.embedding(pieces))
         return self.dropout(x if self.positions is None else self.positions(x, first))
 
 
 def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """Build a decoder with tree cross-attention (equations 21 to 24)."""
-    return TransformerDecoder(config, embedding, tree_attention=True)
+    """Build a decoder with tree cross-attention (equations 21 to 24).
+
+    With `model.tree.relative_positions`, relative positions replace sinusoids.
+    """
+    return _build_relative(config, embedding, config.tree.relative_positions, values=True, tree_attention=True)
 
 
 def build_relative_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
     """Build a Transformer decoder. With `model.relations.decoder`, relative positions replace sinusoids (Shaw et al., 2018)."""
-    if not config.relations.decoder:
-        return TransformerDecoder(config, embedding)
-    sizes, sequence = (config.d_model, config.num_heads, config.attention_dropout), config.relations.sequence
+    sequence = config.relations.sequence
+    return _build_relative(config, embedding, sequence.clip if config.relations.decoder else 0, values=sequence.values)
+
+
+def _build_relative(
+    config: ModelConfig, embedding: PieceEmbedding, clip: int, *, values: bool, tree_attention: bool = False
+) -> TransformerDecoder:
+    """Build a decoder with relative positions of up to `clip` places; with sinusoids if `clip` is 0."""
+    if not clip:
+        return TransformerDecoder(config, embedding, tree_attention=tree_attention)
+    sizes = config.d_model, config.num_heads, config.attention_dropout
     return TransformerDecoder(
         config,
         embedding,
-        lambda _: RelativeCausalSelfAttention(*sizes, sequence.clip, sequence.values),
+        lambda _: RelativeCausalSelfAttention(*sizes, clip, values),
+        tree_attention=tree_attention,
         adds_positions=False,
     )
 

@@ -3,8 +3,7 @@
 The relations are relative positions (Shaw et al., 2018), and absolute and relative structural positions (Wang et al., 2019).
 Others are tree distances, tree traversals and a specialised head for tags or dependency labels. docs/models.md describes them.
 
-Shapes: B batch, L
-leaves, D model.
+Shapes: B batch, L leaves, D model.
 """
 
 from torch import Tensor
@@ -79,7 +78,7 @@ class RelationEncoder(TransformerEncoder):
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
         """Embed the leaves: [B, L, D]."""
-        x = self.embedding(batch.leaf_pieces)
+        x = self.word_dropout(self.embedding(batch.leaf_pieces))
         if self.structural_positions is not None:
             return self.structural_positions(x, batch.structure.of_leaves(batch.structure.arcs.depth))
         return self.positions(x) if self.adds_sinusoids else x

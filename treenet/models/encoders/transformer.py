@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer, FeedForward
+from treenet.layers.blocks import EncoderLayer, end_stack
+from treenet.layers.dropout import WordDropout
 from treenet.layers.positions import SinusoidalPositions
 from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import TransformerDecoder
@@ -18,7 +19,7 @@ from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabS
 
 
 class TransformerEncoder(Encoder):
-    """Post-norm Transformer layers over leaves, with sinusoidal positions.
+    """Transformer layers over leaves, with sinusoidal positions.
 
     Encoders that differ in their self-attention hand `build_attention` to the constructor: the attention of layer `number`,
     counted from 0.
@@ -34,6 +35,7 @@ class TransformerEncoder(Encoder):
     ):
         super().__init__(config, embedding)
         self.positions = SinusoidalPositions(config.d_model)
+        self.word_dropout = WordDropout(config.source_word_dropout)
         build_attention = build_attention or (lambda _: build_self_attention(config))
         self.layers = build_layers(config, build_attention, num_layers)
 
@@ -47,7 +49,7 @@ class TransformerEncoder(Encoder):
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
         """[B, L, D]."""
-        return self.positions(self.embedding(batch.leaf_pieces))
+        return self.positions(self.word_dropout(self.embedding(batch.leaf_pieces)))
 
     def probed_layers(self) -> Sequence[nn.Module]:
         return list(self.layers)
@@ -57,10 +59,8 @@ def build_layers(
     config: ModelConfig, build_attention: Callable[[int], nn.Module], num_layers: int | None = None
 ) -> nn.ModuleList:
     """Transformer layers with the attention of layer `number`, counted from 0."""
-    return nn.ModuleList(
-        EncoderLayer(build_attention(number), FeedForward(config.d_model, config.d_ff), config.d_model, config.dropout)
-        for number in range(num_layers or config.num_encoder_layers)
-    )
+    numbers = range(num_layers or config.num_encoder_layers)
+    return end_stack(nn.ModuleList(EncoderLayer(config, build_attention(number)) for number in numbers), config)
 
 
 def build_self_attention(config: ModelConfig) -> SelfAttention:

@@ -7,6 +7,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
+from treenet.layers.relations import RelativeTreeSelfAttention
 from treenet.layers.tree_layers import prepare_trees, run_layers
 from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import build_tree_decoder
@@ -18,7 +19,7 @@ class TreeEncoder(TransformerEncoder):
     """Tree attention over leaves and nodes.
 
     Leaves are embedded as in the plain Transformer, nodes by their label: their place is in the tree structure, so they get
-    no position.
+    no position. With `model.tree.relative_positions`, leaves have relative positions instead of sinusoids.
     """
 
     reads = TREES
@@ -26,6 +27,10 @@ class TreeEncoder(TransformerEncoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         super().__init__(config, vocab, embedding, lambda _: build_tree_attention(config))
         self.tree, self.attention_dropout = config.tree, config.attention_dropout
+
+    def embed_leaves(self, batch: TreeBatch) -> Tensor:
+        x = self.word_dropout(self.embedding(batch.leaf_pieces))
+        return x if self.tree.relative_positions else self.positions(x)
 
     def add_tables(self, vocab: VocabSizes) -> None:
         self.label_embedding = build_embedding(vocab.labels, self.d_model)
@@ -46,7 +51,8 @@ class TreeEncoder(TransformerEncoder):
 
 def build_tree_attention(config: ModelConfig) -> SelfAttention:
     """Multi-head self-attention over leaves and nodes."""
-    return SelfAttention(config.d_model, config.num_heads, config.attention_dropout, config.tree)
+    attention = RelativeTreeSelfAttention if config.tree.relative_positions else SelfAttention
+    return attention(config.d_model, config.num_heads, config.attention_dropout, config.tree)
 
 
 register("tree_transformer", Architecture(TreeEncoder, build_tree_decoder, uses=("classification",)))
