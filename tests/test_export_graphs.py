@@ -189,10 +189,10 @@ def rows_of(lengths: list[int]) -> list[dict]:
     return rows
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_ctranslate2_gives_the_log_probabilities_and_translations_of_the_model(tmp_path, quantization):
+@pytest.mark.parametrize("quantization, norm", [("none", "post"), ("int8", "post"), ("none", "pre")])
+def test_ctranslate2_gives_the_log_probabilities_and_translations_of_the_model(tmp_path, quantization, norm):
     ctranslate2 = pytest.importorskip("ctranslate2")
-    folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="transformer")
+    folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="transformer", norm=norm)
     out = tmp_path / "ct2"
     run = load_run(folder)
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
@@ -207,7 +207,7 @@ def test_ctranslate2_gives_the_log_probabilities_and_translations_of_the_model(t
     theirs = [one.log_probs for one in translator.score_batch(sources, targets)]
     difference = max(abs(a - b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True))
     assert difference < (1e-4 if quantization == "none" else 0.5)
-    if quantization == "none":
+    if quantization == "none" and norm == "post":  # with random weights and pre-norm, <s> is best, which our search never writes
         best = translate_examples(run.model, rows, DecodingConfig(beam_size=1, max_length_factor=0.01, max_length_offset=20))
         found = translator.translate_batch(sources, beam_size=1, max_decoding_length=20)
         assert [one.hypotheses[0] for one in found] == [[name(piece) for piece in one.ids] for [one] in best]

@@ -46,7 +46,7 @@ def test_random_trees_have_the_sizes_asked_for(leaves, nodes, document):
 
 def test_settings_are_the_defaults():
     ours = vars(layer.TreeDefaults())
-    assert ours == TreeAttentionConfig().model_dump()
+    assert ours == dict(TreeAttentionConfig())
     sizes = ModelConfig(d_ff=1024, dropout=0.0)
     assert all(getattr(sizes, name) == value for name, value in vars(layer.LayerConfig()).items())
 
