@@ -64,6 +64,11 @@ MODEL_CASES: dict[str, dict] = {
         "name": "relation_transformer",
         "relations": {"sequence": {"clip": 2, "values": False}, "tree_traversal": {"clip": 3}, "label_head": "deprel"},
     },
+    "linearized_transformer": {"relations": {"sequence": {"clip": 3}}},
+    "linearized_sinusoids": {
+        "name": "linearized_transformer",
+        "relations": {"positions": "sequence", "sequence": {"clip": 0}, "decoder": False},
+    },
     "pos_tag_head": {
         "name": "relation_transformer",
         "relations": {"positions": "sequence", "sequence": {"clip": 0}, "label_head": "pos_tag", "decoder": False},

@@ -100,9 +100,7 @@ def _encode_batch(model: Seq2Seq, keep: Keep[Kept], batch: TreeBatch) -> list[Ke
             stack.callback(hook.remove)
         model.encode(batch)
     weights, allowed = torch.stack(recorded, dim=1), torch.stack(masks, dim=1)  # [B, A, H, S, S] and [B, A, S, S]
-    real = ~batch.leaf_pad_mask
-    if batch.structure is not None and batch.structure.adds_positions:
-        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
+    real = ~batch.source_pad_mask()
 
     def part(values: Tensor, row: int) -> np.ndarray:
         return values[row][..., real[row], :][..., real[row]].numpy(force=True)

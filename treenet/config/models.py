@@ -173,9 +173,12 @@ class TreeTraversalConfig(RelationConfig):
 
 
 class RelationsConfig(ArchitectureSection):
-    """Relations between words in the self-attention of a relation_transformer. The defaults are those of Shaw et al., 2018."""
+    """Relations between words in self-attention. The defaults are those of Shaw et al., 2018.
 
-    architectures: ClassVar[tuple[str, ...]] = ("relation_transformer",)
+    A linearized_transformer has them between all positions, and of the relations only those of `sequence`.
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ("relation_transformer", "linearized_transformer")
 
     positions: Literal["none", "sequence", "depth", "both"] = Field(
         "none",

@@ -51,8 +51,13 @@ class TreeBatch:
 
     def pad_masks(self) -> list[Tensor]:
         """Masks, True = padding, of all positions that a model computes."""
-        nodes = [self.node_pad_mask] if self.structure is not None and self.structure.adds_positions else []
-        return [self.leaf_pad_mask, *nodes, self.tgt_out == PAD_ID]
+        return [self.source_pad_mask(), self.tgt_out == PAD_ID]
+
+    def source_pad_mask(self) -> Tensor:
+        """The mask [B, S], True = padding, of the encoder's positions: leaves, then the positions of every node."""
+        copies = 0 if self.structure is None else self.structure.positions_of_node
+        nodes = [self.node_pad_mask.repeat_interleave(copies, dim=1)] if copies else []
+        return torch.cat([self.leaf_pad_mask, *nodes], dim=1)
 
 
 class SourceBatch(TreeBatch):

@@ -16,6 +16,7 @@ from treenet.structure import (
     Actions,
     ArcLevels,
     Dependencies,
+    LinearizedTrees,
     PhraseLevels,
     SpanTable,
     SplitPoints,
@@ -97,6 +98,10 @@ def _actions(rows: RowLists) -> Actions:
     return Actions.build(rows.pieces, rows.labels, rows.words, rows.spans())
 
 
+def _linearized(rows: RowLists) -> LinearizedTrees:
+    return LinearizedTrees.build(_span_table(rows))
+
+
 def _span_table(rows: RowLists) -> SpanTable:
     return SpanTable.build(_count_leaves(rows), rows.spans())
 
@@ -122,6 +127,7 @@ TREES = InputKind("trees", _trees, positions="tree", constituents=True, build_co
 BINARY_TREES = InputKind("binary_trees", _binary_trees, positions="tree", constituents=True, binary=True)
 PHRASES = InputKind("phrases", _phrases, ("words",), constituents=True)
 SPLIT_POINTS = InputKind("split points", _split_points, ("words",), constituents=True)
+LINEARIZED = InputKind("linearized trees", _linearized, constituents=True)
 ACTIONS = InputKind("actions", _actions, ("words",), constituents=True)
 ARCS = InputKind("arcs", _arcs, ("words", "governors"), positions="words")
 WORDS = InputKind("words", _words, ("words", "pos_tags"))

@@ -77,6 +77,11 @@ class Relations(nn.Module):
             first += self.rows[name]
         return out
 
+    def of_places(self, place: Tensor) -> list[Tensor]:
+        """Return [B, S, S] for the relative positions of inputs at these places [B, S]; nothing without relative positions."""
+        clip = self.clips.get("sequence", 0)
+        return [(place[:, None, :] - place[:, :, None]).clamp(-clip, clip) + clip] if clip else []
+
     def _of_words(self, name: str, clip: int, arcs: Dependencies) -> Tensor:
         """Return the rows of pairs of words, [B, W, W] int64 from 0."""
         up, down = arcs.up.long(), arcs.down.long()

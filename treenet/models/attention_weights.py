@@ -44,11 +44,15 @@ def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
 
 @torch.inference_mode()
 def attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
-    """Weights [A, H, T, S] of every example without its padding."""
+    """Weights [A, H, T, L + N] of every example without its padding. The weight of a node is that of all its positions."""
     with record_attention(model) as recorded:
         model(batch)
     weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]
-    real_targets, real = batch.tgt_out != PAD_ID, ~batch.leaf_pad_mask
-    if batch.structure is not None and batch.structure.adds_positions:
-        real = torch.cat([real, ~batch.node_pad_mask], dim=1)
+    real_targets, real = batch.tgt_out != PAD_ID, ~batch.source_pad_mask()
+    leaves = batch.leaf_pieces.shape[1]
+    copies = 0 if batch.structure is None else batch.structure.positions_of_node
+    if copies > 1:
+        of_nodes = weights[..., leaves:].unflatten(-1, (-1, copies)).sum(-1)
+        weights = torch.cat([weights[..., :leaves], of_nodes], dim=-1)
+        real = torch.cat([real[:, :leaves], real[:, leaves::copies]], dim=1)
     return [weights[row][:, :, real_targets[row]][..., real[row]].numpy(force=True) for row in range(len(batch))]

@@ -5,6 +5,7 @@ from treenet.structure.attention_maps import AttentionMaps, AttentionPath, choos
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
 from treenet.structure.levels import ArcLevels, TreeLevels
+from treenet.structure.linearized import LinearizedTrees
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels
 from treenet.structure.span_table import SpanTable
@@ -19,6 +20,7 @@ __all__ = [
     "AttentionPath",
     "BranchMaps",
     "Dependencies",
+    "LinearizedTrees",
     "Partition",
     "PhraseLevels",
     "SpanTable",

@@ -60,7 +60,7 @@ class Actions(Structure):
         # A node is opened after its earlier leaves and nodes, and after its earlier nodes but its ancestors were closed twice.
         opened = 1 + start + node + 2 * (node - depth)
         composed = 1 + end + subtree_end + 2 * (subtree_end - 1 - depth)
-        before = _count_until(table, table.start) + 2 * _count_until(table, table.end)
+        before = table.count_until(table.start) + 2 * table.count_until(table.end)
         place = 1 + leaf + before[leaf_tree, leaf]
         lengths = 1 + table.leaf_counts + 3 * table.node_counts
         width = int(lengths.max())
@@ -134,11 +134,3 @@ def _select(spans: Ragged, kept: np.ndarray) -> Ragged:
     flat = spans.flat.astype(np.int64)
     flat[:, 2] = before[offset + flat[:, 2]] - before[offset]
     return Ragged(flat[kept], np.bincount(example[kept], minlength=len(spans)))
-
-
-def _count_until(table: SpanTable, edge: np.ndarray) -> np.ndarray:
-    """Return [B, L + 1]: how many real nodes have an `edge` [B, N] at each leaf or before it."""
-    tree, node = np.nonzero(~table.node_pad_mask)
-    counts = np.zeros((len(edge), table.num_leaves + 1), dtype=np.int64)
-    np.add.at(counts, (tree, edge[tree, node]), 1)
-    return counts.cumsum(axis=1)

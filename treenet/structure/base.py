@@ -12,7 +12,7 @@ Maps = TypeVar("Maps")
 class Structure:
     """Base of the dataclasses that one forward pass shares between all layers."""
 
-    adds_positions: ClassVar[bool] = False  # whether the encoder computes a position for every node, also for padding
+    positions_of_node: ClassVar[int] = 0  # how many positions the encoder computes for every node, also for padding
 
     def to(self, device: torch.device | str) -> Self:
         """Return a copy whose tensors are on `device`."""

@@ -36,7 +36,7 @@ from treeproc.trees.dependency_trees import PhraseShape
 class TreeStructure(Structure):
     """Trees of a batch. Padding nodes cover nothing, so nothing of a padding position reaches a real one."""
 
-    adds_positions: ClassVar[bool] = True
+    positions_of_node: ClassVar[int] = 1
 
     start: Tensor  # [B, N] int64, first leaf of a node; for accelerators int32, as the next two
     end: Tensor  # [B, N] int64, one past its last leaf; 0 for padding

@@ -74,6 +74,13 @@ class SpanTable:
         first = np.broadcast_to(np.arange(self.num_nodes), self.start.shape)
         return self._count_open(first, self.subtree_end, self.num_nodes) - ~self.node_pad_mask
 
+    def count_until(self, edge: np.ndarray) -> np.ndarray:
+        """Return [B, L + 1]: how many real nodes have an `edge` [B, N] at each leaf or before it."""
+        tree, node = np.nonzero(~self.node_pad_mask)
+        counts = np.zeros((len(edge), self.num_leaves + 1), dtype=np.int64)
+        np.add.at(counts, (tree, edge[tree, node]), 1)
+        return counts.cumsum(axis=1)
+
     def leaf_depth(self) -> np.ndarray:
         """The number of ancestors of each leaf [B, L]."""
         return self._count_open(self.start, self.end, self.num_leaves)
