@@ -38,7 +38,7 @@ from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import file_sha256
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError, dump_settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {
@@ -162,6 +162,15 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
         assert config.model.d_model == 16 and config.batch.max_tokens == 64
 
 
+def test_a_size_has_its_own_schedule_for_all_models(data, tmp_path):
+    config = make_config(data, sizes={0.3: {"max_steps": 12, "optimizer": {"decay_steps": 12}}})
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
+    assert load_settings(ScalingConfig, tmp_path / "config.yaml") == config
+    for cell in study_cells(config, tmp_path):
+        small = cell.labels["fraction"] == 0.3
+        assert (cell.config.max_steps, cell.config.optimizer.decay_steps) == ((12, 12) if small else (30, None))
+
+
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
@@ -174,6 +183,9 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
         ({"models": {"transformer": {"batch": {"subset": "by_seed"}}}}, "batch.subset is for all models"),
         ({"models": {"transformer": {"model": {"nme": 3}}}}, r"grid\.models\.transformer: model\.nme: unknown key"),
         ({"split": "dev"}, "has no split 'dev'; there are: train, valid, test"),
+        ({"sizes": {0.5: {"max_steps": 3}}}, r"sizes: 0\.5 must be one of fractions = \[0\.3, 1\.0\]"),
+        ({"sizes": {0.3: {"model": {}}}}, r"sizes\.0\.3: leave seed, data, model, batch\.fraction and batch\.subset out"),
+        ({"sizes": {0.3: {"max_step": 3}}}, r"max_step: unknown key"),
     ],
 )
 def test_wrong_grids_are_refused(data, tmp_path, grid, message):

@@ -40,6 +40,11 @@ class GridConfig(Settings):
         min_length=1,
         description="the compared models: {name: {model: {...}, ...}}; these settings override those of the study",
     )
+    sizes: dict[Fraction, dict[str, Any]] = Field(
+        {},
+        description="settings of single shares, for all models: {0.25: {max_steps: 2000, optimizer: {decay_steps: 2000}}}. A "
+        "smaller share wants a shorter schedule",
+    )
     seeds: tuple[Seed, ...] = Field(
         (1, 2, 3),
         min_length=1,
@@ -75,6 +80,11 @@ class GridConfig(Settings):
                     f"models.{name}: leave seed, batch.fraction and batch.subset out; the grid gives the first two, and "
                     "batch.subset is for all models"
                 )
+        for fraction, settings in self.sizes.items():
+            if fraction not in self.fractions:
+                raise ValueError(f"sizes: {fraction:g} must be one of fractions = {list(self.fractions)}")
+            if {"seed", "data", "model"} & settings.keys() or {"fraction", "subset"} & settings.get("batch", {}).keys():
+                raise ValueError(f"sizes.{fraction:g}: leave seed, data, model, batch.fraction and batch.subset out")
         if self.baseline not in self.models:
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
@@ -106,7 +116,8 @@ def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
     for seed in config.grid.seeds:
         for fraction in config.grid.fractions:
             for model, settings in config.grid.models.items():
-                values = overlay(overlay(shared, settings), {"seed": seed, "batch": {"fraction": fraction}})
+                of_size = overlay(shared, config.grid.sizes.get(fraction, {}))
+                values = overlay(overlay(of_size, settings), {"seed": seed, "batch": {"fraction": fraction}})
                 run = build_settings(TrainConfig, values, f"grid.models.{model}")
                 if run.task != "translation":
                     raise UserError(
