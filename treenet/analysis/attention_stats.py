@@ -23,6 +23,7 @@ from treenet.models.attention_weights import attend_batch
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
+from treeproc.common.arguments import check_choice
 from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
@@ -146,6 +147,7 @@ def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | 
 
 def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") -> AttentionStats:
     """Statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
+    check_choice("targets", targets, Targets)
     examples = read_split(run.data, "encoded", split)
     if targets == "translation":
         examples = translated(run, list(examples))

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from treeproc.common.arguments import check_choice
 from treeproc.shards.mapped import Column
 
 
 def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str = "leaves") -> np.ndarray:
     """Padded positions of one row [n]: the longer of the source and the target with BOS or EOS."""
+    check_choice("budget_counts", budget_counts, ("leaves", "leaves_and_nodes"))
     source = np.asarray(lengths["leaves"])
     if budget_counts == "leaves_and_nodes":
         source = source + np.asarray(lengths["nodes"])

@@ -18,6 +18,7 @@ from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels
 from treenet.structure.ragged import Ragged
+from treeproc.common.arguments import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import PickedRows
@@ -46,6 +47,7 @@ class LabelledSource(ExampleSource):
     """
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, *, phrases: bool, split_words: SplitWords = "pieces"):
+        check_choice("split_words", split_words, SplitWords)
         super().__init__(folder, split, reads)
         self._phrases = phrases and reads.positions != "leaves"
         self._split_words = split_words

@@ -28,6 +28,7 @@ from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_hea
 from treenet.layers.static_past import StaticPast
 from treenet.structure import TreeStructure
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
+from treeproc.common.errors import UserError
 
 if TYPE_CHECKING:
     from treenet.config import RelationsConfig, TreeAttentionConfig
@@ -89,6 +90,8 @@ class Relations(nn.Module):
             return (up + down).clamp(max=clip + 1)
         if name == "tree_traversal":
             return self.path_ids[up.clamp(max=clip + 1), down.clamp(max=clip + 1), arcs.side.long() + 1]
+        if name != "structural":
+            raise UserError(f"a relation of words must be tree_distance, tree_traversal or structural, but is {name}")
         same = up + down <= 1 if self.same == "edge" else (up == 0) | (down == 0)
         place = torch.arange(up.shape[1], device=up.device)
         order = torch.sign(place[None, :] - place[:, None])

@@ -10,6 +10,7 @@ from typing import Literal
 from treenet.config import ModelConfig
 from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding
+from treeproc.common.arguments import check_choice
 
 Use = Literal["translation", "classification", "masked_lm", "causal_lm"]
 
@@ -24,6 +25,7 @@ class Architecture:
 
     def serves(self, use: Use) -> bool:
         """Return whether there are models of this use."""
+        check_choice("use", use, Use)
         return self.decoder is not None if use == "translation" else use in self.uses
 
 

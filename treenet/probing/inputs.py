@@ -17,6 +17,7 @@ from treenet.data.cuts import cut_batches
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.probing.sentences import ProbeSentences, keys
+from treeproc.common.arguments import check_choice
 from treeproc.common.storage import AnyPath
 
 # Random draws for a sentence or a word, each from a separate stream.
@@ -93,6 +94,7 @@ class ProbeInputs:
 
         Both have an entry for each leaf: (word, b * width + leaf). Copies have no entries.
         """
+        check_choice("word_state", word_state, ("first", "mean"))
         sentence_of_word = np.searchsorted(self.sentences.syntax.word_edges, self.words, side="right") - 1
         row_of_sentence = np.full(len(self.word_of_leaf), -1)
         own = rows < len(self.word_of_leaf)

@@ -8,6 +8,7 @@ import numpy as np
 
 from treenet.probing.inputs import ProbeInputs
 from treenet.probing.probe_settings import WORD_TASKS, ProbeSettings, TaskName
+from treeproc.common.arguments import check_choice
 
 OTHER = "other"
 UNSEEN = -1  # a class that train does not have, so no probe can predict it
@@ -39,6 +40,7 @@ class ProbeTask:
 
 def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs], settings: ProbeSettings) -> ProbeTask:
     """Build the examples of a task in each split. `train` is required, and gives the classes."""
+    check_choice("name", name, TaskName)
     if name == "word_order":
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}

@@ -26,6 +26,7 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.old_checkpoints import rename_weights
 from treenet.tasks.registry import workflow_of
+from treeproc.common.arguments import check_choice
 from treeproc.common.files import TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
@@ -88,6 +89,7 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
 
     Raises UserError if there is no such checkpoint, or if the folder has checkpoints of two runs.
     """
+    check_choice("choice", choice, Choice)
     folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
     metas = {folder: read_meta(folder) for folder in folders}
     _check_identity({folder: meta for folder, meta in metas.items() if meta})

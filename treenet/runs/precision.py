@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from treeproc.common.arguments import check_choice
 from treeproc.common.errors import UserError
 
 _TRAINED_IN = "trained_in"
@@ -44,6 +45,7 @@ def best_precision_here() -> str:
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager:
     """Return a context in which matrix products have this precision."""
+    check_choice("precision", precision, (*_TYPES, "float32", "tf32", "auto"))
     if precision not in _TYPES:
         return nullcontext()
     return torch.autocast(device.type, dtype=_TYPES[precision])

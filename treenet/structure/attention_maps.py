@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from treenet.structure.span_table import SpanTable
+from treeproc.common.arguments import check_choice
 
 AttentionPath = Literal["one", "two", "window"]
 
@@ -72,7 +73,8 @@ AttentionMaps = OneCall | TwoCalls | Windows
 
 
 def build_attention_maps(table: SpanTable, path: AttentionPath) -> AttentionMaps:
-    """Build the maps of one path."""
+    """Build the maps of one path. Raises UserError for an unknown one."""
+    check_choice("attention_path", path, AttentionPath)
     if path == "one":
         return OneCall(torch.from_numpy(_bias(build_attend_mask(table)[:, None])))
     leaf_mask = None

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.errors import UserError
+from treeproc.common.arguments import as_integer, as_list, check_flag, check_string
+from treeproc.common.errors import UserError, shown
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.dependency_trees import DependencySentences, PhraseShape, dependency_phrases
@@ -32,9 +33,12 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
 
     Raises UserError with the tree and the character where brackets are wrong.
     """
-    _refuse_one(trees, "trees", "bracketed trees")
+    check_flag("collapse_unary", collapse_unary)
     out = []
-    for number, text in enumerate(trees):
+    for number, text in enumerate(as_list("trees", trees, "bracketed trees, one an example")):
+        if not isinstance(text, str):
+            kind = type(text).__name__
+            raise UserError(f"tree {number} of the batch must be a string in brackets, but is a {kind}; nltk gives it as str(tree)")
         try:
             words, _, tree = read_brackets(text)
         except ValueError as error:
@@ -46,20 +50,38 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
 def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None) -> list[NumberedTree]:
     """Nodes of each tree in any order; of equal spans the first is the upper one.
 
-    Without `num_leaves` a tree ends with its last span. Raises UserError for a span outside of its tree or across another.
+    Without `num_leaves` a tree ends with its last span. Raises UserError for what is no span of integers, and for a span outside
+    of its tree or across another.
     """
-    if num_leaves is not None and len(num_leaves) != len(trees):
-        raise UserError(f"num_leaves must have a number for each of the {len(trees)} trees, but has {len(num_leaves)}")
+    read = [_read_nodes(number, spans) for number, spans in enumerate(as_list("trees", trees, "trees, each a list of spans"))]
+    if num_leaves is not None:
+        given = as_list("num_leaves", num_leaves, "integers, one a tree")
+        num_leaves = [as_integer(f"num_leaves[{number}]", count, 1, 2**31 - 1) for number, count in enumerate(given)]
+        if len(num_leaves) != len(read):
+            raise UserError(f"num_leaves must have a number for each of the {len(read)} trees, but has {len(num_leaves)}")
     out = []
-    for number, spans in enumerate(trees):
-        ends = [span[1] for span in spans]
-        count = num_leaves[number] if num_leaves is not None else max(ends, default=1)
+    for number, spans in enumerate(read):
+        count = num_leaves[number] if num_leaves is not None else max((end for _, end, _ in spans), default=1)
         ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
-        labels = [span[2] if len(span) > 2 else UNANALYSED for span in ordered]
-        tree = SpanTree(labels, [span[0] for span in ordered], [span[1] for span in ordered])
+        tree = SpanTree([label for _, _, label in ordered], [start for start, _, _ in ordered], [end for _, end, _ in ordered])
         _check_spans(number, tree, count)
         out.append(_number(count, tree))
     return out
+
+
+def _read_nodes(number: int, spans: Sequence[Span]) -> list[tuple[int, int, str]]:
+    """Return start, end and label of the nodes of a tree, in the given order."""
+    nodes = []
+    for span in as_list(f"tree {number} of the batch", spans, "spans (start, end) or (start, end, label)"):
+        name = f"tree {number} of the batch, span {len(nodes)}"
+        parts = as_list(name, span, "start, end and perhaps a label")
+        if len(parts) not in (2, 3):
+            raise UserError(f"{name} must be (start, end) or (start, end, label), but is {shown(span)}")
+        start, end = (as_integer(f"{name}: {part}", value) for part, value in zip(("start", "end"), parts, strict=False))
+        label = parts[2] if len(parts) > 2 else UNANALYSED
+        check_string(f"{name}: the label", label)
+        nodes.append((start, end, label))
+    return nodes
 
 
 def read_arcs(
@@ -70,24 +92,25 @@ def read_arcs(
 ) -> list[NumberedTree]:
     """A tree of each sentence's arcs: `governors[b][w]` is the governor of word w, -1 of the root.
 
-    Raises UserError if the arcs of a sentence do not form a tree with one root, or relations or tags are not one a word.
+    Raises UserError if the arcs of a sentence do not form a tree with one root, or relations or tags are not one a word. Its
+    message names other conventions of heads that would fit.
     """
-    counts = [len(sentence) for sentence in governors]
+    given = as_list("governors", governors, "sentences, each a list of governors")
+    heads = [_read_governors(number, sentence) for number, sentence in enumerate(given)]
+    if not heads:
+        return []
+    counts = [len(sentence) for sentence in heads]
     if 0 in counts:
         raise UserError(f"sentence {counts.index(0)} of the batch has no words")
     if shape == "layered" and (relations is None or tags is None):
         raise UserError("shape='layered' reads universal relations and tags: give relations and tags, or another shape")
-    names = {}
-    for name, given in (("relations", relations), ("tags", tags)):
-        names[name] = [word for sentence in given for word in sentence] if given is not None else [""] * sum(counts)
-        if given is not None and [len(sentence) for sentence in given] != counts:
-            raise UserError(f"{name} must be one a word, {counts}, but are {[len(sentence) for sentence in given]}")
+    names = {name: _read_names(name, of_words, counts) for name, of_words in (("relations", relations), ("tags", tags))}
+    for number, sentence in enumerate(heads):
+        if problem := _problem(sentence):
+            raise UserError(f"sentence {number} of the batch: {problem}{_other_conventions(heads)}")
     edges = np.concatenate([[0], np.cumsum(counts)])
-    above = np.concatenate([np.asarray(sentence, dtype=np.int64) for sentence in governors])
+    above = np.concatenate([np.array(sentence, dtype=np.int64) for sentence in heads])
     above = np.where(above < 0, -1, above + np.repeat(edges[:-1], counts))
-    for number, problem in enumerate(check_arcs(edges, above)):
-        if problem:
-            raise UserError(f"sentence {number} of the batch: {problem}")
     relation_names, relation = np.unique(names["relations"], return_inverse=True)
     tag_names, tag = np.unique(names["tags"], return_inverse=True)
     words = pa.array([""] * sum(counts), pa.string())
@@ -100,6 +123,46 @@ def read_arcs(
         starts, ends = (column[first:last] - edges[number] for column in (found.starts, found.ends))
         out.append(_number(counts[number], SpanTree(labels, starts.tolist(), ends.tolist())))
     return out
+
+
+def _read_governors(number: int, sentence: Sequence[int]) -> list[int]:
+    name = f"sentence {number} of the batch"
+    given = as_list(name, sentence, "governors, one a word")
+    return [as_integer(f"{name}: the governor of word {word}", above) for word, above in enumerate(given)]
+
+
+def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: list[int]) -> list[str]:
+    """Return relations or tags of all words; empty ones if none are given."""
+    if sentences is None:
+        return [""] * sum(counts)
+    read = [as_list(f"{name}[{number}]", own, "strings, one a word") for number, own in enumerate(as_list(name, sentences, "lists"))]
+    if [len(own) for own in read] != counts:
+        raise UserError(f"{name} must be one a word, {counts}, but are {[len(own) for own in read]}")
+    for number, own in enumerate(read):
+        for word, value in enumerate(own):
+            check_string(f"{name}[{number}][{word}]", value)
+    return [value for own in read for value in own]
+
+
+def _problem(heads: list[int]) -> str:
+    """Return why governors are no tree with one root, or an empty text."""
+    for word, above in enumerate(heads):
+        if not -1 <= above < len(heads):
+            return f"the governor of word {word} must be from -1 (the root) to {len(heads) - 1}, but is {shown(above)}"
+    if (roots := heads.count(-1)) > 1:
+        return f"{roots} words have no governor, but one must be the root"
+    [problem] = check_arcs(np.array([0, len(heads)]), np.array(heads))
+    return problem
+
+
+def _other_conventions(sentences: list[list[int]]) -> str:
+    """Return the end of a message that names the conventions of heads by which every sentence is a tree."""
+    conll = [[above - 1 for above in heads] for heads in sentences]
+    spacy = [[-1 if above == word else above for word, above in enumerate(heads)] for heads in sentences]
+    hints = {"CoNLL-U's (from 1, and 0 is the root: subtract 1)": conll, "spaCy's (the root is its own head: write -1 there)": spacy}
+    counted = all(min(heads) >= 0 for heads in sentences)
+    fitting = [hint for hint, heads in hints.items() if counted and not any(map(_problem, heads))]
+    return f"; governors count from 0, and -1 is the root, but these fit {' and '.join(fitting)}" if fitting else ""
 
 
 def _number(num_leaves: int, tree: SpanTree) -> NumberedTree:
@@ -122,7 +185,3 @@ def _check_spans(number: int, tree: SpanTree, num_leaves: int) -> None:
                 f"({tree.starts[above]}, {tree.ends[above]})"
             )
 
-
-def _refuse_one(given: object, name: str, what: str) -> None:
-    if isinstance(given, str):
-        raise UserError(f"{name} must be a list of {what}, one an example, but is one string")

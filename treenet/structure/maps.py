@@ -28,7 +28,8 @@ from treenet.structure.branches import BranchMaps
 from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
-from treeproc.common.errors import UserError
+from treeproc.common.arguments import as_integer, as_list
+from treeproc.common.errors import UserError, shown
 from treeproc.trees.dependency_trees import PhraseShape
 
 
@@ -135,8 +136,52 @@ class TreeStructure(Structure):
         structure = cls.build([tree.num_leaves for tree in trees], [tree.spans for tree in trees])
         return replace(structure, labels=tuple(tree.labels for tree in trees))
 
+    def __len__(self) -> int:
+        """Number of trees in the batch."""
+        return len(self.leaf_pad_mask)
+
+    def __getitem__(self, place: "int | slice | Sequence[int]") -> "TreeStructure":
+        """Return the chosen trees as a batch, padded anew; for one place a batch of one tree.
+
+        Raises IndexError for a place beyond the batch, so a loop over a batch ends.
+        """
+        if isinstance(place, slice):
+            rows = list(range(len(self)))[place]
+        elif hasattr(place, "__len__"):
+            rows = [as_integer("a place in the batch", one) for one in as_list("places in the batch", place, "integers")]
+        else:
+            rows = [as_integer("a place in the batch", place)]
+        if not rows:
+            raise UserError(f"a batch must have at least one tree, but {shown(place)} chooses none of {len(self)}")
+        rows = [range(len(self))[row] for row in rows]
+        leaves = (~self.leaf_pad_mask).sum(1).tolist()
+        nodes = (~self.node_pad_mask).sum(1).tolist()
+        spans = torch.stack([self.start, self.end, self.subtree_end], dim=2).numpy(force=True)
+        build = type(self).build if self.attention is not None else type(self).build_compact
+        chosen = build([leaves[row] for row in rows], [spans[row, : nodes[row]] for row in rows])
+        labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
+        return replace(chosen.to(self.device), labels=labels)
+
+    def __repr__(self) -> str:
+        sizes = f"{len(self)} trees, at most {self.num_leaves} leaves and {self.num_nodes} nodes"
+        return f"{type(self).__name__}({sizes}, device={str(self.device)!r})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.leaf_pad_mask.device
+
     def node_means(self, leaves: Tensor) -> Tensor:
-        """The mean of the leaves of each node: [B, L, D] -> [B, N, D], 0 for padding. Node states to begin with."""
+        """The mean of the leaves of each node: [B, L, D] -> [B, N, D], 0 for padding. Node states to begin with.
+
+        Raises UserError for states of another shape, or of integers.
+        """
+        if not isinstance(leaves, Tensor) or leaves.dim() != 3 or leaves.shape[:2] != self.leaf_pad_mask.shape:
+            found = list(leaves.shape) if isinstance(leaves, Tensor) else f"a {type(leaves).__name__}"
+            wanted = f"[{len(self)}, {self.num_leaves}, any number]"
+            raise UserError(f"the states of the leaves must be a tensor {wanted}, but are {found}")
+        if not leaves.is_floating_point():
+            raise UserError(f"the states of the leaves must be floating-point numbers, but are {leaves.dtype}")
         position = torch.arange(self.num_leaves, device=leaves.device)
         start, end = (x.to(leaves.device)[..., None] for x in (self.start, self.end))
         inside = (start <= position) & (position < end)

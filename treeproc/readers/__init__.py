@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from treeproc.common.arguments import check_choice
 from treeproc.readers.brackets import read_sentiment, read_sst, read_treebank, read_trees
 from treeproc.readers.conllu import read_conllu, read_sentences
 from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen, read_prefixes
@@ -88,5 +89,7 @@ FORMATS: dict[str, Format] = {
 
 def read_rows(format_name: str, source: Sequence[Path], target: Sequence[Path], tokenized: str = "none") -> Rows:
     """Return the rows of one split. Raises UserError as its reader does."""
+    check_choice("format_name", format_name, FORMATS)
+    check_choice("tokenized", tokenized, ("none", "moses"))
     rows = FORMATS[format_name].read(source, target)
     return map(undo_moses, rows) if tokenized == "moses" else rows

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from treeproc.common.arguments import check_choice
 from treeproc.shards.ragged import edges_of
 
 ControlTree = Literal["balanced", "left", "right", "flat", "random"]
@@ -17,8 +18,10 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
     """Return starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
 
     balanced, left, right and random are binary: n - 1 nodes over n words, one node over one word, no node over no word. A random
-    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span.
+    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span. Raises UserError for
+    an unknown kind.
     """
+    check_choice("kind", kind, ControlTree)
     edges = edges_of(lengths)
     first, keys = edges[:-1], hash_examples(ids, seed)
     row = np.flatnonzero(lengths)

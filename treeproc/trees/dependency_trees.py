@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from treeproc.common.arguments import check_choice
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import make_projective, yields
 from treeproc.trees.flat_trees import FlatTrees
@@ -97,8 +98,10 @@ def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, label
 
     If no word has a governor, the tree is flat. Labels by `upos` come from the head's tag (NP, VP, ADJP, ...) and from the added
     dependents (PP, S, SBAR, PRN). Labels by `deprel` are the relation of the head to its governor. Arcs must be trees: see
-    `arcs.check_arcs`.
+    `arcs.check_arcs`. Raises UserError for an unknown shape or kind of labels.
     """
+    check_choice("shape", shape, PhraseShape)
+    check_choice("labels", labels, PhraseLabels)
     governors, lifted = make_projective(sentences.edges, sentences.governors)
     words = _Words.of(sentences, governors)
     if shape == "layered":

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from treeproc.common.arguments import check_choice
 from treeproc.shards.ragged import cut_strings, edges_of, string_bytes
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
@@ -240,8 +241,9 @@ def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces
 def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
     """Return binarised trees, with at most two children per node. A new node is labelled @ and the label of the divided node.
 
-    right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c).
+    right: (NP a b c) -> (NP a (@NP b c)); left: (NP a b c) -> (NP (@NP a b) c). Raises UserError for another side.
     """
+    check_choice("side", side, ("left", "right"))
     parents = trees.parents()
     # Children are nodes and the leaves that no lower node covers.
     lowest = _lowest_nodes(trees, num_leaves)
