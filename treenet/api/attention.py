@@ -3,14 +3,16 @@
 Shapes: B batch, T queries, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order), D model, H heads.
 """
 
+import torch
 from torch import Tensor, nn
 
-from treenet.api.checks import check_positions, check_structure, check_width
+from treenet.api.checks import check_config, check_positions, check_states, check_structure, check_width, place
 from treenet.config import TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
 from treenet.layers.scaled_dot_product import attention_weights
 from treenet.layers.tree_layers import attend_mask_of, position_pad_mask, prepare_trees
 from treenet.structure import TreeStructure
+from treeproc.common.arguments import check_flag, check_number
 from treeproc.common.errors import UserError
 
 
@@ -22,7 +24,7 @@ class TreeAttention(nn.Module):
     paper unless others are given. Called as `nn.MultiheadAttention`, but for three things: the trees come as `structure`,
     weights are returned on request alone, and `batch_first` is the default.
 
-    Raises UserError if `embed_dim` is not a multiple of 2 * `num_heads`.
+    Raises UserError for wrong arguments, for example if `embed_dim` is not a multiple of 2 * `num_heads`.
     """
 
     def __init__(
@@ -34,12 +36,20 @@ class TreeAttention(nn.Module):
         cross: bool = False,
         batch_first: bool = True,
         tree: TreeAttentionConfig | None = None,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         check_width(embed_dim, num_heads)
+        check_number("dropout", dropout, 0, 1)
+        check_flag("cross", cross)
+        check_flag("batch_first", batch_first)
+        if tree is not None:
+            check_config("tree", tree, TreeAttentionConfig)
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.tree = tree or TreeAttentionConfig()
         self.attention = (CrossAttention if cross else SelfAttention)(embed_dim, num_heads, dropout, self.tree)
+        place(self, device, dtype)
 
     def forward(
         self,
@@ -59,6 +69,7 @@ class TreeAttention(nn.Module):
         each row adds up to 1. Raises UserError if the trees are missing, or the states do not fit them.
         """
         cross = isinstance(self.attention, CrossAttention)
+        check_states("query", query)
         memory = query if key is None and not cross else key
         if (memory is None or (value is not None and value is not key)) or (not cross and memory is not query):
             raise UserError(
@@ -66,6 +77,7 @@ class TreeAttention(nn.Module):
                 if cross
                 else "self-attention takes key and value from the query; leave both out, or build TreeAttention with cross=True"
             )
+        check_states("key", memory)
         if not self.batch_first:
             query, memory = query.transpose(0, 1), memory.transpose(0, 1)
         structure = check_structure(structure)

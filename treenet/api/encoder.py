@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from treenet.api.checks import check_shape, check_structure
+from treenet.api.checks import check_config, check_shape, check_structure, place
 from treenet.config import ModelConfig
 from treenet.layers.tree_layers import position_pad_mask, prepare_trees, run_layers
 from treenet.models.encoders.transformer import build_layers
@@ -26,13 +26,16 @@ class TreeStates(NamedTuple):
 class TreeEncoder(nn.Module):
     """The encoder of the Tree Transformer without its embeddings: `num_encoder_layers` of tree attention and feed-forward.
 
-    Reads of `config`: d_model, d_ff, num_heads, num_encoder_layers, dropout, attention_dropout and tree.
+    Reads of `config`: d_model, d_ff, num_heads, num_encoder_layers, dropout, attention_dropout and tree. Raises UserError for
+    wrong arguments.
     """
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, *, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None):
         super().__init__()
+        check_config("config", config, ModelConfig)
         self.config = config
         self.layers = build_layers(config, lambda _: build_tree_attention(config))
+        place(self, device, dtype)
 
     def forward(self, leaves: Tensor, structure: TreeStructure | None = None, nodes: Tensor | None = None) -> TreeStates:
         """States of leaves [B, L, D], and of nodes [B, N, D], for example embeddings of `structure.labels`.

@@ -6,11 +6,13 @@ Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
 
 from treenet.analysis.attention_stats import attend_examples, read_labels, translated
+from treenet.api.checks import given_path
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.config import DecodingConfig
 from treenet.models.decoders.transformer import TransformerDecoder
@@ -19,17 +21,22 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
+from treenet.structure.base import refusing_device
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import MUST_APPEAR, UNMET, check_method, constraint_columns
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.errors import UserError
+from treeproc.common.arguments import as_integer, as_list, check_string
+from treeproc.common.command_names import as_called, from_python
+from treeproc.common.errors import UserError, shown
 from treeproc.common.settings import build_settings
-from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 Found = TypeVar("Found")
+# Arguments by the columns of a line, where the names differ.
+_ARGUMENTS = {"text": "lines", "target": "targets", "prefix": "prefixes"}
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,21 @@ class Run:
 
     def __init__(self, loaded: LoadedRun, max_leaves: int = 1000):
         self.loaded, self.model, self.config = loaded, loaded.model, loaded.config
-        self._max_leaves = max_leaves
+        self._max_leaves = as_integer("max_leaves", max_leaves, least=1)
         self._sources: dict[bool, LineSource] = {}
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.model.parameters())
+        name, weights = self.config.model.name, self.loaded.checkpoint
+        return f"Run({name}, weights {weights!r}, {size:,} parameters, device={str(self._device)!r})"
+
+    def to(self, device: torch.device | str | int) -> "Run":
+        """Move the model to `device`, and return the run. Raises UserError if this machine has no such device."""
+        with refusing_device(device):
+            self.model.to(device)
+        return self
+
+    @from_python()
     def translate(
         self,
         lines: Sequence[str],
@@ -72,6 +91,7 @@ class Run:
         constraints = constraint_columns(prefixes, must_appear, must_not_appear)
         return [found[0].text if found else "" for found in self._search(lines, trees, 1, decoding, constraints)]
 
+    @from_python()
     def candidates(
         self,
         lines: Sequence[str],
@@ -100,7 +120,7 @@ class Run:
         constraints: dict[str, Sequence[str]],
     ) -> list[list[Translation]]:
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        check_num_best(num_best, settings, "num_best")
+        check_num_best(as_integer("num_best", num_best), settings, "num_best")
         if MUST_APPEAR in constraints:
             check_method(settings)
         encoded = self._encode(lines, trees, **constraints)
@@ -113,9 +133,10 @@ class Run:
         found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
             if line.row is not None and not best:
-                warnings.warn(f"line {number}: {UNMET}", stacklevel=3)
+                warnings.warn(f"line {number}: {as_called(UNMET)}", stacklevel=4)
         return [[self._translation(one) for one in best or ()] for best in found]
 
+    @from_python()
     def score(
         self, lines: Sequence[str], targets: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any
     ) -> list[Translation | None]:
@@ -124,7 +145,7 @@ class Run:
         `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
         """
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        encoded = self._encode(lines, trees, targets, caller=3)
+        encoded = self._encode(lines, trees, targets, caller=4)
 
         def score(rows: list[dict]) -> Iterable[ScoredTarget]:
             return score_examples(self.model, rows, settings, device=self._device)
@@ -132,11 +153,15 @@ class Run:
         scored = self._compute(score, encoded)
         return [found and self._translation(found, line.target) for line, found in zip(encoded, scored, strict=True)]
 
+    @from_python()
     def attention(self, line: str, target: str | None = None, tree: str | None = None) -> SentenceWeights:
         """Where each piece of the translation looked: of `target`, or without one of the model's own translation.
 
         Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is not that of a Transformer.
         """
+        for name, text in (("line", line), ("target", target), ("tree", tree)):
+            if text is not None or name == "line":
+                check_string(name, text)
         if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
             raise UserError(f"{self.config.model.name} has no Transformer decoder, so it has no attention weights")
         [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
@@ -160,22 +185,26 @@ class Run:
         trees: Sequence[str] | None,
         targets: Sequence[str] | None = None,
         *,
-        caller: int | None = 4,
+        caller: int | None = 5,
         **constraints: Sequence[str],
     ) -> list[EncodedLine]:
-        """The lines as the model reads them, and a warning about each that it cannot: of the `caller`, so many calls up."""
+        """The lines as the model reads them, and a warning about each that it does not: of the `caller`, so many calls up."""
         columns = {"text": lines, "trees": trees, "target": targets, **constraints}
-        given = {name: values for name, values in columns.items() if values is not None}
-        for name, values in given.items():
-            if isinstance(values, str):
-                raise UserError(f"{name} must be a list of strings, one a line, but is one string")
-            if len(values) != len(lines):
-                raise UserError(f"{name} must be one a line, {len(lines)}, but are {len(values)}")
-        raw = [RawLine(**{name: values[i].encode() for name, values in given.items()}) for i in range(len(lines))]
+        given: dict[str, list[str]] = {}
+        for column, values in columns.items():
+            if values is not None or column == "text":
+                name = _ARGUMENTS.get(column, column)
+                given[column] = as_list(name, values, "strings, one a line")
+                for number, value in enumerate(given[column]):
+                    check_string(f"{name}[{number}]", value)
+                if len(given[column]) != len(given["text"]):
+                    raise UserError(f"{name} must be one a line, {len(given['text'])}, but are {len(given[column])}")
+        raw = [RawLine(**{column: values[i].encode() for column, values in given.items()}) for i in range(len(given["text"]))]
         encoded = self._source(trees is not None).encode(raw)
         for number, line in enumerate(encoded, start=1):
-            if caller is not None and (line.problem or line.note):
-                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=caller)
+            empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
+            if caller is not None and (line.problem or line.note or empty):
+                warnings.warn(f"line {number}: {line.problem or line.note or empty}", stacklevel=caller)
         return encoded
 
     def _source(self, given_trees: bool) -> LineSource:
@@ -201,13 +230,23 @@ class Run:
         )
 
 
+@from_python()
 def load_run(
-    path: AnyPath | str, *, checkpoint: str = AVERAGED, device: torch.device | str = "cpu", max_leaves: int = 1000
+    path: AnyPath | str,
+    *,
+    checkpoint: str | int | PathLike = AVERAGED,
+    device: torch.device | str | int = "cpu",
+    max_leaves: int = 1000,
 ) -> Run:
     """The translation model of a run folder, which may lie in an object store.
 
     `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not translated.
-    Raises UserError when there is no such run or checkpoint, or when it belongs to no translation model.
+    Raises UserError when there is no such run, checkpoint or device, or when it belongs to no translation model.
     """
-    with read_run(as_path(str(path)), *checkpoint_names(checkpoint)) as folder:
-        return Run(load_folder(folder, checkpoint=checkpoint, device=device), max_leaves)
+    if isinstance(checkpoint, bool) or not isinstance(checkpoint, str | int | PathLike):
+        raise UserError(f"checkpoint must be 'averaged', the number of a step or a folder, but is {shown(checkpoint)}")
+    max_leaves = as_integer("max_leaves", max_leaves, least=1)
+    with refusing_device(device):
+        torch.empty(0, device=device)
+    with read_run(given_path("path", path), *checkpoint_names(str(checkpoint))) as folder:
+        return Run(load_folder(folder, checkpoint=str(checkpoint), device=torch.device(device)), max_leaves)

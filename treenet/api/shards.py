@@ -7,9 +7,12 @@ import pyarrow as pa
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
+from treenet.api.checks import given_path
+from treeproc.common.arguments import as_integer, check_choice, check_string
+from treeproc.common.command_names import from_python
 from treeproc.common.errors import UserError
 from treeproc.common.extras import require
-from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import Shard, SplitShards, tables
 
 if TYPE_CHECKING:
@@ -28,8 +31,10 @@ class ShardDataset(IterableDataset):
     """
 
     def __init__(self, shards: SplitShards, rank: int | None = None, world_size: int | None = None):
-        if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < world_size):
-            raise UserError(f"rank must be from 0 to world_size - 1, and both must be given, but are {rank} of {world_size}")
+        if (rank is None) != (world_size is None):
+            raise UserError(f"rank and world_size must both be given, but are {rank} and {world_size}")
+        if rank is not None:
+            as_integer("rank", rank, 0, as_integer("world_size", world_size, 1) - 1)
         self._place, self._shards = (rank, world_size), shards
         self._rows = sum(record.rows for record in shards.records)
 
@@ -47,7 +52,8 @@ class ShardDataset(IterableDataset):
         for place, record in enumerate(self._shards.records):
             rows = range(max(start - before, 0), min(end - before, record.rows))
             if rows:  # other shards are not opened
-                shard = self._shards[place]
+                with from_python():
+                    shard = self._shards[place]
                 yield from (shard.row(row) for row in rows)
             before += record.rows
 
@@ -72,14 +78,34 @@ class Shards:
     def __len__(self) -> int:
         return sum(record.rows for record in self._shards.records)
 
+    def __iter__(self) -> Iterator[dict]:
+        """The rows in order, as dictionaries of NumPy arrays; views of memory-mapped files."""
+        return iter(ShardDataset(self._shards, 0, 1))
+
+    @from_python()
+    def __getitem__(self, row: int) -> dict:
+        """One row. Raises IndexError for a row beyond the split."""
+        number = range(len(self))[as_integer("a row", row)]
+        for place, record in enumerate(self._shards.records):
+            if number < record.rows:
+                return self._shards[place].row(number)
+            number -= record.rows
+        raise AssertionError("unreachable: the number is below the sum of all rows")
+
+    def __repr__(self) -> str:
+        return f"Shards({str(self.folder)!r}, {self.split!r}: {len(self):,} rows in {len(self._shards):,} shards)"
+
+    @from_python()
     def to_torch(self, rank: int | None = None, world_size: int | None = None) -> ShardDataset:
         """An `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
         return ShardDataset(self._shards, rank, world_size)
 
+    @from_python()
     def to_arrow(self) -> pa.Table:
         """All rows as one Arrow table with nested columns, memory-mapped."""
         return pa.concat_tables(shard.table() for shard in self._shards)
 
+    @from_python()
     def to_ray(self) -> "ray.data.Dataset":
         """A Ray Dataset with nested columns; tasks read the shards, so the folder must be one that all nodes see.
 
@@ -97,6 +123,7 @@ class Shards:
         names = ray.data.from_items([{"shard": name} for name in records])
         return names.map_batches(read, batch_size=1)
 
+    @from_python()
     def to_datasets(self) -> "datasets.Dataset":
         """A Hugging Face `datasets.Dataset`. Raises UserError if that package is not installed."""
         require("datasets", "to_datasets()")
@@ -105,6 +132,7 @@ class Shards:
 
         return datasets.Dataset(InMemoryTable(self.to_arrow()))
 
+    @from_python()
     def to_duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
         """A DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
 
@@ -121,12 +149,13 @@ class Shards:
         return connection
 
 
+@from_python()
 def read_shards(data: AnyPath | str, split: str = "train", stage: str = "encoded") -> Shards:
     """A split of the data set in folder `data`, local or in an object store.
 
     A shard is opened, and copied from an object store, when a row of it is read. Raises UserError when data set, stage or split
     are not there, or the first shard does not fit the index. Reading raises UserError for other shards that do not fit.
     """
-    if stage not in STAGES:
-        raise UserError(f"stage must be one of {', '.join(STAGES)}, but is {stage!r}")
-    return Shards(as_path(str(data)).absolute() / stage, split)
+    check_choice("stage", stage, STAGES)
+    check_string("split", split)
+    return Shards(given_path("data", data).absolute() / stage, split)

@@ -17,6 +17,8 @@ from treenet.data.transfer import send_packed
 from treenet.structure import Structure
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import round_up
+from treeproc.common.arguments import as_list, check_type
+from treeproc.common.errors import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
 
@@ -74,11 +76,21 @@ def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.n
 
 
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
-    """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`."""
-    rows = RowLists(example_ids=[example["example_id"] for example in examples])
-    for name in (*ALWAYS, *reads.columns):
-        column, part = COLUMNS[name]
-        setattr(rows, name, [example[column] if part is None else example[column][part] for example in examples])
+    """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`.
+
+    Raises UserError if there are none, if they are not such rows, or if they lack a column that the encoder reads.
+    """
+    check_type("reads", reads, InputKind)
+    if not (examples := as_list("examples", examples, "rows of an encoded stage")):
+        raise UserError("a batch must have at least one row, but has none")
+    try:
+        rows = RowLists(example_ids=[example["example_id"] for example in examples])
+        for name in (*ALWAYS, *reads.columns):
+            column, part = COLUMNS[name]
+            setattr(rows, name, [example[column] if part is None else example[column][part] for example in examples])
+    except (KeyError, TypeError, IndexError) as error:
+        lacks = f"one lacks {error}" if isinstance(error, KeyError) else "one is no dictionary of arrays"
+        raise UserError(f"examples must be rows of an encoded stage that are read as {reads}, but {lacks}") from None
     return collate_rows(rows, reads)
 
 

@@ -37,8 +37,8 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
     out = []
     for number, text in enumerate(as_list("trees", trees, "bracketed trees, one an example")):
         if not isinstance(text, str):
-            kind = type(text).__name__
-            raise UserError(f"tree {number} of the batch must be a string in brackets, but is a {kind}; nltk gives it as str(tree)")
+            hint = "str(tree) of an nltk.Tree is one"
+            raise UserError(f"tree {number} of the batch must be a string in brackets, but is {shown(text)}; {hint}")
         try:
             words, _, tree = read_brackets(text)
         except ValueError as error:
@@ -135,7 +135,8 @@ def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: li
     """Return relations or tags of all words; empty ones if none are given."""
     if sentences is None:
         return [""] * sum(counts)
-    read = [as_list(f"{name}[{number}]", own, "strings, one a word") for number, own in enumerate(as_list(name, sentences, "lists"))]
+    given = as_list(name, sentences, "sentences, each a list of strings")
+    read = [as_list(f"{name}[{number}]", own, "strings, one a word") for number, own in enumerate(given)]
     if [len(own) for own in read] != counts:
         raise UserError(f"{name} must be one a word, {counts}, but are {[len(own) for own in read]}")
     for number, own in enumerate(read):
@@ -159,9 +160,12 @@ def _other_conventions(sentences: list[list[int]]) -> str:
     """Return the end of a message that names the conventions of heads by which every sentence is a tree."""
     conll = [[above - 1 for above in heads] for heads in sentences]
     spacy = [[-1 if above == word else above for word, above in enumerate(heads)] for heads in sentences]
-    hints = {"CoNLL-U's (from 1, and 0 is the root: subtract 1)": conll, "spaCy's (the root is its own head: write -1 there)": spacy}
+    hints = (
+        ("CoNLL-U's (from 1, and 0 is the root: subtract 1)", conll),
+        ("spaCy's (the root is its own head: write -1)", spacy),
+    )
     counted = all(min(heads) >= 0 for heads in sentences)
-    fitting = [hint for hint, heads in hints.items() if counted and not any(map(_problem, heads))]
+    fitting = [hint for hint, heads in hints if counted and not any(map(_problem, heads))]
     return f"; governors count from 0, and -1 is the root, but these fit {' and '.join(fitting)}" if fitting else ""
 
 
@@ -184,4 +188,3 @@ def _check_spans(number: int, tree: SpanTree, num_leaves: int) -> None:
                 f"tree {number} of the batch: spans must nest, but ({start}, {end}) crosses "
                 f"({tree.starts[above]}, {tree.ends[above]})"
             )
-

@@ -5,6 +5,7 @@ Shapes: B sentences, R decoded hypotheses, T pieces so far, V vocabulary.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.required import RequiredPhrases
+from treeproc.common.arguments import as_list, check_string
 from treeproc.common.errors import UserError
 
 # Columns of an example that hold constraints.
@@ -47,14 +49,17 @@ def constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequen
 
     Raises UserError for phrases that this form cannot hold.
     """
-    columns: dict[str, Sequence[str]] = {} if prefixes is None else {PREFIX: prefixes}
+    columns: dict[str, Any] = {} if prefixes is None else {PREFIX: prefixes}
     for name, given in zip((MUST_APPEAR, MUST_NOT_APPEAR), phrases, strict=True):
         if given is not None:
-            if any(isinstance(own, str) for own in given):
-                raise UserError(f"{name} must be a list of phrases for each line, but has a string instead of a list")
-            if any("\t" in phrase for own in given for phrase in own):
-                raise UserError(f"{name}: a phrase must not have tabs")
-            columns[name] = ["\t".join(own) for own in given]
+            columns[name] = []
+            for number, own in enumerate(as_list(name, given, "phrases for each line")):
+                read = as_list(f"{name}[{number}]", own, "phrases")
+                for phrase in read:
+                    check_string(f"{name}[{number}]: a phrase", phrase)
+                    if "\t" in phrase:
+                        raise UserError(f"{name}: a phrase must not have tabs")
+                columns[name].append("\t".join(read))
     return columns
 
 

@@ -2,6 +2,9 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 PROGRAM = "tree-attention"
@@ -11,7 +14,24 @@ _NAMED = re.compile(
     r"(?:(?:\.venv/bin/)?python )?\bworkflows/(\w+)\.py\b|python -m treeproc\.(inspect|verify)\b"
     r"|\bworkflows/configs/(\w+)\.yaml\b|\bworkflows/(configs)\b(?!/)"
 )
+_SECTION = re.compile(r"\bdecoding\.(?=[a-z])")  # its settings are keywords of the library
+_FROM_PYTHON = ContextVar("_FROM_PYTHON", default=False)
 _HAS_SCRIPTS = (Path(__file__).resolve().parents[2] / "workflows").is_dir()
+
+
+@contextmanager
+def from_python() -> Iterator[None]:
+    """A call of the library, for `with` and as a decorator: its messages name arguments, and commands as they are installed."""
+    before = _FROM_PYTHON.set(True)
+    try:
+        yield
+    finally:
+        _FROM_PYTHON.reset(before)
+
+
+def is_from_python() -> bool:
+    """Whether a call of the library runs, and no command."""
+    return _FROM_PYTHON.get()
 
 
 def command_of(script: str) -> str:
@@ -24,6 +44,8 @@ def as_called(text: str) -> str:
 
     Every message that proposes a command passes through here. `UserError` calls it for its message.
     """
+    if is_from_python():
+        return _SECTION.sub("", _NAMED.sub(_as_installed, text))
     return text if _calls_scripts() else _NAMED.sub(_as_installed, text)
 
 

@@ -6,6 +6,7 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from treeproc.common.command_names import is_from_python
 from treeproc.common.errors import one_line, shown
 
 COMMAND_LINE = "the command line"
@@ -39,12 +40,16 @@ def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
 def _missing(cls: type[BaseModel], path: str) -> str:
     description = next((described for name, described in dotted_fields(cls) if name == path), "")
     explained = f" ({description})" if description else ""
+    if is_from_python():
+        return f"is missing{explained}; give {path}=..."
     return f"is missing{explained}; write {path}=... on {COMMAND_LINE}, or {path}: ... into the file"
 
 
 def _meant(cls: type[BaseModel], loc: list[str]) -> str:
     names = nearest(cls, ".".join(loc), _siblings(cls, loc))
-    return f"did you mean {' or '.join(names)}?" if names else "--help lists all keys"
+    if names:
+        return f"did you mean {' or '.join(names)}?"
+    return f"the keys are {', '.join(_siblings(cls, loc))}" if is_from_python() else "--help lists all keys"
 
 
 def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from treeproc.common.command_names import as_called
+from treeproc.common.command_names import as_called, from_python
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.extras import describe_missing
 from treeproc.common.ray_internals import in_submitted_job
@@ -25,7 +25,18 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
 
-class Settings(BaseModel):
+class _Checked(type(BaseModel)):  # type: ignore[misc]  # pydantic does not export its metaclass
+    """Settings that are made by a call in Python raise UserError, as those that are read from a file."""
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*args, **values)
+        except ValidationError as error:
+            with from_python():
+                raise UserError(describe_error(error, cls, cls.__name__)) from None
+
+
+class Settings(BaseModel, metaclass=_Checked):
     """Base of all settings: unknown keys are refused, values do not change after checking."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)

@@ -18,8 +18,8 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
     """Return starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
 
     balanced, left, right and random are binary: n - 1 nodes over n words, one node over one word, no node over no word. A random
-    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span. Raises UserError for
-    an unknown kind.
+    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span. Raises
+    UserError for another kind.
     """
     check_choice("kind", kind, ControlTree)
     edges = edges_of(lengths)
