@@ -102,17 +102,121 @@ def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, gi
         assert run.score([lines[0], "a"], targets[:2], trees=spoilt[:2])[1] is None
         assert run.candidates(["a"], trees=["(S"]) == [[]]
     assert {one.filename for one in caught} == {__file__} and len(caught) == 2
-    mistakes = {
-        "text must be a list of strings, one a line, but is one string": lambda: run.translate("a b"),
-        "trees must be one a line, 1, but are 2": lambda: run.translate(["a"], trees=trees[:2]),
-        "num_best must be from 1 to beam_size = 5, but is 6": lambda: run.candidates(lines, trees, 6),
-        "decoding: beam: unknown": lambda: run.translate(lines, trees, beam=3),
-        "was made of trees of its input files": lambda: run.translate(lines),
-        r"cannot read the line: tree: 1 bracket\(s\) of this tree are not closed": lambda: run.attention("a", tree="(S (N a)"),
-    }
-    for message, call in mistakes.items():
-        with pytest.raises(UserError, match=message):
-            call()
+
+
+def test_an_empty_line_is_warned_about(run, given):
+    lines, trees, targets = given
+    with pytest.warns(UserWarning, match="^line 2: is empty, so the model does not read it$") as caught:
+        found = run.translate([lines[0], "", lines[1]], trees=[trees[0], "", trees[1]])
+        assert found == [*run.translate(lines[:1], trees[:1]), "", *run.translate(lines[1:2], trees[1:2])]
+        assert np.isnan(run.score([lines[0], " "], [targets[0], ""], trees=[trees[0], ""])[1].score)
+        assert np.isnan(run.candidates([lines[0], ""], trees=[trees[0], ""])[1][0].score)
+    assert {one.filename for one in caught} == {__file__} and len(caught) == 3
+
+
+MISTAKES = {
+    "lines must be a list of strings, one a line, but is one string": lambda run, a, b: run.translate("a b"),
+    "lines must be a list of strings, one a line, but is a generator": lambda run, a, b: run.translate(line for line in a),
+    "lines must be a list of strings, one a line, but is None": lambda run, a, b: run.translate(None),
+    "lines must be a list of strings, one a line, but is a dict": lambda run, a, b: run.translate({"a": 1}),
+    r"lines\[1\] must be a string, but is None": lambda run, a, b: run.translate(["a", None], trees=b[:2]),
+    r"lines\[0\] must be a string, but is a bytes": lambda run, a, b: run.translate([b"a"], trees=b[:1]),
+    r"lines\[0\] must be text that UTF-8 can hold": lambda run, a, b: run.translate(["\ud800"], trees=b[:1]),
+    "trees must be one a line, 1, but are 2": lambda run, a, b: run.translate(["a"], trees=b[:2]),
+    r"trees\[0\] must be a string, but is 7": lambda run, a, b: run.translate(["a"], trees=[7]),
+    "targets must be a list of strings, one a line, but is one string": lambda run, a, b: run.score(a[:1], "a", trees=b[:1]),
+    "prefixes must be one a line, 1, but are 2": lambda run, a, b: run.translate(a[:1], trees=b[:1], prefixes=["a", "b"]),
+    "must_appear must be a list of phrases for each line, but is one string": lambda run, a, b: run.translate(
+        a[:1], trees=b[:1], must_appear="a"
+    ),
+    r"must_appear\[0\] must be a list of phrases, but is one string": lambda run, a, b: run.translate(
+        a[:1], trees=b[:1], must_appear=["a"]
+    ),
+    r"must_not_appear\[0\]: a phrase must be a string, but is 7": lambda run, a, b: run.translate(
+        a[:1], trees=b[:1], must_not_appear=[[7]]
+    ),
+    "must_appear needs method = beam, but it is sampling": lambda run, a, b: run.translate(
+        a[:1], trees=b[:1], must_appear=[["a"]], method="sampling"
+    ),
+    "num_best must be from 1 to beam_size = 5, but is 6": lambda run, a, b: run.candidates(a, b, 6),
+    "num_best must be an integer, but is 2.0": lambda run, a, b: run.candidates(a, b, 2.0),
+    "num_best must be an integer, but is True": lambda run, a, b: run.candidates(a, b, True),
+    "decoding: beam: unknown key; did you mean beam_size?": lambda run, a, b: run.translate(a, b, beam=3),
+    "decoding: num_beams: unknown key; ": lambda run, a, b: run.translate(a, b, num_beams=3),
+    "decoding: xyz: unknown key; the keys are method, beam_size, ": lambda run, a, b: run.translate(a, b, xyz=3),
+    "decoding: beam_size: Input should be a valid integer.*, but is '3x'": lambda run, a, b: run.translate(a, b, beam_size="3x"),
+    "decoding: method: Input should be 'beam', .* but is 'Beam'": lambda run, a, b: run.translate(a, b, method="Beam"),
+    "decoding: temperature needs method = sampling or mbr": lambda run, a, b: run.translate(a, b, temperature=0.5),
+    "was made of trees of its input files": lambda run, a, b: run.translate(a),
+    r"cannot read the line: tree: 1 bracket\(s\) of this tree are not closed": lambda run, a, b: run.attention(
+        "a", tree="(S (N a)"
+    ),
+    "line must be a string, but is a list": lambda run, a, b: run.attention(a, tree=b[0]),
+    "tree must be a string, but is 7": lambda run, a, b: run.attention(a[0], tree=7),
+    "the line is empty, so it has no attention": lambda run, a, b: run.attention("", tree=""),
+    "device must be one of this machine, where PyTorch finds [0-9]+ GPUs, but is cuda:99": lambda run, a, b: run.to("cuda:99"),
+    "device must be a device of PyTorch, .* but is 'gpu'": lambda run, a, b: run.to("gpu"),
+}
+PLACES = {
+    "/nope/encoded/index.json is missing; run tree-attention preprocess to the end": lambda data, run: read_shards("/nope"),
+    "data must be the path of a folder, but is None": lambda data, run: read_shards(None),
+    "data must be the path of a folder, but is ''": lambda data, run: read_shards(""),
+    "stage must be encoded, parsed or text, but is 'raw'": lambda data, run: read_shards(data, "train", "raw"),
+    "stage must be encoded, parsed or text, but is \\['text'\\]": lambda data, run: read_shards(data, "train", ["text"]),
+    "split must be a string, but is None": lambda data, run: read_shards(data, None),
+    "has no split 'dev'; there are: train, valid, test": lambda data, run: read_shards(data, "dev"),
+    "rank must be from 0 to 1, but is 2": lambda data, run: read_shards(data).to_torch(2, 2),
+    "rank must be an integer, but is 1.0": lambda data, run: read_shards(data).to_torch(1.0, 2),
+    "world_size must be at least 1, but is 0": lambda data, run: read_shards(data).to_torch(0, 0),
+    "rank and world_size must both be given, but are 1 and None": lambda data, run: read_shards(data).to_torch(1),
+    "a row must be an integer, but is 'a'": lambda data, run: read_shards(data)["a"],
+    "a row must be an integer, but is slice": lambda data, run: read_shards(data)[:2],
+    "to_duckdb.* reads leaves, nodes and spans|to_duckdb.* needs duckdb": lambda data, run: read_shards(
+        data, stage="text"
+    ).to_duckdb(),
+    "that are read as trees, but one lacks 'leaves'": lambda data, run: collate(list(read_shards(data, stage="text"))[:2]),
+    "/nope is not a run: /nope/config.yaml is missing; give the folder of a training run": lambda data, run: load_run("/nope"),
+    "path must be the path of a folder, but is None": lambda data, run: load_run(None),
+    "checkpoint must be 'averaged', the number of a step or a folder, but is None": lambda data, run: load_run(
+        run, checkpoint=None
+    ),
+    r"step_00000099/model.safetensors is missing; train to the end, or choose a step": lambda data, run: load_run(
+        run, checkpoint=99
+    ),
+    "max_leaves must be an integer, but is '9'": lambda data, run: load_run(run, max_leaves="9"),
+    "max_leaves must be at least 1, but is 0": lambda data, run: load_run(run, max_leaves=0),
+    "device must be one of this machine, where PyTorch finds [0-9]+ GPUs, but is cuda:99": lambda data, run: load_run(
+        run, device="cuda:99"
+    ),
+    "device must be a device of PyTorch, such as 'cpu' or 'cuda:1', but is None": lambda data, run: load_run(run, device=None),
+}
+
+
+@pytest.mark.parametrize("message", [*MISTAKES, *PLACES])
+def test_a_mistake_is_one_sentence_of_python(world, run, given, message):
+    """It names arguments, and no options or scripts of commands."""
+    with pytest.raises(UserError, match=message) as error:
+        if message in MISTAKES:
+            MISTAKES[message](run, *given[:2])
+        else:
+            PLACES[message](world / "data", world / "run")
+    assert not re.search(r"\n|--|workflows/|decoding\.", str(error.value))
+
+
+def test_messages_of_a_command_stay_those_of_a_command(world, run, given):
+    with pytest.raises(UserError, match="unknown key; the keys are"):
+        run.translate(given[0], given[1], xyz=3)
+    with pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
+        translate.main(["--out", str(world / "run"), "decoding.xyz=3"])
+    with pytest.raises(UserError, match=r"run workflows/preprocess\.py to the end"):
+        SplitShards(world / "nope", "train")
+
+
+def test_a_run_moves_and_says_what_it_is(world, run):
+    assert re.fullmatch(r"Run\(tree_transformer, weights 'averaged', [0-9,]+ parameters, device='cpu'\)", repr(run))
+    moved = load_run(world / "run", checkpoint=4)
+    assert moved.to("meta") is moved and repr(moved).endswith("weights 'step_00000004', " + repr(moved).split(", ", 2)[2])
+    assert {parameter.device.type for parameter in moved.model.parameters()} == {"meta"}
 
 
 def place(row: dict) -> int:
@@ -165,14 +269,18 @@ def test_arrow_has_the_rows(world):
     shards = read_shards(world / "data", "valid", "text")
     table = shards.to_arrow().to_pylist()
     assert [row["target"] for row in table] == lines_of(world, "valid.txt")
-    with pytest.raises(UserError, match="to_duckdb.* reads leaves, nodes and spans|to_duckdb.* needs duckdb"):
-        shards.to_duckdb()
-    with pytest.raises(UserError, match="stage must be one of encoded, parsed, text, but is 'raw'"):
-        read_shards(world / "data", "train", "raw")
-    with pytest.raises(UserError, match="has no split 'dev'"):
-        read_shards(world / "data", "dev")
-    with pytest.raises(UserError, match="rank must be from 0 to world_size - 1, and both must be given, but are 2 of 2"):
-        shards.to_torch(2, 2)
+
+
+def test_shards_are_a_sequence_of_rows(world):
+    shards = read_shards(world / "data", "train")
+    ids = list(map(place, shards.to_torch()))
+    assert list(map(place, shards)) == [place(shards[row]) for row in range(len(shards))] == ids
+    assert place(shards[-1]) == ids[-1] and place(shards[np.int64(1)]) == ids[1]
+    with pytest.raises(IndexError):
+        shards[len(shards)]
+    assert repr(shards) == f"Shards({str(world / 'data/encoded')!r}, 'train': 40 rows in 6 shards)"
+    shuffled = DataLoader(shards, batch_size=4, shuffle=True, collate_fn=collate)
+    assert sorted(torch.cat([batch.example_ids for batch in shuffled]).tolist()) == sorted(ids)
 
 
 @pytest.mark.skipif(find_spec("duckdb") is None, reason="duckdb is not installed: pip install duckdb")

@@ -1,5 +1,9 @@
 """The library over trees: constructors agree with each other, layers with slow oracles, mistakes are one sentence."""
 
+import re
+from types import SimpleNamespace as Namespace
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -10,12 +14,26 @@ from strategies import Tree, batches, governors, trees
 from test_tree_attention import CONFIGS, D_MODEL, HEADS, check_close_with_grads, randomise, reference_heads
 
 import treenet
-from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder, TreeStructure, UserError
+from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder, TreeStructure, UserError, collate
+from treenet.analysis.attention_stats import run_attention
+from treenet.config import RelationsConfig
 from treenet.data.batch import TreeBatch
+from treenet.data.cuts import example_costs
+from treenet.data.labelled import LabelledSource
+from treenet.layers.recurrent import build_recurrence
+from treenet.layers.relations import Relations
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes
 from treenet.models.encoders.base import PieceEmbedding
 from treenet.models.encoders.tree import TreeEncoder as BatchEncoder
+from treenet.models.registry import names_for
+from treenet.probing.probe_tasks import build_probe_task
+from treenet.runs.averaging import choose_checkpoints
+from treenet.runs.precision import computing_in
+from treeproc.readers import read_rows
+from treeproc.trees.control_trees import control_spans
+from treeproc.trees.dependency_trees import dependency_phrases
+from treeproc.trees.flat_trees import binarise
 from treeproc.trees.spans import SpanTree, write_brackets
 
 WITH_ROOT = trees(max_roots=1).filter(lambda tree: len(tree.spans) > 0)
@@ -169,6 +187,7 @@ def test_the_encoder_is_that_of_the_tree_transformer():
 
 
 TREES = TreeStructure.from_spans([[(0, 3), (0, 2)], [(0, 2)]])
+SMALL = ModelConfig(d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1)
 MISTAKES = {
     "trees are missing": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8)),
     r"structure must be a TreeStructure, but is a list": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8), structure=[]),
@@ -184,12 +203,10 @@ MISTAKES = {
         torch.zeros(1, 4, 8), torch.zeros(2, 5, 8), structure=TREES
     ),
     r"multiple of 2 \* num_heads = 6, but is 8": lambda: TreeAttention(8, 3),
-    r"states of the leaves must be \[2, 3, 8\], but are \[2, 5, 8\]": lambda: TreeEncoder(
-        ModelConfig(d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1)
-    )(torch.zeros(2, 5, 8), TREES),
-    r"states of the nodes must be \[2, 2, 8\], but are \[2, 3, 8\]": lambda: TreeEncoder(
-        ModelConfig(d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1)
-    )(torch.zeros(2, 3, 8), TREES, torch.zeros(2, 3, 8)),
+    r"states of the leaves must be \[2, 3, 8\], but are \[2, 5, 8\]": lambda: TreeEncoder(SMALL)(torch.zeros(2, 5, 8), TREES),
+    r"states of the nodes must be \[2, 2, 8\], but are \[2, 3, 8\]": lambda: TreeEncoder(SMALL)(
+        torch.zeros(2, 3, 8), TREES, torch.zeros(2, 3, 8)
+    ),
     "tree 1 of the batch: unbalanced": lambda: TreeStructure.from_brackets(["(S (N a))", "(S (N a)))"]),
     "trees must be a list of bracketed trees": lambda: TreeStructure.from_brackets("(S (N a))"),
     "at least one tree": lambda: TreeStructure.from_brackets([]),
@@ -198,10 +215,128 @@ MISTAKES = {
     "num_leaves must have a number for each of the 1 trees, but has 2": lambda: TreeStructure.from_spans([[(0, 3)]], [3, 3]),
     "sentence 1 of the batch: the arcs form a cycle": lambda: TreeStructure.from_arcs([[-1], [1, 0, -1]]),
     "sentence 0 of the batch: 2 words have no governor": lambda: TreeStructure.from_arcs([[-1, -1, 0]]),
-    "sentence 0 of the batch: a governor is in another sentence": lambda: TreeStructure.from_arcs([[-1, 5], [-1, 0]]),
+    r"sentence 0 of the batch: the governor of word 1 must be from -1 \(the root\) to 1, but is 5": lambda: (
+        TreeStructure.from_arcs([[-1, 5], [-1, 0]])
+    ),
     "sentence 1 of the batch has no words": lambda: TreeStructure.from_arcs([[-1], []]),
     r"tags must be one a word, \[1\], but are \[2\]": lambda: TreeStructure.from_arcs([[-1]], tags=[["A", "B"]]),
     "shape='layered' reads universal relations and tags": lambda: TreeStructure.from_arcs([[-1]], shape="layered"),
+    # Choices
+    "shape must be flat, left, right or layered, but is 'Right'": lambda: TreeStructure.from_arcs([[-1, 0]], shape="Right"),
+    "shape must be flat, left, right or layered, but is None": lambda: TreeStructure.from_arcs([[-1, 0]], shape=None),
+    "collapse_unary must be True or False, but is 'no'": lambda: TreeStructure.from_brackets(["(S (N a))"], collapse_unary="no"),
+    "cross must be True or False, but is 'no'": lambda: TreeAttention(8, 2, cross="no"),
+    "batch_first must be True or False, but is 1": lambda: TreeAttention(8, 2, batch_first=1),
+    # Heads
+    "0 of the batch: 3 words have no governor, but one must be the root": lambda: TreeStructure.from_arcs([[-1, -1, -1]]),
+    r"form a cycle; governors count from 0, .* fit the heads of CoNLL-U \(.*\)$": lambda: TreeStructure.from_arcs([[2, 3, 0, 3]]),
+    r"from -1 .* but is 3; .* fit the heads of CoNLL-U \(.*: subtract 1\)$": lambda: TreeStructure.from_arcs([[2, 3, 0], [0]]),
+    r"form a cycle; .* fit the heads of spaCy \(the root .* -1\)$": lambda: TreeStructure.from_arcs([[1, 2, 2, 2], [0]]),
+    r"cycle; .* fit the heads of CoNLL-U \(.*\) and of spaCy \(.*\)$": lambda: TreeStructure.from_arcs([[2, 0, 2]]),
+    "sentence 0 of the batch: the arcs form a cycle$": lambda: TreeStructure.from_arcs([[1, 0, 1]]),
+    # Integers
+    "the governor of word 1 must be an integer, but is None": lambda: TreeStructure.from_arcs([[-1, None]]),
+    "the governor of word 0 must be an integer, but is '1'": lambda: TreeStructure.from_arcs([["1", "-1"]]),
+    "the governor of word 0 must be an integer, but is 1.0": lambda: TreeStructure.from_arcs([[1.0, -1]]),
+    "the governor of word 1 must be an integer, but is nan": lambda: TreeStructure.from_arcs([[-1, float("nan")]]),
+    "the governor of word 1 must be an integer, but is False": lambda: TreeStructure.from_arcs([[-1, False]]),
+    "the governor of word 0 must be an integer, but is np.True_": lambda: TreeStructure.from_arcs([np.array([True])]),
+    "the governor of word 0 must be an integer, but is tensor": lambda: TreeStructure.from_arcs([torch.tensor([1.0, -1.0])]),
+    r"word 1 must be from -1 .* but is 1[0-9]*\.\.\.": lambda: TreeStructure.from_arcs([[-1, 10**99]]),
+    "span 0: start must be an integer, but is 0.0": lambda: TreeStructure.from_spans([[(0.0, 2.9, "A")]]),
+    "span 1: end must be an integer, but is '2'": lambda: TreeStructure.from_spans([[(0, 2), (0, "2")]]),
+    "span 0: end must be an integer, but is True": lambda: TreeStructure.from_spans([[(0, True)]]),
+    r"num_leaves\[0\] must be an integer, but is 2.0": lambda: TreeStructure.from_spans([[(0, 2)]], [2.0]),
+    r"num_leaves\[0\] must be from 1 to 2147483647, but is 0": lambda: TreeStructure.from_spans([[]], [0]),
+    "embed_dim must be an integer, but is '8'": lambda: TreeAttention("8", 2),
+    "num_heads must be an integer, but is 2.0": lambda: TreeAttention(8, 2.0),
+    "num_heads must be at least 1, but is 0": lambda: TreeAttention(8, 0),
+    "dropout must be a number from 0 to below 1, but is nan": lambda: TreeAttention(8, 2, float("nan")),
+    "dropout must be a number from 0 to below 1, but is True": lambda: TreeAttention(8, 2, True),
+    # Lists
+    "governors must be a list of sentences, each a list of governors, but is None": lambda: TreeStructure.from_arcs(None),
+    "sentence 0 of the batch must be a list of governors, one a word, but is 1": lambda: TreeStructure.from_arcs([1, -1]),
+    "but is a generator": lambda: TreeStructure.from_arcs([(head for head in (1, -1))]),
+    "governors .* but is a dict": lambda: TreeStructure.from_arcs({0: [-1]}),
+    r"governors .* but is a ndarray of one value": lambda: TreeStructure.from_arcs(np.array(1)),
+    "a batch must have at least one tree, but has none": lambda: TreeStructure.from_arcs([]),
+    "relations must be a list of sentences, each a list of strings": lambda: TreeStructure.from_arcs([[-1]], relations="root"),
+    r"relations\[0\]\[0\] must be a string, but is None": lambda: TreeStructure.from_arcs([[-1]], relations=[[None]]),
+    r"tags\[0\] must be a list of strings, one a word, but is one string": lambda: TreeStructure.from_arcs([[-1]], tags=["A"]),
+    "tree 0 of the batch must be a string in brackets, but is None; str": lambda: TreeStructure.from_brackets([None]),
+    "trees must be a list of bracketed trees, one an example, but is a generator": lambda: TreeStructure.from_brackets(
+        tree for tree in ["(S (N a))"]
+    ),
+    "tree 0 of the batch, span 0 must be a list of start, end and perhaps a label, but is 0": lambda: TreeStructure.from_spans(
+        [(0, 2)]
+    ),
+    r"span 0 must be \(start, end\) or \(start, end, label\), but is \(0,\)": lambda: TreeStructure.from_spans([[(0,)]]),
+    "span 0: the label must be a string, but is 7": lambda: TreeStructure.from_spans([[(0, 2, 7)]]),
+    "num_leaves must be a list of integers, one a tree, but is 2": lambda: TreeStructure.from_spans([[(0, 2)]], 2),
+    "examples must be a list of rows of an encoded stage, but is None": lambda: collate(None),
+    "a batch must have at least one row, but has none": lambda: collate([]),
+    "rows of an encoded stage that are read as trees, but one lacks 'leaves'": lambda: collate(
+        [{"example_id": 0, "source": "a"}]
+    ),
+    "rows of an encoded stage that are read as trees, but one is no dictionary": lambda: collate([1]),
+    "reads must be of type InputKind, but is one string": lambda: collate([{}], "trees"),
+    # Places, devices and types
+    "a place in the batch must be an integer, but is 0.0": lambda: TREES[0.0],
+    r"at least one tree, but slice\(2, None, None\) chooses none of 2": lambda: TREES[2:],
+    "device must be a device of PyTorch, such as 'cpu' or 'cuda:1', but is 'gpu'": lambda: TREES.to("gpu"),
+    "such as 'cpu' or 'cuda:1', but is None": lambda: TREES.to(None),
+    "such as 'cpu' or 'cuda:1', but is torch.float16": lambda: TREES.to(torch.float16),
+    "device must be one of this machine, where PyTorch finds [0-9]+ GPUs, but is cuda:99": lambda: TREES.cuda("cuda:99"),
+    "where PyTorch finds [0-9]+ GPUs, but is cuda:98": lambda: TreeAttention(8, 2, device="cuda:98"),
+    "dtype must be a floating-point type of PyTorch, .* but is torch.int64": lambda: TreeAttention(8, 2, dtype=torch.int64),
+    "the states of the leaves must be floating-point numbers, but are torch.int64": lambda: TREES.node_means(
+        torch.zeros(2, 3, 8, dtype=torch.int64)
+    ),
+    r"the states of the leaves must be a tensor \[2, 3, any number\], but are \[2, 4, 8\]": lambda: TREES.node_means(
+        torch.zeros(2, 4, 8)
+    ),
+    r"query must be floating-point numbers in three dimensions, but are torch.int64 \[2, 5, 8\]": lambda: TreeAttention(8, 2)(
+        torch.zeros(2, 5, 8, dtype=torch.int64), structure=TREES
+    ),
+    r"query must be floating-point numbers in three dimensions, but are torch.float32 \[8\]": lambda: TreeAttention(
+        8, 2, batch_first=False
+    )(torch.zeros(8), structure=TREES),
+    "query must be a tensor, but is a list": lambda: TreeAttention(8, 2)([[1.0]], structure=TREES),
+    "key must be a tensor, but is a list": lambda: TreeAttention(8, 2, cross=True)(torch.zeros(2, 1, 8), [1], structure=TREES),
+    "the states of the leaves must be a tensor, but is a list": lambda: TreeEncoder(SMALL)([1], TREES),
+    # Settings
+    "^ModelConfig: dmodel: unknown key; did you mean d_model": lambda: ModelConfig(dmodel=16),
+    "^ModelConfig: xyz: unknown key; the keys are name, d_model, ": lambda: ModelConfig(xyz=16),
+    "^ModelConfig: tree.leaf_weights: Input should be 'shared' or 'per_head', but is 'each'": lambda: ModelConfig(
+        tree={"leaf_weights": "each"}
+    ),
+    "^TreeAttentionConfig: vertical_rows: Input should be a valid integer": lambda: TreeAttentionConfig(vertical_rows=None),
+    "tree must be of type TreeAttentionConfig, but is a dict": lambda: TreeAttention(8, 2, tree={"subtree_mask": False}),
+    "tree: accumulation_rule: Input should be 'paper' or 'released', but is 'Paper'": lambda: TreeAttention(
+        8, 2, tree=TreeAttentionConfig().model_copy(update={"accumulation_rule": "Paper"})
+    ),
+    "config must be of type ModelConfig, but is a dict": lambda: TreeEncoder({"d_model": 8}),
+}
+# Choices of functions that the library calls, with one that is in no list.
+CHOICES = {
+    "shape must be flat, left, right or layered": lambda: dependency_phrases(None, "foo", "upos"),
+    "labels must be upos or deprel": lambda: dependency_phrases(None, "flat", "foo"),
+    "kind must be balanced, left, right, flat or random": lambda: control_spans("foo", np.array([2]), np.array([0]), 0),
+    "side must be left or right": lambda: binarise(None, 2, "foo"),
+    "attention_path must be one, two or window": lambda: TreeStructure.build([1], [np.array([[0, 1, 1]])], attention_path="foo"),
+    "cell must be on_lstm or lstm": lambda: build_recurrence("foo", 4, 4, 2),
+    "choice must be last, best or ema": lambda: choose_checkpoints(None, "foo", 1),
+    "targets must be reference or translation": lambda: run_attention(None, "test", "foo"),
+    "name must be depth, top_constituents, ": lambda: build_probe_task("foo", {}, None),
+    "budget_counts must be leaves or leaves_and_nodes": lambda: example_costs({}, "foo"),
+    "split_words must be pieces, node or both": lambda: LabelledSource(None, "train", None, phrases=False, split_words="foo"),
+    "format_name must be parallel, sgm, ": lambda: read_rows("foo", [], []),
+    "tokenized must be none or moses": lambda: read_rows("parallel", [], [], "foo"),
+    "precision must be bf16, fp16, float32, tf32 or auto": lambda: computing_in("foo", torch.device("cpu")),
+    "use must be translation, classification, masked_lm or causal_lm": lambda: names_for("foo"),
+    "a relation of words must be tree_distance, tree_traversal or structural": lambda: Relations(RelationsConfig())._of_words(
+        "foo", 1, Namespace(up=torch.zeros(1, 1, 1), down=torch.zeros(1, 1, 1))
+    ),
 }
 
 
@@ -209,7 +344,55 @@ MISTAKES = {
 def test_a_mistake_is_one_sentence(message):
     with pytest.raises(UserError, match=message) as error:
         MISTAKES[message]()
-    assert "\n" not in str(error.value)
+    assert not re.search(r"\n|--|workflows/", str(error.value))
+
+
+@pytest.mark.parametrize("message", CHOICES)
+def test_a_choice_that_is_in_no_list_is_refused(message):
+    with pytest.raises(UserError, match=f"^{message}.*, but is '?foo'?$"):
+        CHOICES[message]()
+
+
+def test_integers_of_numpy_and_pytorch_are_integers():
+    expected = TreeStructure.from_arcs([[1, -1]])
+    for heads in (np.array([1, -1]), np.array([1, -1], dtype=np.int8), torch.tensor([1, -1]), (np.int32(1), -1)):
+        check_same(TreeStructure.from_arcs([heads]), expected)
+    check_same(TreeStructure.from_spans(np.array([[[0, 2]]]), torch.tensor([2])), expected)
+    assert TreeAttention(np.int64(8), np.int32(2)).embed_dim == 8
+
+
+@num_examples(30)
+@given(sentences=batches(max_leaves=6), data=st.data())
+def test_trees_of_a_batch_are_those_of_a_batch_of_them(sentences, data):
+    def build(chosen, kind):
+        return getattr(TreeStructure, kind)([tree.num_leaves for tree in chosen], [tree.span_array for tree in chosen])
+
+    places = data.draw(st.lists(st.integers(-len(sentences), len(sentences) - 1), min_size=1, max_size=4))
+    for kind in ("build", "build_compact"):
+        structure = build(sentences, kind)
+        assert len(structure) == len(sentences)
+        check_same(structure[places], build([sentences[place] for place in places], kind))
+        check_same(structure[torch.tensor(places)], structure[places])
+        check_same(structure[places[0]], build([sentences[places[0]]], kind))
+        check_same(structure[: len(sentences)], structure)
+        for one, tree in zip(structure, sentences, strict=True):  # a loop ends
+            check_same(one, build([tree], kind))
+
+
+def test_small_things_that_a_tensor_has():
+    trees = TreeStructure.from_spans([[(0, 3, "S"), (0, 2, "NP")], [(0, 2, "X")]])
+    assert repr(trees) == "TreeStructure(trees=2, leaves=3, nodes=2, device='cpu')" and trees.device == torch.device("cpu")
+    assert trees[1].labels == (("X",),) and trees[::-1].labels == (("X",), ("S", "NP"))
+    for same in (trees.to("cpu", non_blocking=True), trees.pin_memory()):
+        check_same(same, trees)
+        assert same.labels == trees.labels
+    assert trees.to("meta").device.type == "meta"
+    with pytest.raises(IndexError):
+        trees[2]
+    layer = TreeAttention(8, 2, device="meta", dtype=torch.bfloat16)
+    assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
+    encoder = TreeEncoder(SMALL, device="meta", dtype=torch.float64)
+    assert {(p.device.type, p.dtype) for p in encoder.parameters()} == {("meta", torch.float64)}
 
 
 def test_the_library_offers_these_names():

@@ -76,9 +76,9 @@ def load_model(
     """
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
-            raise UserError(f"{run} is not a run: {run / name} is missing; give the --out folder of a training workflow")
+            raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
     config = load_settings(TrainConfig, run / "config.yaml")
-    hint = f"run its {workflow_of(run)} command again with another --out"
+    hint = f"run its {workflow_of(run)} command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, which cannot translate; give a run of workflows/train_wmt.py")
@@ -148,7 +148,7 @@ def _check_vocabulary(folder: Path, index: dict) -> None:
         if meta.get(name, index[name]) != index[name]:
             raise UserError(
                 f"{folder} is a checkpoint of another vocabulary: its {name} is {meta[name]}, that of the data {index[name]}; "
-                "give a run of that vocabulary as --out"
+                "give a run of that vocabulary"
             )
 
 

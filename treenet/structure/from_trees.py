@@ -160,13 +160,10 @@ def _other_conventions(sentences: list[list[int]]) -> str:
     """Return the end of a message that names the conventions of heads by which every sentence is a tree."""
     conll = [[above - 1 for above in heads] for heads in sentences]
     spacy = [[-1 if above == word else above for word, above in enumerate(heads)] for heads in sentences]
-    hints = (
-        ("CoNLL-U's (from 1, and 0 is the root: subtract 1)", conll),
-        ("spaCy's (the root is its own head: write -1)", spacy),
-    )
+    hints = {"of CoNLL-U (from 1, and 0 is the root: subtract 1)": conll, "of spaCy (the root is its own head: write -1)": spacy}
     counted = all(min(heads) >= 0 for heads in sentences)
-    fitting = [hint for hint, heads in hints if counted and not any(map(_problem, heads))]
-    return f"; governors count from 0, and -1 is the root, but these fit {' and '.join(fitting)}" if fitting else ""
+    fitting = [hint for hint, heads in hints.items() if counted and not any(map(_problem, heads))]
+    return f"; governors count from 0, and -1 is the root, but these fit the heads {' and '.join(fitting)}" if fitting else ""
 
 
 def _number(num_leaves: int, tree: SpanTree) -> NumberedTree:

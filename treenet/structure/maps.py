@@ -163,7 +163,7 @@ class TreeStructure(Structure):
         return replace(chosen.to(self.device), labels=labels)
 
     def __repr__(self) -> str:
-        sizes = f"{len(self)} trees, at most {self.num_leaves} leaves and {self.num_nodes} nodes"
+        sizes = f"trees={len(self)}, leaves={self.num_leaves}, nodes={self.num_nodes}"
         return f"{type(self).__name__}({sizes}, device={str(self.device)!r})"
 
     @property

@@ -57,7 +57,7 @@ def as_list(name: str, value: Any, what: str) -> list:
 def check_type(name: str, value: object, wanted: type) -> None:
     """Raise UserError unless `value` is of type `wanted`."""
     if not isinstance(value, wanted):
-        raise UserError(f"{name} must be a {wanted.__name__}, but is {_kind(value)}")
+        raise UserError(f"{name} must be of type {wanted.__name__}, but is {_kind(value)}")
 
 
 def check_string(name: str, value: object) -> None:
