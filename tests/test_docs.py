@@ -11,6 +11,7 @@ from bracketed_data import write_bracketed_data
 from conftest import REPOSITORY
 
 from treenet.config import TrainConfig
+from treenet.config.synonyms import SYNONYMS
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
 from treeproc.job.config import PreprocessConfig
@@ -65,6 +66,27 @@ def test_runnable_blocks_run(page, workplace):
         command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
         done = subprocess.run(command, cwd=workplace, capture_output=True, text=True, env=_environment())
         assert done.returncode == 0, done.stderr
+
+
+def test_every_setting_is_on_one_page(monkeypatch):
+    """A page leaves out sections of other commands, as `!decoding`. Words of other toolkits lead to settings."""
+    monkeypatch.syspath_prepend(REPOSITORY / "docs" / "extensions")
+    from chosen_settings import chosen_settings
+
+    shown: dict[str, list[str]] = {}
+    for page in (REPOSITORY / "docs" / "settings").glob("*.md"):
+        for argument in re.findall(r"^```\{settings\} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+            found = [fact.name for fact in chosen_settings(argument)]
+            command, *sections = argument.split()
+            for section in sections:
+                assert chosen_settings(f"{command} {section.removeprefix('!')}"), f"{page.name}: {argument}: {section}"
+                found += [fact.name for fact in chosen_settings(f"{command} {section[1:]}") if section[0] == "!"]
+            shown.setdefault(command, []).extend(found)
+    for command, names in shown.items():
+        assert sorted(names) == sorted(fact.name for fact in chosen_settings(command)), command
+    assert len(shown) == 17
+    known = {name for names in shown.values() for name in names}
+    assert not [word for word, meant in SYNONYMS.items() if " " not in meant and meant not in known]
 
 
 def test_the_tutorial_runs(tmp_path):

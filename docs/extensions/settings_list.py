@@ -1,15 +1,17 @@
-"""The directive `settings`: all settings of a command with values, default and meaning, made of their definitions."""
+"""The directives `settings` and `synonyms`: settings with values, default and meaning, made of their definitions."""
 
-import importlib
 import types
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
+from chosen_settings import chosen_settings
 from docutils import nodes
-from docutils.parsers.rst import Directive
 from docutils.statemachine import StringList
+from sphinx import addnodes
+from sphinx.util.docutils import SphinxDirective
 
-from treeproc.common.settings import REQUIRED, describe_default, list_settings
+from treenet.config.synonyms import SYNONYMS
+from treeproc.common.settings import REQUIRED, describe_default
 from treeproc.common.storage import RemotePath
 
 
@@ -32,23 +34,59 @@ def describe_type(annotation: Any) -> str:
     return known.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-class SettingsList(Directive):
-    """`{settings} package.module.Class`."""
+def index_entries(words: list[str], place: str, first: bool = True) -> addnodes.index:
+    """Entries of the index, which the search of the site shows before all else; after all else unless `first`."""
+    spelt = dict.fromkeys(spelling for word in words for spelling in (word, word.replace("_", " ")))
+    return addnodes.index(entries=[("single", word, place, "main" if first else "", None) for word in spelt])
+
+
+class SettingsList(SphinxDirective):
+    """`{settings} package.module.Class [SECTION ...] [!SECTION ...]`: each with a place to link to, found by any of its names."""
 
     required_arguments: ClassVar[int] = 1
+    final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        module, _, name = self.arguments[0].rpartition(".")
-        lines: list[str] = []
-        for fact in list_settings(getattr(importlib.import_module(module), name)):
+        found = nodes.definition_list()
+        first = not self.env.docname.endswith("/commands")  # most readers look for those of preprocessing and training
+        command = self.arguments[0].split()[0].rpartition(".")[2]
+        for fact in chosen_settings(self.arguments[0]):
+            place = nodes.make_id(f"{command}-{fact.name}")
+            elsewhere = [word for word, meant in SYNONYMS.items() if meant == fact.name]
+            words = [fact.name, fact.name.rpartition(".")[2], *elsewhere]
+            entries = index_entries(words, place, first)
+            term = nodes.term("", "", nodes.literal("", fact.name), entries, ids=[place])
             default = "required" if fact.default is REQUIRED else f"default: {describe_default(fact.default)}"
-            meaning = f"{fact.description[:1].upper()}{fact.description[1:]}."
-            lines += [f"`{fact.name}`", f": {meaning}", "", f"  *{describe_type(fact.annotation)}; {default}*", ""]
-        container = nodes.container()
-        self.state.nested_parse(StringList(lines, self.arguments[0]), self.content_offset, container)
-        return container.children
+            lines = [
+                f"{fact.description[:1].upper()}{fact.description[1:]}.",
+                "",
+                f"*{describe_type(fact.annotation)}; {default}*",
+            ]
+            if elsewhere:
+                lines[0] += f" Elsewhere: {', '.join(f'`{word}`' for word in elsewhere)}."
+            meaning = nodes.definition()
+            self.state.nested_parse(StringList(lines, self.arguments[0]), self.content_offset, meaning)
+            found += nodes.definition_list_item("", term, meaning)
+        return [found]
+
+
+class SynonymTable(SphinxDirective):
+    """`{synonyms}`: the words of other toolkits, and what to write here."""
+
+    def run(self) -> list[nodes.Node]:
+        here = [meant if " " in meant else f"`{meant}`" for meant in SYNONYMS.values()]
+        lines = [
+            "| elsewhere | here |",
+            "|---|---|",
+            *(f"| `{word}` | {what} |" for word, what in zip(SYNONYMS, here, strict=True)),
+        ]
+        container = nodes.container(ids=["synonyms"])
+        container += index_entries([word for word, meant in SYNONYMS.items() if " " in meant], "synonyms")
+        self.state.nested_parse(StringList(lines, "synonyms"), self.content_offset, container)
+        return [container]
 
 
 def setup(app: Any) -> dict[str, Any]:
     app.add_directive("settings", SettingsList)
+    app.add_directive("synonyms", SynonymTable)
     return {"parallel_read_safe": True}

@@ -25,15 +25,19 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
 
+class SettingsError(UserError, ValueError):
+    """A mistake in settings that are made by a call in Python. It is also a ValueError, as pydantic's own error."""
+
+
 class _Checked(type(BaseModel)):  # type: ignore[misc]  # pydantic does not export its metaclass
-    """Settings that are made by a call in Python raise UserError, as those that are read from a file."""
+    """Mistakes in a call raise UserError, as mistakes in a file do."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         try:
             return super().__call__(*args, **values)
         except ValidationError as error:
             with from_python():
-                raise UserError(describe_error(error, cls, cls.__name__)) from None
+                raise SettingsError(describe_error(error, cls, cls.__name__)) from None
 
 
 class Settings(BaseModel, metaclass=_Checked):
