@@ -278,7 +278,7 @@ MISTAKES = {
     "rows of an encoded stage that are read as trees, but one lacks 'leaves'": lambda: collate(
         [{"example_id": 0, "source": "a"}]
     ),
-    "rows of an encoded stage that are read as trees, but one is no dictionary": lambda: collate([1]),
+    "rows of an encoded stage that are read as trees, but one is not a dictionary": lambda: collate([1]),
     "reads must be of type InputKind, but is one string": lambda: collate([{}], "trees"),
     # Places, devices and types
     "a place in the batch must be an integer, but is 0.0": lambda: TREES[0.0],

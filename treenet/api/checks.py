@@ -39,7 +39,7 @@ def place(module: nn.Module, device: torch.device | str | int | None, dtype: tor
 
 
 def given_path(name: str, path: AnyPath | str) -> AnyPath:
-    """The path of a file or an object. Raises UserError for what is no path, or an empty one."""
+    """The path of a file or an object. Raises UserError for an empty path, and for other types."""
     if not isinstance(path, str | PathLike | RemotePath) or not str(path).strip():
         raise UserError(f"{name} must be the path of a folder, but is {shown(path)}")
     return as_path(str(path))

@@ -89,7 +89,7 @@ def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
             column, part = COLUMNS[name]
             setattr(rows, name, [example[column] if part is None else example[column][part] for example in examples])
     except (KeyError, TypeError, IndexError) as error:
-        lacks = f"one lacks {error}" if isinstance(error, KeyError) else "one is no dictionary of arrays"
+        lacks = f"one lacks {error}" if isinstance(error, KeyError) else "one is not a dictionary of arrays"
         raise UserError(f"examples must be rows of an encoded stage that are read as {reads}, but {lacks}") from None
     return collate_rows(rows, reads)
 

@@ -50,8 +50,8 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
 def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None) -> list[NumberedTree]:
     """Nodes of each tree in any order; of equal spans the first is the upper one.
 
-    Without `num_leaves` a tree ends with its last span. Raises UserError for what is no span of integers, and for a span outside
-    of its tree or across another.
+    Without `num_leaves` a tree ends with its last span. Raises UserError unless spans are two integers, and perhaps a label. It
+    also does so for a span outside of its tree or across another.
     """
     read = [_read_nodes(number, spans) for number, spans in enumerate(as_list("trees", trees, "trees, each a list of spans"))]
     if num_leaves is not None:
@@ -71,7 +71,7 @@ def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None
 
 def _read_nodes(number: int, spans: Sequence[Span]) -> list[tuple[int, int, str]]:
     """Return start, end and label of the nodes of a tree, in the given order."""
-    nodes = []
+    nodes: list[tuple[int, int, str]] = []
     for span in as_list(f"tree {number} of the batch", spans, "spans (start, end) or (start, end, label)"):
         name = f"tree {number} of the batch, span {len(nodes)}"
         parts = as_list(name, span, "start, end and perhaps a label")
@@ -146,7 +146,7 @@ def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: li
 
 
 def _problem(heads: list[int]) -> str:
-    """Return why governors are no tree with one root, or an empty text."""
+    """Return why governors are not a tree with one root, or an empty text."""
     for word, above in enumerate(heads):
         if not -1 <= above < len(heads):
             return f"the governor of word {word} must be from -1 (the root) to {len(heads) - 1}, but is {shown(above)}"

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
@@ -29,15 +29,19 @@ class SettingsError(UserError, ValueError):
     """A mistake in settings that are made by a call in Python. It is also a ValueError, as pydantic's own error."""
 
 
-class _Checked(type(BaseModel)):  # type: ignore[misc]  # pydantic does not export its metaclass
-    """Mistakes in a call raise UserError, as mistakes in a file do."""
+if TYPE_CHECKING:  # type checkers read the fields as the arguments of a call
+    from pydantic._internal._model_construction import ModelMetaclass as _Checked
+else:
 
-    def __call__(cls, *args: Any, **values: Any) -> Any:
-        try:
-            return super().__call__(*args, **values)
-        except ValidationError as error:
-            with from_python():
-                raise SettingsError(describe_error(error, cls, cls.__name__)) from None
+    class _Checked(type(BaseModel)):
+        """Mistakes in a call raise UserError, as mistakes in a file do."""
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            try:
+                return super().__call__(*args, **values)
+            except ValidationError as error:
+                with from_python():
+                    raise SettingsError(describe_error(error, cls, cls.__name__)) from None
 
 
 class Settings(BaseModel, metaclass=_Checked):
