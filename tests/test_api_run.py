@@ -125,6 +125,7 @@ MISTAKES = {
     "trees must be one a line, 1, but are 2": lambda run, a, b: run.translate(["a"], trees=b[:2]),
     r"trees\[0\] must be a string, but is 7": lambda run, a, b: run.translate(["a"], trees=[7]),
     "targets must be a list of strings, one a line, but is one string": lambda run, a, b: run.score(a[:1], "a", trees=b[:1]),
+    "targets must be a list of strings, one a line, but is None": lambda run, a, b: run.score(a[:1], None, trees=b[:1]),
     "prefixes must be one a line, 1, but are 2": lambda run, a, b: run.translate(a[:1], trees=b[:1], prefixes=["a", "b"]),
     "must_appear must be a list of phrases for each line, but is one string": lambda run, a, b: run.translate(
         a[:1], trees=b[:1], must_appear="a"

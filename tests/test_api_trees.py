@@ -373,7 +373,8 @@ def test_trees_of_a_batch_are_those_of_a_batch_of_them(sentences, data):
         assert len(structure) == len(sentences)
         check_same(structure[places], build([sentences[place] for place in places], kind))
         check_same(structure[torch.tensor(places)], structure[places])
-        check_same(structure[places[0]], build([sentences[places[0]]], kind))
+        for first in (places[0], np.int64(places[0]), torch.tensor(places[0])):
+            check_same(structure[first], build([sentences[places[0]]], kind))
         check_same(structure[: len(sentences)], structure)
         for one, tree in zip(structure, sentences, strict=True):  # a loop ends
             check_same(one, build([tree], kind))

@@ -145,7 +145,7 @@ class Run:
         `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
         """
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        encoded = self._encode(lines, trees, targets, caller=4)
+        encoded = self._encode(lines, trees, as_list("targets", targets, "strings, one a line"), caller=4)
 
         def score(rows: list[dict]) -> Iterable[ScoredTarget]:
             return score_examples(self.model, rows, settings, device=self._device)
