@@ -46,6 +46,11 @@ class TreeAttention(nn.Module):
         check_flag("batch_first", batch_first)
         if tree is not None:
             check_config("tree", tree, TreeAttentionConfig)
+            if tree.relative_positions:
+                raise UserError(
+                    "tree.relative_positions must be 0 in TreeAttention, which adds no positions; TreeEncoder takes it, but it is "
+                    f"{tree.relative_positions}"
+                )
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.tree = tree or TreeAttentionConfig()
         self.attention = (CrossAttention if cross else SelfAttention)(embed_dim, num_heads, dropout, self.tree)
