@@ -1,7 +1,12 @@
 """Data sets without a target side, from their files to what a person and a training run see of them."""
 
+import io
+import random
+import tarfile
+
 import numpy as np
 import pytest
+from commands import run_here
 
 from treenet.config import TrainConfig
 from treenet.data import input_kinds
@@ -55,6 +60,36 @@ def test_classes_of_a_sentiment_treebank(data):
     assert phrases == [1, 1, 1]
     added = [c for c, node in zip(first["node_labels"], first["nodes"]["label"], strict=True) if labels[node] != "X"]
     assert set(added) <= {-1}
+
+
+def test_a_damaged_archive_makes_no_data_set(tmp_path, caplog):
+    """The command says one line and leaves nothing. A whole plain tar has one warning, although the command reads it twice."""
+    files = {f"top/{i:02}.mrg": f"(S (NP (DT A) (NN w{i})) (VP (VBZ ends)))\n" * 9 for i in range(60)}
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("format: brackets\nparser: {name: given}\nsubwords: {vocab_size: 300}\nworkers: 0\n")
+
+    def preprocess_here(path, out):
+        return run_here("preprocess.py", "--config", settings, "--out", out, f"splits.train.source=[{path}]")
+
+    for suffix in ("tar.gz", "tar"):
+        path = tmp_path / f"a.{suffix}"
+        with tarfile.open(path, f"w:{suffix[4:]}") as archive:
+            for name, text in files.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+        whole = path.read_bytes()
+        if suffix == "tar":
+            done = preprocess_here(path, tmp_path / "whole")
+            assert done.returncode == 0 and caplog.text.count("a.tar has no checksum of its data") == 1, done.stderr
+        for number, place in enumerate(
+            random.Random(1).sample(range(len(files) * 1024 if suffix == "tar" else len(whole) - 8), 4)
+        ):
+            flipped = whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :]
+            path.write_bytes(whole[:place] if number % 2 or suffix == "tar" else flipped)
+            done = preprocess_here(path, out := tmp_path / f"{suffix}-{number}")
+            assert done.returncode == 2 and done.stderr.startswith(f"error: cannot read {path}: "), done.stderr
+            assert done.stderr.count("\n") == 1 and not (out / "text").exists()
 
 
 @pytest.mark.parametrize("split_words", ["pieces", "node", "both"])

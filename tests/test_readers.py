@@ -12,9 +12,9 @@ from data_beside import DATA
 
 from treeproc.common.settings import UserError, build_settings
 from treeproc.job.preprocess import PreprocessConfig
-from treeproc.readers import read_lines, read_rows
+from treeproc.readers import FORMATS, read_lines, read_rows
 from treeproc.readers.conllu import read_sentences
-from treeproc.readers.numbered_lines import refuse_pipes
+from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
 from treeproc.trees.spans import check_tree, read_brackets
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
@@ -153,6 +153,78 @@ def test_iwslt_training_files_lose_their_metadata(tmp_path):
 def test_iwslt_test_files(tmp_path):
     text = '<?xml version="1.0"?>\n<mteval>\n<doc docid="1">\n<title>T</title>\n<seg id="1"> One &amp; two. </seg>\n</doc>\n'
     assert rows_of(tmp_path, "iwslt_xml", text, text, name="a.xml") == [{"source": "One & two.", "target": "One & two."}]
+
+
+def test_the_content_decides_how_iwslts_files_are_read(tmp_path):
+    segments = '<mteval>\n<doc docid="1">\n<talkid>1</talkid>\n<title>T</title>\n<p>\n<seg id="1"> One. </seg>\n</p>\n</doc>\n'
+    text = "<title>T</title>\n<url>u</url>\n<laughter>\nTwo.\n"
+    for name in ("dev.en", "s.XML", "s.xml.txt", "a.xml", "a.sgm", "train.tags.en-de.en", "a.xml.gz"):
+        assert rows_of(tmp_path, "iwslt_xml", segments, segments, name) == [{"source": "One.", "target": "One."}]
+        assert [row["source"] for row in rows_of(tmp_path, "iwslt_xml", text, text, name)] == ["T", "<laughter>", "Two."]
+    with pytest.raises(UserError, match=r"line 5: expected text as in the lines before, but found a segment: '<seg id="):
+        rows_of(tmp_path, "iwslt_xml", text + '<seg id="1">x</seg>\n', text)
+
+
+# Files of another format
+
+UTF16 = "Ein Satz.\n" * 20
+SEGMENTS = '<srcset setid="a">\n<doc docid="1">\n<seg id="1">One.</seg>\n</doc>\n</srcset>\n'
+PLAIN = "<br> A sentence (of words).\n(So) it goes.\n{curly} 1 2\n\nEnd. <seg>\n"
+FILES = {
+    "parallel": PLAIN,
+    "sgm": SEGMENTS,
+    "iwslt_xml": "<url>http://x</url>\n<keywords>a</keywords>\nOne.\n<title>T</title>\nTwo.\n",
+    "brackets": "( (S (NP (DT The) (NN dog))\n(VP (VBZ barks))) )\n",
+    "sst": "(3 (2 It) (4 (3 's) (1 good)))\n(4 Great)\n",
+    "agreement": "VBZ\tthe man that\n",
+    "linzen": "sentence\tverb_pos\tverb_index\nmen run\tVBP\t2\n",
+    "sick": "sentence_A\tsentence_B\trelatedness_score\na\tb\t1.0\n",
+    "conllu": "# sent_id = 1\n1\tGo\t_\tX\tX\t_\t0\troot\t_\t_\n\n",
+    "tmx": '<tmx version="1.4">\n<tu><tuv><seg>One.</seg></tuv></tu>\n</tmx>\n',
+    "xliff": '<?xml version="1.0"?>\n<xliff version="1.2">\n<source>One.</source>\n</xliff>\n',
+    "segments": '<seg id="1">One.</seg>\n<seg id="2">Two.</seg>\n',
+    "json": '{"a": "b"}\n{"a": "c"}\n',
+    "utf16": UTF16.encode("utf-16"),
+    "utf16_without_mark": UTF16.encode("utf-16-le"),
+    "zip": b"PK\x03\x04" + bytes(30),
+    "pdf": b"%PDF-1.4\n",
+    "sqlite": b"SQLite format 3\0",
+    "arrow": b"ARROW1\0\0",
+    "gzip": gzip.compress(b"text\n"),
+}
+# What a reader takes of other formats. Trees and JSON may be the text of a model: a warning names them.
+TAKEN = {
+    "parallel": {"agreement", "linzen", "sick", "brackets", "sst", "json"},
+    "iwslt_xml": {"parallel", "segments", "sgm", "agreement", "linzen", "sick", "brackets", "sst", "json"},
+    "sgm": {"segments"},
+    "brackets": {"sst"},
+}
+
+
+@pytest.mark.parametrize("form", [name for name in FORMATS if name != "imdb"])
+def test_a_file_of_another_format_is_refused(form, tmp_path, caplog):
+    for name, content in FILES.items():
+        caplog.clear()
+        target = None if FORMATS[form].target != "required" else content
+        if name in {form, *TAKEN.get(form, ())}:
+            assert rows_of(tmp_path / name, form, content, target)
+        else:
+            with pytest.raises(UserError, match=rf"/{name}/source/a\b"):
+                rows_of(tmp_path / name, form, content, target)
+        warned = name != form and name in {"brackets", "sst", "json"} & TAKEN.get(form, set())
+        assert ("looks like" in caplog.text) == warned
+
+
+def test_messages_name_the_format_that_reads_the_file(tmp_path):
+    for name in ("sgm", "iwslt_xml", "conllu"):
+        with pytest.raises(UserError, match=rf"source/a: expected lines of text, but found .*; set format={name}"):
+            rows_of(tmp_path, "parallel", FILES[name], FILES[name])
+    with pytest.raises(UserError, match=r"a: expected lines of text, but found .*; write its text to a file"):
+        list(read_lines([write(tmp_path, "a", FILES["sgm"])]))
+    with pytest.raises(UserError, match=r"target/a: expected lines of text, but found a treebank in CoNLL-U"):
+        rows_of(tmp_path, "brackets", "(NN a)", FILES["conllu"])
+    with pytest.raises(UserError, match=r"a: expected lines of text, but found a file of segments"):
+        list(read_byte_lines(write(tmp_path, "a", FILES["segments"])))
 
 
 # Brackets

@@ -1,7 +1,9 @@
 """The text stage in blocks against the one that reads everything in one process: the same files, the same messages."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import random
 from collections.abc import Sequence
@@ -298,6 +300,35 @@ def test_damaged_packed_files_have_the_same_message(tmp_path):
         broken = replace(inputs, splits={"train": SplitFiles(source=[packed], target=inputs.splits["train"].target)})
         error = both(tmp_path / str(i), broken, FilterConfig())["error"]
         assert f"cannot read {packed}" in error or "not valid UTF-8" in error
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
+def test_compressed_files_give_the_bytes_of_plain_ones(suffix, pack, tmp_path):
+    content = b"".join(b"line %d\n" % i for i in range(50))
+    inputs = inputs_of(tmp_path / "files", {"train": ([content], [content])})
+    packed = tmp_path / "files" / f"a.{suffix}"
+    packed.write_bytes(pack(content[:200]) + pack(content[200:]))
+    other = replace(inputs, splits={"train": SplitFiles(source=[packed], target=inputs.splits["train"].target)})
+    assert both(tmp_path / "packed", other, FilterConfig()) == both(tmp_path / "plain", inputs, FilterConfig())
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "message"),
+    [
+        ("parallel", b'<?xml version="1.0"?>\n<tmx version="1.4">\n', "expected lines of text, but found TMX, XLIFF or HTML"),
+        ("parallel", gzip.compress(b"a\n"), "is a gzip file, but must be text"),
+        ("conllu", b"SQLite format 3\0", "is a database of SQLite, but must be text"),
+    ],
+    ids=["tmx", "gzip", "sqlite"],
+)
+def test_files_of_another_format_have_the_same_message(form, content, message, tmp_path):
+    splits = {"test": ([b"1\ta\t_\tX\tX\t_\t0\troot\t_\t_\n"], [b"b\n"]), "train": ([content], [b"a\n" * 2])}
+    splits |= {"test": ([b"b\n"], [b"b\n"])} if form == "parallel" else {}
+    error = both(tmp_path, inputs_of(tmp_path / "files", splits, form=form), FilterConfig())["error"]
+    assert f"train.0.s{':' if message.startswith('expected') else ''} {message}" in error
+    splits["train"] = (splits["test"][0], [b"1\ta\t_\tX\tX\t_\t0\troot\t_\t_\n"])
+    error = both(tmp_path / "target", inputs_of(tmp_path / "files", splits, form=form), FilterConfig())["error"]
+    assert "train.0.t: expected lines of text, but found a treebank in CoNLL-U" in error
 
 
 def test_a_line_that_is_too_long_is_refused_wherever_it_stands(tmp_path, monkeypatch):

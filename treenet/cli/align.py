@@ -49,7 +49,7 @@ from treeproc.readers import read_lines
 class AlignSettings(Settings):
     """Settings of align.py."""
 
-    input: DataPath = Field(description="raw text, one sentence a line, plain or .gz")
+    input: DataPath = Field(description="raw text, one sentence a line, plain or compressed")
     target: DataPath = Field(description="its translations, one line for each line of the input")
     trees: DataPath | None = Field(
         None,

@@ -21,7 +21,7 @@ class BackTranslateConfig(Settings):
 
     data: Annotated[DataPath, Effect.NONE] = Field(description="finished data set of real pairs, of workflows/preprocess.py")
     text: Annotated[list[DataPath], Effect.NONE] = Field(
-        min_length=1, description="text of the target language, one sentence a line, plain or .gz"
+        min_length=1, description="text of the target language, one sentence a line, plain or compressed"
     )
     ratio: float = Field(1.0, gt=0, description="synthetic pairs for each real pair; fewer if the text has fewer lines")
     tag: Annotated[str, Field(pattern=TAG_FORM)] | None = Field(

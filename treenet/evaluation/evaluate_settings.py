@@ -51,7 +51,7 @@ class EvaluateSettings(Settings):
     )
     buckets: BucketConfig = BucketConfig()
     hypotheses: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="score this file, one line per reference, plain or .gz, instead of translating"
+        None, description="score this file, one line per reference, plain or compressed, instead of translating"
     )
     references: Annotated[Path | None, Effect.NONE] = Field(
         None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
@@ -61,8 +61,8 @@ class EvaluateSettings(Settings):
     )
     more_references: list[Path] = Field(
         [],
-        description="files of further references, plain or .gz, one line for each example of the split. BLEU, chrF, TER and "
-        "BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
+        description="files of further references, plain or compressed, one line for each example of the split. BLEU, chrF, TER "
+        "and BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
     )
     bertscore: BertScoreConfig = BertScoreConfig()
     comet: CometConfig = CometConfig()

@@ -18,7 +18,7 @@ class TranslateSettings(Settings):
     """Settings of translate.py: input, models, decoding and output."""
 
     input: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="raw text, one sentence a line, plain or .gz; unset, standard input, or the words of `trees`"
+        None, description="raw text, one sentence a line, plain or compressed; unset, standard input, or the words of `trees`"
     )
     trees: Annotated[DataPath | None, Effect.NONE] = Field(
         None,

@@ -1,7 +1,11 @@
-"""Inputs whose examples can be read in parts: plain or .gz files on disk or in an object store, of a format with `ranges`."""
+"""Inputs whose examples can be read in parts: files on disk or in an object store, of a format with `ranges`.
+
+Compressed files are unpacked first.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -14,7 +18,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.readers import FORMATS
 from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of
-from treeproc.readers.numbered_lines import is_archive
+from treeproc.readers.numbered_lines import text_blocks
+from treeproc.readers.packed_files import is_archive, is_packed
 from treeproc.stages.line_counts import CountEnds, Unpack, mark_of
 from treeproc.stages.running import Run, run_here
 from treeproc.stages.text import Inputs
@@ -26,7 +31,7 @@ _COUNTED_HERE = 1 << 30
 
 
 class CannotRead(UserError):
-    """A file cannot be read, or is a damaged .gz file."""
+    """A file cannot be read, or is not what it must be."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +82,7 @@ def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
     """
     names, ends = paths_of(inputs), _ends_of(inputs)
     for name in names:
-        try:
-            name.open("rb").close()
-        except OSError as error:
-            raise CannotRead(f"cannot read {name}: {error.strerror or error}") from None
+        _check_beginning(inputs, name)
     plain = _unpacked(names, work, run)
     stamps = {name: stamp_of(path) for name, path in plain.items()}
     found = _counted(plain, stamps, ends, work, run)
@@ -102,6 +104,20 @@ def cut_inputs(inputs: Inputs, work: AnyPath, run: Run) -> CutInputs:
     )
 
 
+def _check_beginning(inputs: Inputs, name: AnyPath) -> None:
+    """Raise CannotRead for a file that cannot be opened or plainly has another format."""
+    ranges = FORMATS[inputs.format].ranges
+    assert ranges is not None  # `bytes_that_can_be_cut`
+    is_source = any(name in files.source for files in inputs.splits.values())
+    try:
+        with closing(text_blocks(name, ranges.reading if is_source or inputs.format == "parallel" else "lines")) as blocks:
+            next(blocks, None)
+    except StoreRefuses:
+        raise
+    except UserError as error:
+        raise CannotRead(str(error)) from None
+
+
 def _check_empty(inputs: Inputs, name: AnyPath) -> None:
     """Raise CannotRead for a file without an example in which its reader finds something else."""
     try:
@@ -114,13 +130,13 @@ def _check_empty(inputs: Inputs, name: AnyPath) -> None:
 
 def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath, AnyPath]:
     """Where the lines of each file are."""
-    plain = {name: work / f"unpacked-{i:04d}" if name.suffix == ".gz" else name for i, name in enumerate(names)}
+    plain = {name: work / f"unpacked-{i:04d}" if is_packed(name.name) else name for i, name in enumerate(names)}
     packed = [name for name, path in plain.items() if path != name and not mark_of(path).exists()]
     jobs = [{"path": str(name.absolute()), "to": str(plain[name])} for name in packed]
     with phase("unpacking"):
         for number, complete in run(Unpack, {}, jobs):
             if not complete:
-                raise CannotRead(f"cannot read {packed[number]}: it is not a complete .gz file; copy it again")
+                raise CannotRead(f"cannot read {packed[number]}: it is not a complete compressed file; copy it again")
     return {name: path.absolute() for name, path in plain.items()}
 
 

@@ -1,8 +1,8 @@
 """The text stage on Ray: blocks are checked, keys gathered and shards written by tasks that know nothing of each other.
 
-Plain or .gz files of some formats can be read so, on disk or in an object store. `TextHere` reads everything else, to the same
-bytes. What tasks leave lies in a work folder beside the stages. A hash of inputs and settings names the folder. A job that was
-killed goes on from it.
+Plain or compressed files of some formats can be read so, on disk or in an object store. `TextHere` reads everything else, to the
+same bytes. What tasks leave lies in a work folder beside the stages. A hash of inputs and settings names the folder. A job that
+was killed goes on from it.
 """
 
 from collections import deque

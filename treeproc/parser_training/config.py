@@ -72,7 +72,7 @@ class TrainParserConfig(Settings):
     )
     unlabelled: list[Path] = Field(
         [],
-        description="more text, a sentence a line, plain or .gz; the initial word embedding of the tagger comes from its "
+        description="more text, a sentence a line, plain or compressed; the initial word embedding of the tagger comes from its "
         "statistics",
     )
     taggings: int = Field(

@@ -32,7 +32,7 @@ _LONGEST_RUN, _LEAST_RUNS = 100, 2 * _EVERY
 
 
 class Files(Settings):
-    """The files of a treebank in one format, plain or .gz, also in folders and .tar.gz."""
+    """The files of a treebank in one format, plain or compressed, also in folders and archives."""
 
     train: list[Path] = Field(
         default=[], description="files to learn from; a treebank with only test files serves only for scores"

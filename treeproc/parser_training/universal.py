@@ -6,7 +6,7 @@ from pathlib import Path
 from treeproc.common.settings import UserError
 from treeproc.parser_training.corpus import Files, TreebankConfig
 
-_NAME = re.compile(r"(([a-z]{2,3})_\w+)-ud-(train|dev|test)\.conllu(\.gz)?")
+_NAME = re.compile(r"(([a-z]{2,3})_\w+)-ud-(train|dev|test)\.conllu(\.gz|\.bz2|\.xz)?")
 
 
 def ud_treebanks(folder: Path, language: str) -> dict[str, TreebankConfig]:

@@ -15,6 +15,7 @@ from treeproc.readers.conllu import read_conllu, read_sentences
 from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen, read_prefixes
 from treeproc.readers.moses import undo_moses
 from treeproc.readers.numbered_lines import join_names, pair_up, read_lines
+from treeproc.readers.other_formats import Reading
 from treeproc.readers.pairs import read_sick
 from treeproc.readers.segments import read_iwslt, read_sgm
 
@@ -28,11 +29,13 @@ Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
 class Ranges:
     """How a range of the source examples of one file is read.
 
-    `ends` is a key of `example_ends.ENDS`. `read` makes rows of lines and the name of their file.
+    `ends` is a key of `example_ends.ENDS`. `read` makes rows of lines and the name of their file. `reading` is that of
+    `other_formats`.
     """
 
     ends: Literal["lines", "trees", "sentences"]
     read: Callable[[Iterator[str], str], Rows]
+    reading: Reading = "any"
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,9 @@ class Format:
 
 
 def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
-    for left, right in pair_up(read_lines(source), read_lines(target), join_names(source), join_names(target)):
+    for left, right in pair_up(
+        read_lines(source, "parallel"), read_lines(target, "parallel"), join_names(source), join_names(target)
+    ):
         yield {"source": left, "target": right}
 
 
@@ -72,10 +77,12 @@ def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) ->
 
 
 FORMATS: dict[str, Format] = {
-    "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain)),
+    "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
     "sgm": Format(read_sgm, "required"),
     "iwslt_xml": Format(read_iwslt, "required"),
-    "brackets": Format(partial(_with_lines, read_treebank), "optional", ("words", "trees"), Ranges("trees", read_trees)),
+    "brackets": Format(
+        partial(_with_lines, read_treebank), "optional", ("words", "trees"), Ranges("trees", read_trees, "brackets")
+    ),
     "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels"), Ranges("trees", read_sentiment)),
     "imdb": Format(read_imdb, "none", ("label",)),
     "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes)),

@@ -96,7 +96,7 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
 
 def read_treebank(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
     """Read trees of `.mrg` and similar files, folders or archives; with the lines of a target side if there is one."""
-    return (row for name, lines in read_texts(source) for row in read_trees(lines, name))
+    return (row for name, lines in read_texts(source, "brackets") for row in read_trees(lines, name))
 
 
 def read_sst(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from treeproc.common.settings import UserError
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.numbered_lines import read_texts
+from treeproc.readers.packed_files import plain_name
 
 _LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
 _SENTIMENT = {"neg": 0, "pos": 1}
@@ -24,7 +25,7 @@ def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
     found = False
     for name, lines in read_texts(source):
         folder = re.split(r"[\\/]", name)[-2:-1]
-        if name.endswith((".txt", ".txt.gz")) and folder and folder[0] in _SENTIMENT:
+        if plain_name(name).endswith(".txt") and folder and folder[0] in _SENTIMENT:
             found = True
             yield {"source": _LINE_BREAK.sub(" ", "\n".join(lines)).strip(), "label": _SENTIMENT[folder[0]]}
     if not found:

@@ -1,20 +1,21 @@
 """Files, folders and archives as numbered lines. Only `\n` ends a line: another Unicode separator must not shift a pair."""
 
-import gzip
-import tarfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+import io
+import os
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, TypeVar
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.readers.other_formats import Reading, check_text
+from treeproc.readers.packed_files import is_archive, members, open_input, say_left_out
 
 UTF8_BOM = b"\xef\xbb\xbf"
 _BLOCK_BYTES = 1 << 16
-MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small .gz file may unpack to a very long one
-_ARCHIVES = (".tar", ".tar.gz", ".tgz")
+MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small compressed file may unpack to a very long one
 
 Item = TypeVar("Item")
 
@@ -28,17 +29,20 @@ def refuse_pipes(paths: Iterable[Path]) -> None:
             )
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: AnyPath) -> IO[bytes]:
     try:
-        file = path.open("rb")
-        return cast(IO[bytes], gzip.open(file)) if path.suffix == ".gz" else file
+        return open_input(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def text_blocks(path: AnyPath, reading: Reading = "any") -> Generator[bytes, None, None]:
+    """Read a file in blocks of whole lines; a compressed one is unpacked. `reading` is how the caller reads the text.
+
+    Raises UserError if the file cannot be read, and if it is plainly something else.
+    """
     with _open(path) as file:
-        yield from whole_lines(file, str(path))
+        yield from checked(whole_lines(file, str(path)), str(path), reading)
 
 
 def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
@@ -54,8 +58,16 @@ def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
                 yield block[:last]
                 raise UserError(f"{name} has a line of more than {MOST_LINE_BYTES >> 20} MiB; split the text into lines")
             yield block
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {name}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+
+
+def checked(blocks: Iterator[bytes], name: str, reading: Reading) -> Iterator[bytes]:
+    """Return the blocks of a file. Raises UserError if the first one shows that the file is plainly something else."""
+    if (first := next(blocks, None)) is not None:
+        check_text(first, name, reading)
+        yield first
+        yield from blocks
 
 
 def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterator[str]:
@@ -84,22 +96,23 @@ def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterat
             )
 
 
-def read_lines(paths: Sequence[Path]) -> Iterator[str]:
+def read_lines(paths: Sequence[AnyPath], reading: Reading = "lines") -> Iterator[str]:
     """Read lines of several files one after the other, without line ends or outer white space.
 
-    `.gz` files are decompressed. Raises UserError with file and line number on invalid UTF-8.
+    Compressed files are unpacked. Raises UserError with file and line number on invalid UTF-8, and for a file that plainly holds
+    something else than lines of text.
     """
     for path in paths:
-        yield from decoded_lines(_blocks(path), str(path))
+        yield from decoded_lines(text_blocks(path, reading), str(path))
 
 
 def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
     """Read lines of one file as bytes without line ends. The caller handles lines that are not UTF-8.
 
-    `.gz` files are decompressed. Raises UserError if the file cannot be read.
+    A compressed file is unpacked. Raises UserError if the file cannot be read.
     """
     first = True
-    for block in _blocks(path):
+    for block in text_blocks(path, "bytes"):
         lines = (block.removeprefix(UTF8_BOM) if first else block).split(b"\n")
         if not lines[-1]:
             lines.pop()
@@ -107,7 +120,7 @@ def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
         first = False
 
 
-def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
+def read_texts(paths: Sequence[AnyPath], reading: Reading = "any") -> Iterator[tuple[str, Iterator[str]]]:
     """Return (name, lines) of every text. A path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
 
     The files below a folder or in an archive are sorted by name, without hidden ones. The requested part of an archive is held in
@@ -116,41 +129,39 @@ def read_texts(paths: Sequence[Path]) -> Iterator[tuple[str, Iterator[str]]]:
     for path in paths:
         archive = next((p for p in (path, *(path.parents if isinstance(path, Path) else ())) if is_archive(p)), None)
         if archive is not None:
-            members = _members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else ".")
-            yield from ((name, decoded_lines([content], name)) for name, content in members)
+            for name, content in members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else "."):
+                blocks = whole_lines(io.BytesIO(content), name)
+                yield name, decoded_lines(checked(blocks, name, reading), name)
         elif path.is_dir():
             if isinstance(path, RemotePath):
                 raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
-            files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-            if not files:
-                raise UserError(f"{path} holds no files")
-            yield from ((str(file), decoded_lines(_blocks(file), str(file))) for file in files)
+            yield from ((str(file), decoded_lines(text_blocks(file, reading), str(file))) for file in _files_below(path))
         else:
             _open(path).close()  # a caller may stop before the end
-            yield str(path), decoded_lines(_blocks(path), str(path))
+            yield str(path), decoded_lines(text_blocks(path, reading), str(path))
 
 
-def is_archive(path: AnyPath) -> bool:
-    """Return whether a path is a tar archive, by its name."""
-    return path.name.endswith(_ARCHIVES) and path.is_file()
+def _files_below(folder: Path) -> list[Path]:
+    """Return the files below a folder, sorted by name. A warning counts what is left out."""
 
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read {error.filename}: {error.strerror or error}")
 
-def _members(archive: Path, folder: str) -> list[tuple[str, bytes]]:
-    """Return names and contents of the files below `folder` of a tar archive, sorted by name. `.` is the whole archive."""
-    found: dict[str, bytes] = {}
-    try:
-        with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r|*") as tar:
-            for member in tar:
-                name = member.name.removeprefix("./")
-                inside = folder == "." or name == folder or name.startswith(f"{folder}/")
-                if inside and member.isfile() and not name.rpartition("/")[2].startswith("."):
-                    content = tar.extractfile(member).read()
-                    found[name] = gzip.decompress(content) if name.endswith(".gz") else content
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {archive}: {error}") from None
-    if not found:
-        raise UserError(f"{archive} holds no files below {folder}; paths in an archive start at its top folder")
-    return [(f"{archive}/{name}", found[name]) for name in sorted(found)]
+    left_out: Counter[str] = Counter()
+    files = []
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        left_out["links to folders"] += sum(Path(place, name).is_symlink() for name in folders)
+        for path in (Path(place, name) for name in names):
+            if not path.is_file():
+                left_out["links to nothing" if path.is_symlink() else "devices or pipes"] += 1
+            elif path.name.startswith("."):
+                left_out["hidden files"] += 1
+            else:
+                files.append(path)
+    if not files:
+        raise UserError(f"{folder} holds no files")
+    say_left_out(folder, left_out)
+    return sorted(files)
 
 
 def join_names(paths: Sequence[Path]) -> str:

@@ -24,7 +24,7 @@ def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 
 def _read_table(path: Path, part: str | None) -> Iterator[dict]:
-    lines, others = read_lines([path]), set()
+    lines, others = read_lines([path], "any"), set()
     header, found = next(lines, "").split("\t"), False
     wanted = [*_COLUMNS, *([_SPLIT] if part is not None else [])]
     if missing := [column for column in wanted if column not in header]:

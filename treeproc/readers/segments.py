@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.readers.numbered_lines import join_names, pair_up, read_texts
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
+_SEGMENT = re.compile(r"<seg\b[^<>]*\bid\s*=", re.IGNORECASE)
+_NO_TEXT = re.compile(r"\s*(?:<[^<>]*>)?\s*")
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
 _ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#([0-9]{1,7})|#x([0-9a-fA-F]{1,6}));")
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
@@ -32,7 +35,7 @@ def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 
 def read_iwslt(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read the pairs of IWSLT's `train.tags.*` (lines) and `.xml` files (segments)."""
+    """Read the pairs of IWSLT's files: lines, as in `train.tags.*`, or segments, as in `.xml`. The content of a file decides."""
     sides = pair_up(_iwslt_side(source), _iwslt_side(target), join_names(source), join_names(target), "text lines")
     for left, right in sides:
         yield {"source": left, "target": right}
@@ -44,18 +47,33 @@ def _all_segments(paths: Sequence[Path]) -> Iterator[Segment]:
 
 
 def _iwslt_side(paths: Sequence[Path]) -> Iterator[str]:
-    for name, lines in read_texts(paths):
-        if name.removesuffix(".gz").endswith((".xml", ".sgm")):
-            yield from (text for _, text, _ in segments(lines, name))
-        else:
-            yield from (_unescape(_TEXT_TAG.sub("", line)).strip() for line in lines if not _METADATA.match(line))
+    for name, lines in read_texts(paths, "iwslt_xml"):
+        head = []
+        for line in lines:
+            head.append(line)
+            if _SEGMENT.search(line) or not (_METADATA.match(line) or _TEXT_TAG.match(line) or _NO_TEXT.fullmatch(line)):
+                break
+        has_segments, lines = bool(head and _SEGMENT.search(head[-1])), chain(head, lines)
+        yield from (text for _, text, _ in segments(lines, name)) if has_segments else _text_lines(lines, name)
+
+
+def _text_lines(lines: Iterator[str], name: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if _SEGMENT.search(line):
+            raise UserError(f"{name}, line {number}: expected text as in the lines before, but found a segment: {line[:40]!r}")
+        if not _METADATA.match(line):
+            yield _unescape(_TEXT_TAG.sub("", line)).strip()
 
 
 def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
-    """Return the `<seg id>` elements of one file. Raises UserError for one without an id or without an end."""
+    """Return the `<seg id>` elements of one file.
+
+    Raises UserError for one without an id or an end, and for a file that has something else.
+    """
     document, open_id, opened, parts = "", None, 0, []
+    found, other = False, ""
     for number, line in enumerate(lines, start=1):
-        position = 0
+        position, other = 0, other or line
         for tag in _TAG.finditer(line):
             closes, kind = tag[1] == "/", tag[2].lower()
             if open_id is not None and not (closes and kind == "seg"):
@@ -69,7 +87,7 @@ def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
                 yield (document, open_id), " ".join(_unescape(" ".join(parts)).split()), f"{name}, line {opened},"
                 open_id, parts = None, []
             else:
-                open_id, opened = _attribute(tag[3]), number
+                open_id, opened, found = _attribute(tag[3]), number, True
                 if open_id is None:
                     raise UserError(f'{name}, line {number}: a segment without an id; expected <seg id="...">')
             position = tag.end()
@@ -77,6 +95,8 @@ def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
             parts.append(line[position:])
     if open_id is not None:
         raise UserError(f"{name}, line {opened}: segment {open_id} has no </seg>")
+    if other and not found:
+        raise UserError(f'{name} has no <seg id="...">, but {other[:40]!r}; choose the `format` of this file')
 
 
 def _attribute(attributes: str) -> str | None:

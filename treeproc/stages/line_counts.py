@@ -1,7 +1,5 @@
-"""The ends of examples in files, which tasks need to find theirs. `.gz` files are unpacked first."""
+"""The ends of examples in files, which tasks need to find theirs. Compressed files are unpacked first."""
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import IO
@@ -10,6 +8,7 @@ from treeproc.common.files import atomic_output, atomic_write, json_bytes
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import look_at_ends
+from treeproc.readers.packed_files import open_input
 
 _READ_BYTES = 1 << 20
 
@@ -28,7 +27,7 @@ class CountEnds:
 
 
 class Unpack:
-    """Unpacks a `.gz` file from front to back. Returns whether it could read the file to its end; if not, it leaves no file.
+    """Unpacks a compressed file from front to back. Returns whether it could read the file to its end; if not, it leaves no file.
 
     It writes `mark_of` the file last. Raises UserError when the disk or the store refuses.
     """
@@ -61,8 +60,8 @@ class _Unreadable(Exception):
 
 def _unpacked(path: AnyPath) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file, gzip.open(file) as packed:
+        with open_input(path) as packed:
             while content := packed.read(_READ_BYTES):
                 yield content
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         raise _Unreadable from error

@@ -34,7 +34,9 @@ KEYS_AT_ONCE = 1 << 20
 class SplitFiles(Settings):
     """One split: files of a side are read one after the other."""
 
-    source: list[DataPath] = Field([], description="files of the source side, plain or .gz; some formats: folders, .tar.gz")
+    source: list[DataPath] = Field(
+        [], description="files of the source side, plain or compressed; some formats: folders, archives"
+    )
     target: list[DataPath] = Field([], description="files of the target side, for formats that have one")
     hold_out: int | None = Field(None, ge=2, description="instead of files: take every n-th example out of train")
 
