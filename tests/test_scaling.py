@@ -496,6 +496,22 @@ def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, dat
         ]
 
 
+def test_models_are_compared_unpaired_by_bleu_and_nll(undisturbed, recorded):
+    """Differences are those of the means of all seeds, at every size; the table prints them."""
+    report = json.loads((undisturbed / "scaling.json").read_text())
+    found = {(test["fraction"], test["metric"]): test for test in report["pooled"]}
+    assert found.keys() == {(fraction, metric) for fraction in (0.3, 1.0) for metric in ("bleu", "nll")}
+    for (fraction, metric), test in found.items():
+        means = {}
+        for model in ("tree_transformer", "transformer"):
+            entries = [json.loads((recorded / f"{model}-{fraction:g}-seed{seed}.json").read_text()) for seed in (1, 2)]
+            means[model] = np.mean([entry["scores"]["test"][metric] for entry in entries])
+        assert test["difference"] == pytest.approx(means["tree_transformer"] - means["transformer"], abs=1e-4)
+        assert test["interval"][0] <= test["difference"] <= test["interval"][1] and test["freedom"] == 2
+        assert (test["model"], test["against"]) == ("tree_transformer", "transformer")
+    assert "nll a token" in format_table(report) and "two-sided Dunnett test" in format_table(report)
+
+
 def test_curves_are_thinned_with_both_ends(tmp_path):
     lines = [{"event": "train", "step": step, "loss": 1.0, "nll": None} for step in range(1, 1001)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -48,7 +48,7 @@ class TreeAttention(nn.Module):
             check_config("tree", tree, TreeAttentionConfig)
             if tree.relative_positions:
                 raise UserError(
-                    "tree.relative_positions must be 0 in TreeAttention, which adds no positions; TreeEncoder takes it, but it is "
+                    "tree.relative_positions must be 0 in TreeAttention, which adds no positions (TreeEncoder does), but it is "
                     f"{tree.relative_positions}"
                 )
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first

@@ -155,6 +155,12 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
     )
 
 
+def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int, seed: int = SEED) -> np.ndarray:
+    """Return the nll a token [1 + samples], with the samples of `sample_bleu`, from nll and tokens of each sentence [lines]."""
+    counts = sample_counts(len(nll), num_samples, seed)
+    return (counts @ nll) / (counts @ tokens)
+
+
 def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:
     """Compare mean BLEU of systems and baselines, from `sample_bleu` of one of each per seed: see `compare_over_seeds`.
 

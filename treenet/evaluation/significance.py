@@ -92,7 +92,7 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
             return share * t_quantile(freedoms[0], level) + (1 - share) * t_quantile(freedoms[1], level)
 
         half = critical(LEVEL) * error
-        interval, p_value = (difference - half, difference + half), _p_value(critical, abs(difference) / error)
+        interval, p_value = (difference - half, difference + half), p_value_of(critical, abs(difference) / error)
     seeds_error = math.sqrt(over_seeds) if over_seeds is not None else None
     return SeedTest(difference, count, interval, p_value, seeds_error, math.sqrt(sentence_variance))
 
@@ -152,9 +152,9 @@ def t_quantile(freedom: float, level: float = LEVEL) -> float:
     return float(student.ppf((1 + level) / 2, freedom))
 
 
-def _p_value(critical: Callable[[float], float], value: float) -> float:
-    """Return 1 minus the level at which the increasing function `critical` reaches `value`; at least `_SMALLEST_P`."""
+def p_value_of(critical: Callable[[float], float], value: float, smallest: float = _SMALLEST_P) -> float:
+    """Return 1 minus the level at which the increasing function `critical` reaches `value`; at least `smallest`."""
     from scipy.optimize import brentq
 
-    highest = 1 - _SMALLEST_P
-    return _SMALLEST_P if critical(highest) <= value else 1 - brentq(lambda level: critical(level) - value, 0.0, highest)
+    highest = 1 - smallest
+    return smallest if critical(highest) <= value else 1 - brentq(lambda level: critical(level) - value, 0.0, highest)

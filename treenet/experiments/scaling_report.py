@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu
+from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu, sample_nll
 from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.origin import recorded_origin
@@ -37,6 +37,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.conditions import find_unlike
+from treenet.experiments.pooled_tests import compare_sizes
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
 from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
 from treenet.experiments.scaling_plot import plot
@@ -124,6 +125,9 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
     sentences = _read_sentences(records, grid)
     num_examples = len(next(iter(sentences.values()))) if sentences else 0
     bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in sentences.items()}
+    samples = {grid.metric: bleu}
+    if all(NLL in record["sentences"] for record in records):
+        samples["nll"] = {record["cell"]: _sample_nll(record, grid.bootstrap_samples) for record in records}
     points, pairs, families = [], [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
     def add(place: dict, test: SeedTest, family: str, **facts: object) -> None:
@@ -167,6 +171,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
         "cells": cells,
         "points": points,
         "slopes": slopes,
+        "pooled": list(compare_sizes(cells, grid.baseline, samples)),
         "unlike": find_unlike(records, pairs),
     }
 
@@ -201,6 +206,10 @@ def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np
             )
         found[record["cell"]] = np.stack(columns, axis=1)
     return found
+
+
+def _sample_nll(record: Record, num_samples: int) -> np.ndarray:
+    return sample_nll(numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS), num_samples)
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
+from treenet.experiments.pooled_tests import describe_pooled
 from treenet.experiments.study import notes_about_cells, show_p_values
 
 SCALING = "scaling.json"  # in the folder of a study
@@ -74,6 +75,7 @@ def format_table(report: dict) -> str:
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
+    lines += describe_pooled(report)
     lines += notes_about_cells(report)
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from treenet.evaluation.significance import (
     SeedTest,
     half_interval,
 )
+from treenet.experiments.pooled_tests import EXPLAIN_POOLED, POOLED_HEAD, list_pooled
 from treenet.experiments.scaling_table import ONE_SIDED, WeightsP, against_of, describe_slopes, metric_of, read_comparison
 from treenet.experiments.study import notes_about_cells
 from treenet.report.contents import Page
@@ -52,6 +53,12 @@ def show_studies(page: Page) -> list[str]:
         message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
         out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
+        if pooled := list_pooled(report):
+            classes = ["" if name in ("unpaired", "metric") else "n" for name in POOLED_HEAD]
+            head, *cells = (
+                [TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (POOLED_HEAD, *pooled)
+            )
+            out.append(page.table(f"{study.name}. {EXPLAIN_POOLED}", head, cells))
         out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
     return out
 
