@@ -19,10 +19,10 @@ from google.protobuf.message import DecodeError
 from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
-from treeproc.common.files import read_text
 from treeproc.common.settings import Settings, UserError
 from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
+from treeproc.shards.store import names_bytes, read_names
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.
 BOUNDARY = "\x01"
@@ -234,7 +234,7 @@ class LabelVocab:
 
     @classmethod
     def load(cls, path: Path) -> "LabelVocab":
-        return cls(read_text(path, "run workflows/preprocess.py again").splitlines())
+        return cls(read_names(path))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -243,4 +243,4 @@ class LabelVocab:
         return self._ids.get(name, UNKNOWN_LABEL_ID)
 
     def file_bytes(self) -> bytes:
-        return ("\n".join(self.names) + "\n").encode()
+        return names_bytes(self.names)

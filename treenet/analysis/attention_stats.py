@@ -24,9 +24,9 @@ from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
 from treeproc.common.arguments import check_choice
-from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
+from treeproc.shards.store import read_names
 
 Targets = Literal["reference", "translation"]
 
@@ -156,7 +156,7 @@ def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") ->
 
 def read_labels(data: AnyPath) -> list[str]:
     """Names of node labels by id."""
-    return read_text(data / "encoded" / "vocab" / "labels.txt", "run workflows/preprocess.py again").splitlines()
+    return read_names(data / "encoded" / "vocab" / "labels.txt")
 
 
 def node_heights(subtree_ends: np.ndarray) -> np.ndarray:

@@ -11,11 +11,11 @@ import numpy as np
 
 from treenet.data.row_lists import RowLists
 from treenet.structure.ragged import Ragged
-from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNKNOWN_LABEL_ID
+from treeproc.shards.store import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words
 
 
@@ -65,8 +65,7 @@ class PieceTrees:
     """
 
     def __init__(self, vocab: AnyPath, binarize: str):
-        again = "run workflows/preprocess.py again"
-        self._labels, self._tags = (read_text(vocab / f"{name}.txt", again).splitlines() for name in ("labels", "pos_tags"))
+        self._labels, self._tags = (read_names(vocab / f"{name}.txt") for name in ("labels", "pos_tags"))
         self._binarize = binarize
         ids = {name: number for number, name in enumerate(self._labels)}
         names = [*self._labels, *(SPLIT_WORD_PREFIX + name for name in self._tags)]

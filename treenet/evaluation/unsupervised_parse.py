@@ -32,12 +32,12 @@ from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treenet.runs.precision import choose_device, scoring
-from treeproc.common.files import atomic_write, json_bytes, read_text
+from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
-from treeproc.shards.store import read_index
+from treeproc.shards.store import read_index, read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 _BATCH_TOKENS = 8192
@@ -186,7 +186,7 @@ def parse_run(
 
 def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
     """Return the trees of rows as from `Shard.row`, over words, in the vocabulary of `data`."""
-    labels, tags = (_read_names(data, name) for name in ("labels", "pos_tags"))
+    labels, tags = (read_names(data / "encoded" / "vocab" / f"{name}.txt") for name in ("labels", "pos_tags"))
     processor = load_processor(data)
     for example in examples:
         pieces, first, place = example["leaves"]["piece"], *_word_places(example)
@@ -287,11 +287,6 @@ def write_tree(sentence: ParsedSentence) -> str:
         word = word.replace("(", "-LRB-").replace(")", "-RRB-").replace(" ", "_") or "_"
         parts.append("(X " * opened[place] + f"({tag} {word})" + ")" * closed[place + 1])
     return " ".join(parts)
-
-
-def _read_names(data: AnyPath, name: str) -> list[str]:
-    """Read names of a vocabulary by id: labels or pos_tags."""
-    return read_text(data / "encoded" / "vocab" / f"{name}.txt", "run workflows/preprocess.py again").splitlines()
 
 
 def format_parse(name: str, scores: Mapping) -> str:

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from treenet.runs.loading import load_processor
-from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
+from treeproc.shards.store import read_index, read_names
 
 # What a size of `Task.sizes` counts.
 KINDS = {
@@ -46,7 +45,7 @@ class Vocabularies:
             processor = load_processor(self.data)
             names = [processor.id_to_piece(number) for number in range(processor.vocab_size())]
         else:
-            names = read_text(self.data / "encoded" / "vocab" / _FILES[kind], again).splitlines()
+            names = read_names(self.data / "encoded" / "vocab" / _FILES[kind])
         if len(names) != self.sizes[kind]:
             raise UserError(f"init: {self.data} has {len(names)} {KINDS[kind]}, but its model has {self.sizes[kind]}; {again}")
         return names

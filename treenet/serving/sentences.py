@@ -24,9 +24,9 @@ from treenet.translation.line_constraints import check_method
 from treenet.translation.line_translator import EncodedLine, build_line_source, rounded, with_unmet
 from treenet.translation.translate import decoding_of, detokenize, translate_rows
 from treeproc.common.errors import UserError
-from treeproc.common.files import read_text
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.shards.store import read_names
 from treeproc.trees.spans import SpanTree, write_brackets
 
 _DIGITS = 4  # of an attention weight
@@ -46,8 +46,7 @@ class SentenceTranslator:
         self._no_phrases = _why_no_phrases(self._decoding)
         self._encoder = build_line_source(RawLineEncoder, self._run, given_trees=False, max_pieces=settings.max_leaves)
         self._labels = read_labels(self._run.data)
-        tags = self._run.data / "encoded" / "vocab" / "pos_tags.txt"
-        self._tags = read_text(tags, "run workflows/preprocess.py again").splitlines()
+        self._tags = read_names(self._run.data / "encoded" / "vocab" / "pos_tags.txt")
         self._has_weights = isinstance(getattr(self._run.model, "decoder", None), TransformerDecoder)
 
     @property

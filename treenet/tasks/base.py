@@ -16,9 +16,9 @@ from treenet.models import Encoder, VocabSizes, find_encoder
 from treenet.models.architectures import Use
 from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
-from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
+from treeproc.shards.store import read_names
 
 
 class Task(ABC):
@@ -108,9 +108,9 @@ class Task(ABC):
     def sizes(self, index: Mapping) -> dict[str, int]:
         """Return the sizes that determine the model's shape, for run.json and meta.json."""
         sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
-        vocab, again = self.config.data / "encoded" / "vocab", "run workflows/preprocess.py again"
+        vocab = self.config.data / "encoded" / "vocab"
         files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
-        return sizes | {name: len(read_text(path, again).splitlines()) for name, path in files.items() if path.exists()}
+        return sizes | {name: len(read_names(path)) for name, path in files.items() if path.exists()}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         """Return the metrics of a validation over so many targets."""

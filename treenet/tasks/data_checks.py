@@ -6,10 +6,10 @@ from functools import partial
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import InputKind
 from treenet.models import DataFacts, Encoder
-from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
+from treeproc.shards.store import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control
@@ -39,6 +39,6 @@ def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str)
 
 def _says_anything(data: AnyPath, vocabulary: str) -> bool:
     """Return whether there are two tags or labels at least, without the unknown one and those of split words and binarisation."""
-    names = read_text(data / "encoded" / "vocab" / f"{vocabulary}.txt", "run workflows/preprocess.py again").splitlines()
+    names = read_names(data / "encoded" / "vocab" / f"{vocabulary}.txt")
     informative = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
     return len(informative - {UNKNOWN_LABEL, UNANALYSED}) > 1

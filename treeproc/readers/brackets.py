@@ -7,7 +7,7 @@ from pathlib import Path
 from treeproc.common.settings import UserError
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.numbered_lines import read_texts
-from treeproc.shards.schema import UNANALYSED
+from treeproc.shards.schema import UNANALYSED, line_end_in
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
@@ -56,6 +56,8 @@ def parse_tree(text: str, name: str, line: int) -> tuple[list[str], list[str], S
         words, tags, tree = read_brackets(text)
     except ValueError as error:
         raise UserError(f"{name}, line {line}: {error} of the tree") from None
+    if wrong := line_end_in({*tree.labels, *tags}):
+        raise UserError(f"{name}, line {line}: the tree has the label {wrong}; remove that character")
     return [_ESCAPE.sub(lambda match: match[1] or _BRACKETS[match[0]], word) for word in words], tags, tree
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.readers.numbered_lines import read_texts
-from treeproc.shards.schema import UNANALYSED
+from treeproc.shards.schema import UNANALYSED, line_end_in
 from treeproc.trees.spans import flat_tree, write_brackets
 
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
@@ -119,6 +119,8 @@ def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
             continue
         if not _GOVERNOR.fullmatch(columns[6]):
             raise UserError(f"{where}: column 7 must be the number of the governor, but is {columns[6]!r}")
+        if wrong := line_end_in((*columns[3:5], columns[7])):
+            raise UserError(f"{where}: the word has the tag or relation {wrong}; remove that character")
         upos, xpos = ("" if tag == "_" else tag for tag in columns[3:5])
         words.append(_Word(form, upos, xpos, int(columns[6]) - 1, columns[7], number, space_after))
         if first > covered:

@@ -24,6 +24,9 @@ SCHEMA_VERSION = 1
 SPLITS = ("train", "valid", "test")
 SPLIT_NAME = re.compile("[a-z0-9_]{1,50}")
 
+# Characters that some program takes for the end of a line.
+_LINE_END = re.compile("[\n-\r\x1c-\x1e\x85\u2028\u2029]")
+
 # Ids of the special sentencepiece pieces, the same in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
 
@@ -153,6 +156,17 @@ NEEDED_COLUMNS = {
 def in_order(splits: Iterable[str]) -> list[str]:
     """Names of splits in the order of a data set: train, valid, test, then the others by name."""
     return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
+
+
+def line_end_in(names: Iterable[str]) -> str:
+    """Return which of the names of labels, tags or relations holds which line end, in words; empty if none does.
+
+    The files of a vocabulary hold one name a line.
+    """
+    for name in names:
+        if found := _LINE_END.search(name):
+            return f"{name[:40]!r} with the line end U+{ord(found[0]):04X}"
+    return ""
 
 
 def shard_name(split: str, index: int, count: int) -> str:

@@ -14,6 +14,7 @@ from treeproc.shards.store import (
     ShardRecord,
     fingerprint_of,
     read_index,
+    read_names,
 )
 from treeproc.stages.new_pieces import add_pieces
 from treeproc.stages.running import Run, run_here
@@ -70,7 +71,7 @@ def grow_vocabulary(
         logger.info("the training split has %s new pieces that occur twice, fewer than new_pieces = %s", added, new_pieces)
     found = {"labels": node_labels(counts, tree), "tags": counts.tags, "deprels": counts.deprels}
     for kind, name in _NAMES.items():
-        before = contents[name].decode().splitlines() if name in contents else []
+        before = read_names(other / "encoded" / name) if name in contents else []
         if names := {*before, *found[kind]}:
             contents[name] = LabelVocab(names).file_bytes()
     _write(folder, contents | {"vocab/pieces.model": model}, inputs_fingerprint)

@@ -7,7 +7,7 @@ from pathlib import Path
 from treeproc.common.settings import UserError
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, read_trees
 from treeproc.parsers.config import split_at_blanks
-from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.trees.spans import normalise
@@ -72,6 +72,8 @@ class ParseShard:
             for row, parsed in zip(rows, self._target.parse(lines, given), strict=True):
                 row |= {f"target_{name}": value for name, value in vars(parsed).items()}
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
+        if wrong := line_end_in(counts):
+            raise UserError(f"{self._text / text.name}: the parser gives {wrong}; remove it from the input, or choose another parser")
         return write_shard(
             self._parsed, text.name, rows, self._schema,
             split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
