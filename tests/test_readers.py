@@ -286,6 +286,8 @@ def test_folders_and_archives_come_in_order_of_names(tmp_path):
         ("(NN a)\nword (NN b)", "line 2: text outside of brackets: 'word'"),
         ("(S (NN a) b)", "line 1: a word beside brackets"),
         ("(S\n(NP))", "line 1: empty bracket"),
+        ("(S (NN a))\n(S (Z\u2028B (NN b\u2028)))", r"line 2: the tree has the label 'Z\\u2028B' with the line end U\+2028"),
+        ("(S (N\x1cN a))", r"line 1: the tree has the label 'N\\x1cN' with the line end U\+001C"),
     ],
 )
 def test_bad_brackets(text, message, tmp_path):
@@ -414,6 +416,8 @@ def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
         (sentence("1||0"), "line 1: the word is empty"),
         (sentence("\u0661|a|0"), "line 1: expected 10 columns after a number, but found 10"),
         (sentence("1|a|\u0660"), "line 1: column 7 must be the number of the governor"),
+        (sentence("1|a|2", "2|b|0").replace("dep2", "de\x85p"), r"line 2: the word has the tag or relation .* end U\+0085"),
+        (sentence("1|a|0").replace("T1", "T\u20291"), r"line 1: the word has the tag or relation .* end U\+2029"),
     ],
 )
 def test_bad_conllu(text, message, tmp_path):

@@ -12,6 +12,7 @@ from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.store import read_names
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, WordEnds, blank_separated, mark_boundaries, train_pieces
 
 LINES = ["I don't know (yet).", "We don't know him.", "He knows  her, doesn't he?", "They know us."] * 5
@@ -137,6 +138,22 @@ def test_label_vocabulary(tmp_path):
     assert vocab.names == ["<unk>", "NP", "VP"] and vocab["VP"] == 2 and vocab["QP"] == 0
     (tmp_path / "labels.txt").write_bytes(vocab.file_bytes())
     assert LabelVocab.load(tmp_path / "labels.txt").names == vocab.names
+
+
+@pytest.mark.parametrize("end", [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"])
+def test_no_name_of_a_vocabulary_holds_a_line_end(tmp_path, end):
+    """Every program reads as many names as there are, so no name may be one line for one program and two for another."""
+    with pytest.raises(UserError, match=rf"with the line end U\+{ord(end):04X}; remove it"):
+        LabelVocab(["NP", f"V{end}P"]).file_bytes()
+    path = tmp_path / "labels.txt"
+    path.write_bytes(f"<unk>\nN\xa0P\tx\nV{end}P\n".encode())
+    if end != "\n":
+        with pytest.raises(UserError, match=r"labels.txt is damaged: it has the name 'V.*P' with the line end"):
+            read_names(path)
+    path.write_bytes("<unk>\nN\xa0P\tx\n".encode())
+    assert read_names(path) == ["<unk>", "N\xa0P\tx"]
+    with pytest.raises(UserError, match=r"cannot read .*missing.txt: No such file"):
+        read_names(tmp_path / "missing.txt")
 
 
 @num_examples(100)
