@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from sentencepiece import sentencepiece_model_pb2
 
-from treeproc.common.settings import UserError
+from treenet.data.merges import Merges
+from treenet.runs.loading import load_processor
+from treeproc.common.settings import UserError, build_settings
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.shards.store import read_names
 from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, WordEnds, blank_separated, mark_boundaries, train_pieces
@@ -124,13 +127,28 @@ def test_training_is_deterministic():
 def test_too_large_vocabulary_is_a_user_error():
     with pytest.raises(UserError, match=r"vocab_size = 9999 .*<= \d+"):
         train_pieces(COUNTS, SubwordConfig(vocab_size=9999))
+    with pytest.raises(UserError, match=r"vocab_size = 10000000 .*<= \d+"):
+        train_pieces(COUNTS, SubwordConfig(vocab_size=10_000_000))
+    for size in (10_000_001, 2**31):  # sentencepiece reads 32 bits
+        with pytest.raises(UserError, match=rf"vocab_size: .* 10000000, but is {size}"):
+            build_settings(SubwordConfig, {"vocab_size": size}, "subwords")
 
 
-def test_broken_model_file(tmp_path):
-    (tmp_path / "pieces.model").write_bytes(b"\xff\xfe\xfd")
-    for name in ("pieces.model", "missing.model"):
-        with pytest.raises(UserError, match="not a sentencepiece model"):
-            Subwords(tmp_path / name)
+def test_a_file_that_is_no_model_is_one_line(tmp_path):
+    """A file that is missing, empty, cut at any place, or that holds no piece: for every function that loads one."""
+    encoded, model = tmp_path / "encoded" / "vocab", train_pieces(COUNTS, SubwordConfig(vocab_size=300))
+    encoded.mkdir(parents=True)
+    path = encoded / "pieces.model"
+    without_pieces = sentencepiece_model_pb2.ModelProto.FromString(model)
+    del without_pieces.pieces[:]
+    cuts = [model[:end] for end in range(0, len(model) - 1, 7)]  # a cut between two fields is a message too
+    for content in (b"\xff\xfe\xfd", without_pieces.SerializeToString(), *cuts, None):
+        path.unlink() if content is None else path.write_bytes(content)
+        for load in (lambda: Subwords(path), lambda: load_processor(tmp_path), lambda: Merges.load(path)):
+            with pytest.raises(UserError, match=r"pieces.model is not a sentencepiece model; run workflows/preprocess.py again"):
+                load()
+    path.write_bytes(model)
+    assert len(Subwords(path)) == load_processor(tmp_path).vocab_size() == 300
 
 
 def test_label_vocabulary(tmp_path):

@@ -20,6 +20,7 @@ from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
 from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.shards.store import names_bytes, read_names
@@ -37,6 +38,7 @@ class SubwordConfig(Settings):
 
     vocab_size: PositiveInt | None = Field(
         32_000,
+        le=10_000_000,
         description="number of pieces of a vocabulary, special and byte pieces included; null: as many as it takes to split no "
         "word of the training text",
     )
@@ -92,7 +94,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
                 eos_id=EOS_ID,
                 minloglevel=2,
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
             raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
@@ -101,7 +103,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
 def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
     """Return settings of sentencepiece with which it merges until every word is one piece."""
     return {
-        "vocab_size": 1000 + sum(map(len, counts)),  # an upper limit; the rest is special pieces and bytes
+        "vocab_size": min(1000 + sum(map(len, counts)), 2**31 - 1),  # an upper limit; the rest is special pieces and bytes
         "hard_vocab_limit": False,
         "max_sentencepiece_length": 1 + max(map(len, counts), default=1),
         "split_by_unicode_script": False,
@@ -168,16 +170,24 @@ def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray
     return data, np.concatenate([[0], cuts]), row_edges
 
 
+def read_pieces(path: AnyPath) -> tuple[sentencepiece_model_pb2.ModelProto, sentencepiece.SentencePieceProcessor]:
+    """Return the trained model of a file, as a message and loaded. Raises UserError if the file is missing, empty or broken."""
+    model = sentencepiece_model_pb2.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+        # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
+        if model.HasField("normalizer_spec"):
+            return model, sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    except (OSError, DecodeError, RuntimeError):
+        pass
+    raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again")
+
+
 class Subwords:
     """A trained sentencepiece model. Raises UserError if the file is missing or broken."""
 
-    def __init__(self, path: Path):
-        model = sentencepiece_model_pb2.ModelProto()
-        try:
-            model.ParseFromString(path.read_bytes())
-            self._decoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-        except (OSError, DecodeError, RuntimeError):
-            raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again") from None
+    def __init__(self, path: AnyPath):
+        model, self._decoder = read_pieces(path)
         # `encode_*` writes the blank before a line's first word; the others are in the text.
         model.normalizer_spec.add_dummy_prefix = False
         self._encoder = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())

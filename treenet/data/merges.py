@@ -11,16 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from google.protobuf.message import DecodeError
-from sentencepiece import sentencepiece_model_pb2
 
 from treenet.data.draws import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, flatten, take
+from treeproc.subwords import read_pieces
 
 BLANK = "\u2581"  # the mark of sentencepiece for a blank
-_AGAIN = "run workflows/preprocess.py again"
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,7 @@ class Merges:
     @classmethod
     def load(cls, path: AnyPath) -> "Merges":
         """Read the model `pieces.model`. Raises UserError if it is broken, or not a byte-pair model."""
-        try:
-            # protobuf makes the class when the module is loaded
-            model = sentencepiece_model_pb2.ModelProto.FromString(path.read_bytes())  # type: ignore[attr-defined]
-        except (OSError, DecodeError):
-            raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}") from None
+        model, _ = read_pieces(path)
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise UserError(f"{path} is not a byte-pair model, but sampling needs its merges; leave sampling out")
         return cls._of_pieces(model.pieces)

@@ -20,6 +20,7 @@ from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
+from treeproc.subwords import read_pieces
 
 UNTRAINED = "untrained"
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
@@ -154,8 +155,4 @@ def _check_vocabulary(folder: Path, index: dict) -> None:
 
 def load_processor(data: AnyPath) -> SentencePieceProcessor:
     """Load the sentencepiece model of a data set. Raises UserError if it is missing or broken."""
-    path = data / "encoded" / "vocab" / "pieces.model"
-    try:
-        return SentencePieceProcessor(model_proto=path.read_bytes())
-    except (OSError, RuntimeError):
-        raise UserError(f"cannot read {path}; run workflows/preprocess.py again") from None
+    return read_pieces(data / "encoded" / "vocab" / "pieces.model")[1]

@@ -20,7 +20,7 @@ from treeproc.stages.new_pieces import add_pieces
 from treeproc.stages.running import Run, run_here
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
-from treeproc.subwords import LabelVocab, SubwordConfig
+from treeproc.subwords import LabelVocab, SubwordConfig, read_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ def grow_vocabulary(
         inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
     if _is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
+    read_pieces(other / "encoded" / "vocab" / "pieces.model")  # it may not be a model, even with the right hash
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
     model, added = add_pieces(contents["vocab/pieces.model"], counts.words["source"], new_pieces, config, line_tags)
     if added < new_pieces:
