@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import notice_lines, summary
 from treeproc.job.preprocess import preprocess
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages import language
 from treeproc.stages.filters import FilterConfig
@@ -82,7 +85,7 @@ def test_escapes_in_plain_text_are_not_taken_for_tokens():
 def test_given_words_are_not_told_to_be_tokens():
     notices = TextNotices(wanted("none", ("words", "trees"), {"source": None}))
     notices.add("train", "source", [{"example_id": 0, "source": TOKENS[0]}])
-    assert notices.facts() == {"train": {"source": {"lines": 1}}}
+    assert notices.facts() == {"train": {"source": {"lines": 1, "decomposed": {"count": 0, "line": 0, "text": ""}}}}
 
 
 def test_another_language_than_the_parsers_is_told_with_its_share():
@@ -165,6 +168,26 @@ def test_these_lines_have_no_placeholders(line):
     assert notices_of({"train": [line]})[0]["train"]["source"]["placeholders"]["count"] == 0
 
 
+def test_text_cut_into_subwords_is_told_but_not_a_stray_mark():
+    for lines in (["▁The ▁old wo man ▁went."], ["The old wo ##man went.", "##ä"], ["▁x"]):
+        facts, messages = notices_of({"train": [*ENGLISH, *lines]}, parser={"name": "words"})
+        found = facts["train"]["source"]["subwords"]
+        assert found == {"count": len(lines), "line": 4, "text": lines[0]} == facts["train"]["target"]["subwords"]
+        assert len(messages) == 1 and messages[0].startswith("looks cut into subwords") and "join them to words" in messages[0]
+    stray = [*ENGLISH * 10, "##Heading", "## Heading", "C## or a##b", "“quoted” … – ▂ 中"]
+    facts, messages = notices_of({"train": stray})
+    assert facts["train"]["source"]["subwords"]["count"] == 1 and not messages
+
+
+def test_letters_apart_from_their_marks_are_told_with_the_setting_that_joins_them():
+    facts, messages = notices_of({"train": [*ENGLISH, "Un cafe\u0301.", "Un café."]}, parser={"name": "words"})
+    expected = {"count": 1, "line": 4, "text": "Un cafe\u0301."}
+    assert facts["train"]["source"]["decomposed"] == expected == facts["train"]["target"]["decomposed"]
+    assert len(messages) == 1 and "1 of 5 lines of train source (20.0%)" in messages[0]
+    assert messages[0].endswith("normalization: nfc joins them")
+    assert notices_of({"train": ["Un cafe\u0301."]}, parser={"name": "words"}, normalization="nfc")[1] == []
+
+
 def test_messages_stay_one_short_line():
     lines = [f"{'x' * 500} &apos;s <unk> , well . Yes . \u2028 {n}" for n in range(30)]
     _, messages = notices_of(
@@ -221,6 +244,48 @@ def test_near_copies_are_told_and_may_be_dropped(job, caplog):
     rows = (data / "text" / "dropped.tsv").read_text().splitlines()
     assert rows == ["split\tline\treason", "train\t1\tleak", "train\t2\tempty_source", "train\t3\tleak", "train\t4\tleak"]
     assert str(data / "text" / "dropped.tsv") in summary(read_index(data / "encoded"), data)
+
+
+@pytest.fixture(scope="module")
+def composed(job):
+    """A function that makes a data set of pairs with e + U+0301 and with lines of invisible characters."""
+    _, config = job("plain")
+    source, target = ["Un cafe\u0301.", "\u200b\ufeff", "Un café.", "a b"], ["re\u0301al", "x", "réal", "c\u2028d"]
+
+    def make(name: str, **changes):
+        folder = config.splits["train"].source[0].parent
+        for side, lines in (("s", source), ("t", target)):
+            (folder / f"marks.{side}").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        splits = {split: {"source": [folder / "marks.s"], "target": [folder / "marks.t"]} for split in ("train", "test")}
+        return job(name, splits=splits, **changes)
+
+    return make
+
+
+def test_composed_text_and_invisible_lines_of_a_data_set_and_of_raw_lines(composed, tmp_path, caplog):
+    plain, _ = composed("decomposed")
+    assert "normalization: nfc joins them" in caplog.text
+    data, config = composed("composed", normalization="nfc")
+    indices = [read_index(folder / "encoded") for folder in (plain, data)]
+    assert "normalization" not in indices[0] and indices[1]["normalization"] == "nfc"
+    for folder, first in ((plain, "Un cafe\u0301."), (data, "Un café.")):
+        assert read_index(folder / "text")["dropped"]["test"] == {"empty_source": 1}
+        rows = [row for shard in SplitShards(folder / "text", "test") for row in shard.rows()]
+        assert [row["source"] for row in rows] == [first, "Un café.", "a b"] and rows[2]["target"] == "c\u2028d"
+        raw = [RawLine(text.encode(), target=b"re\xcc\x81al") for text in ("Un cafe\u0301.", "Un café.", "\u200b \u00ad", "")]
+        found = RawLineEncoder(folder, given_trees=False, max_pieces=99).encode(raw)
+        pieces = [line.row and line.row["leaves"]["piece"].tolist() for line in found]
+        assert (pieces[0] == pieces[1]) == (folder == data) and found[0].source == first
+        assert [line.source for line in found[2:]] == ["", ""] and found[2].problem == found[3].problem
+    assert not verify(data).problems
+    with pytest.raises(UserError, match="settings .normalization: 'nfc' -> 'none'.; choose another --out"):
+        composed("composed")
+    again = {"parsed": data, "subwords": {"vocab_size": 290}, "workers": 0}
+    assert preprocess(PreprocessConfig.model_validate(again), tmp_path / "again")["normalization"] == "nfc"
+    new = {"splits": {"more": config.splits["test"]}, "vocab_from": data, "workers": 0}
+    assert preprocess(PreprocessConfig.model_validate(new), tmp_path / "new")["normalization"] == "nfc"
+    with pytest.raises(UserError, match="made with other settings .normalization: 'nfc' -> 'none'"):
+        preprocess(PreprocessConfig.model_validate(new | {"normalization": "none"}), tmp_path / "other")
 
 
 def test_words_as_a_parser_asks_for_none(job):

@@ -15,6 +15,7 @@ from treeproc.job.preprocess import PreprocessConfig
 from treeproc.readers import FORMATS, read_lines, read_rows
 from treeproc.readers.conllu import read_sentences
 from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
+from treeproc.readers.unicode_form import compose_row
 from treeproc.trees.spans import check_tree, read_brackets
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
@@ -52,6 +53,18 @@ def archive(path: Path, files: dict[str, bytes]) -> Path:
 
 
 # Lines
+
+
+def test_composed_rows_keep_their_words():
+    """NFC of the lines; words keep their texts and places, also where one begins with a mark, and what is not text stays."""
+    source = "Cafe\u0301 \u212bngstro\u0308m\u0301 e\u0301."
+    starts, ends = [0, 6, 15, 17, 18, 19], [5, 15, 16, 18, 19, 20]
+    words = {"text": [source[a:b] for a, b in zip(starts, ends, strict=True)], "start_char": starts, "end_char": ends}
+    row = compose_row({"source": source, "target": "e\u0301", "words": words, "trees": ["(X (X a))"], "label": 1})
+    assert words_of(row) == ["Café", "\u00c5ngström", "\u0301", "e", "\u0301", "."]
+    assert row["source"] == "Café \u00c5ngström\u0301 e\u0301." and (row["target"], row["label"]) == ("é", 1)
+    plain = {"source": "Café.", "target": "", "words": {"text": ["Café", "."], "start_char": [0, 4], "end_char": [4, 5]}}
+    assert compose_row(plain) == plain
 
 
 def test_only_newline_ends_a_line(tmp_path):

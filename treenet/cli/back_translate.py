@@ -69,6 +69,7 @@ class BackTranslation:
             "parser": parsed.parser,
             "target_parser": parsed.target_parser,
             "filters": parsed.filters,
+            "normalization": parsed.normalization,
             "subwords": own.subwords,
             "tree": own.tree,
             "workers": config.workers,

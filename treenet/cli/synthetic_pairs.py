@@ -9,6 +9,7 @@ from treeproc.common.files import atomic_output
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.readers.numbered_lines import pair_up, read_lines
+from treeproc.readers.unicode_form import is_blank
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import stage_folder
 
@@ -41,12 +42,12 @@ def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, in
 
     If there are fewer, it writes all. Raises UserError if there is no line with text.
     """
-    total = sum(1 for line in read_lines(files) if line)
+    total = sum(1 for line in read_lines(files) if not is_blank(line))
     if not total:
         raise UserError(f"text: {', '.join(map(str, files))}: there is no line with text; give one sentence a line")
     most = min(wanted, total)
     with atomic_output(out) as output:
-        for number, line in enumerate(line for line in read_lines(files) if line):
+        for number, line in enumerate(line for line in read_lines(files) if not is_blank(line)):
             if (number + 1) * most // total > number * most // total:
                 output.write(f"{line}\n".encode())
     return most, total
@@ -55,7 +56,7 @@ def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, in
 def synthetic_pairs(translations: Path, text: Path, tag: str | None) -> Pairs:
     """Return pairs of a translation, after the tag, and the line that it translates. Lines without a translation are left out."""
     lines = pair_up(read_lines([translations]), read_lines([text]), str(translations), str(text))
-    return ((f"{tag} {source}" if tag else source, target) for source, target in lines if source)
+    return ((f"{tag} {source}" if tag else source, target) for source, target in lines if not is_blank(source))
 
 
 def mix(real: Pairs, num_real: int, synthetic: Pairs, num_synthetic: int) -> Pairs:

@@ -7,7 +7,7 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index, stage_folder
 
 # Of the reading of its files and of the parse, which the folder of its text and parsed stage knows; and of the encoding.
-_OF_TEXT = ("format", "tokenized", "labels", "parser", "target_parser")
+_OF_TEXT = ("format", "tokenized", "normalization", "labels", "parser", "target_parser")
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.
 _CONTROL = {"tree_source", "seed"}
@@ -60,7 +60,9 @@ def _read_settings(folder: AnyPath) -> dict:
     return values
 
 
-def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: Mapping, columns: Collection[str]) -> Mapping:
+def check_borrower(
+    data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: Mapping, normalization: str, columns: Collection[str]
+) -> Mapping:
     """The index of the encoded stage of `data`, the data set whose vocabulary is taken.
 
     `parser` describes the parser of the leaves' side; `columns` are those of the encoded shards to come. Raises UserError if
@@ -72,6 +74,7 @@ def check_borrower(data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: M
     for name, theirs, own in (
         ("parser", index["parser"], parser),
         ("subwords", index["subword_settings"], subwords),
+        ("", {"normalization": index.get("normalization", "none")}, {"normalization": normalization}),
         ("tree", *({k: v for k, v in side.items() if k not in ignored} for side in trees)),
     ):
         if changed := differences(theirs, dict(own), name):

@@ -25,7 +25,7 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     check_sides(config, *stages)
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
-        check_vocab_from(config, parser, target_parser, stages)
+        check_vocab_from(config, parser, target_parser, config.normalization, stages)
     return parser, target_parser
 
 
@@ -44,8 +44,13 @@ def _check_splits(config: PreprocessConfig) -> None:
             raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
 
 
-def check_vocab_from(config: PreprocessConfig, parser: dict, target_parser: dict | None, stages: Sequence[Sequence[str]]) -> None:
-    """Raises UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it."""
+def check_vocab_from(
+    config: PreprocessConfig, parser: dict, target_parser: dict | None, normalization: str, stages: Sequence[Sequence[str]]
+) -> None:
+    """Raises UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it.
+
+    The parsers and the normalisation are those of the text.
+    """
     if config.new_pieces is not None:
         check_grower(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
         return
@@ -54,6 +59,7 @@ def check_vocab_from(config: PreprocessConfig, parser: dict, target_parser: dict
         parser=parser if config.tree.side == "source" else target_parser,
         subwords=config.subwords.model_dump(),
         tree=config.tree.facts(),
+        normalization=normalization,
         columns=encoded_columns(*stages, config.tree).names,
     )
 
@@ -83,7 +89,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
 _OPEN_UNTIL = {
-    **dict.fromkeys(("format", "tokenized", "labels", "filters"), "text"),
+    **dict.fromkeys(("format", "tokenized", "normalization", "labels", "filters"), "text"),
     "new_pieces": "encoded",
     "subwords": "encoded",
     "tree": "encoded",

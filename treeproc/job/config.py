@@ -12,6 +12,7 @@ from treeproc.common.storage import DataPath
 from treeproc.job.borrowed import borrow_settings
 from treeproc.parsers import ParserConfig
 from treeproc.readers import FORMATS, Format, FormatName
+from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.notices import TextNotices, wanted
@@ -44,6 +45,11 @@ class PreprocessConfig(Settings):
         "none",
         description="'moses': the files hold tokens of the Moses tokeniser. The job undoes its escapes, and takes its tokens as "
         "words. An English parser reads them as treebanks write them",
+    )
+    normalization: Normalization = Field(
+        "none",
+        description="'nfc': the job writes a letter and its marks as one character if Unicode has one (é for e + U+0301). Lines "
+        "that are translated later are treated alike",
     )
     labels: dict[int, int] | None = Field(
         None,
@@ -115,7 +121,7 @@ class PreprocessConfig(Settings):
 
     def inputs(self) -> Inputs:
         """The inputs of the text stage."""
-        return Inputs(self.splits, self.format, self.tokenized, self.labels)
+        return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization)
 
     def tags(self) -> list[str]:
         """The tags of lines of both sides."""
@@ -129,7 +135,8 @@ class PreprocessConfig(Settings):
     def notices(self) -> TextNotices:
         """The notices that the text stage collects about the lines of each side."""
         languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
-        return TextNotices(wanted(self.tokenized, FORMATS[self.format].columns, languages), self.inputs().line)
+        kinds = wanted(self.tokenized, FORMATS[self.format].columns, languages, self.normalization)
+        return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
         """The settings with defaults filled in: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.

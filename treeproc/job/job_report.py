@@ -99,7 +99,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
     sides = [(split, side, facts) for split, by_side in notices.items() for side, facts in by_side.items()]
     found = {
         kind: [(split, side, facts) for split, side, facts in sides if is_noticed(kind, facts)]
-        for kind in ("tokens", "escapes", "attached", "language", "sentences", "placeholders", "leaks")
+        for kind in ("tokens", "escapes", "attached", "subwords", "decomposed", "language", "sentences", "placeholders", "leaks")
     }
     split_already = {side for side, parser in parsers.items() if parser and parser.split_sentences}
     found["sentences"] = [one for one in found["sentences"] if one[1] not in split_already]
@@ -120,6 +120,16 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         lines.append(
             f"does not look tokenised, but tokenized is moses: final marks without a blank before them: "
             f"{_where('attached', found['attached'])}; {_example('attached', found)}; set tokenized: none"
+        )
+    if found["subwords"]:
+        lines.append(
+            f"looks cut into subwords, whose marks (▁ or ##) are read as text: {_where('subwords', found['subwords'])}; "
+            f"{_example('subwords', found)}; join them to words in the files"
+        )
+    if found["decomposed"]:
+        lines.append(
+            "letters and their marks as separate characters, such as e + U+0301, which parsers and pieces do not take for one "
+            f"letter: {_where('decomposed', found['decomposed'])}; {_example('decomposed', found)}; normalization: nfc joins them"
         )
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]

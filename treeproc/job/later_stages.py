@@ -118,6 +118,7 @@ class LaterStages:
             parser_settings=settings.facts(),
             tree_settings=tree,
             subword_settings=config.subwords.model_dump(),
+            **({"normalization": config.normalization} if config.normalization != "none" else {}),
             files=sizes | {name: file_sha256(folder / name) for name in vocabulary},
             num_pieces=num_pieces,
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),

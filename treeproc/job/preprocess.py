@@ -115,12 +115,15 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], begun(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     if config.vocab_from is not None:
-        check_vocab_from(config, stages[1]["parser"], stages[1]["target_parser"], [index["columns"] for index in stages])
+        of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
+        check_vocab_from(config, *of_text, [index["columns"] for index in stages])
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
         needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         claim(config, out)
-        complete = config.model_copy(update={"parser": old.parser, "target_parser": old.target_parser})
+        complete = config.model_copy(
+            update={"parser": old.parser, "target_parser": old.target_parser, "normalization": old.normalization}
+        )
         return LaterStages(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)

@@ -118,7 +118,8 @@ class TextStage:
     def _text_fingerprint(self, lines: dict[str, str]) -> str:
         config = self.config
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
-        return fingerprint_of(SCHEMA_VERSION, lines, *reading)
+        normalization = () if config.normalization == "none" else (config.normalization,)  # older fingerprints stay valid
+        return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization)
 
     def _finished_text(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
         """The shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""

@@ -13,6 +13,7 @@ from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
+from treeproc.readers.unicode_form import FORMS, is_blank
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
@@ -86,15 +87,17 @@ class LineEncoder:
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         self.reads_tokens = _has_tokens(data)
+        self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
-        """Return rows of an encoded shard without target, one per line. An empty line has no leaves."""
+        """Return rows of an encoded shard without target, one per line. A line without a visible character has no leaves."""
+        lines = list(map(self.normalize, lines))
         return self.encode_parsed(lines, self.parse(lines), range(first_id, first_id + len(lines)))
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
-        """Return words and trees of every line. An empty line has none."""
-        full = [i for i, line in enumerate(lines) if line]
+        """Return words and trees of every line. A line without a visible character has none."""
+        full = [i for i, line in enumerate(lines) if not is_blank(line)]
         none: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
         parsed = [ParsedLine(none, [], PARSED, flat_arcs(0) if self.gives_arcs else None)] * len(lines)
         own = [given[i] for i in full] if given is not None else None

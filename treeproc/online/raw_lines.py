@@ -17,6 +17,7 @@ from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
+from treeproc.readers.unicode_form import is_blank
 from treeproc.shards.schema import UNK_ID
 from treeproc.stages.language import known
 from treeproc.stages.notices import SideNotices, Wanted, is_noticed
@@ -157,18 +158,22 @@ class RawLineEncoder:
         return f"{what}: {where}: {found['text']!r}; {do}"
 
     def _read(self, line: RawLine, number: int) -> "_Draft":
-        draft = _Draft(number)
+        draft, normalize = _Draft(number), self._encoder.normalize
         try:
             if line.text is not None:
-                draft.source = decode(line.text)
+                draft.source = normalize(decode(line.text))
             if line.target is not None:
-                draft.target = decode(line.target, "target: ", control=True)
+                draft.target = normalize(decode(line.target, "target: ", control=True))
             given = {name: getattr(line, name) for name in CONSTRAINTS if getattr(line, name) is not None}
-            texts = {name: decode(value, f"{name}: ", strip=False) for name, value in given.items()}
+            texts = {name: normalize(decode(value, f"{name}: ", strip=False)) for name, value in given.items()}
             draft.constraints = Constraints.read(**texts)
             if line.trees is not None:
                 own = None if line.text is None else draft.source
-                draft.source, draft.given = place_trees(own, decode(line.trees, "tree: "))
+                draft.source, draft.given = place_trees(own, normalize(decode(line.trees, "tree: ")))
+            if is_blank(draft.source):
+                draft.source, draft.given = "", Given()
+            if is_blank(draft.target):
+                draft.target = ""
             self._check_length(draft.source)
             draft.note = self._unknown_tag(draft.source)
         except ValueError as error:

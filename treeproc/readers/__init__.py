@@ -18,6 +18,7 @@ from treeproc.readers.numbered_lines import join_names, pair_up, read_lines
 from treeproc.readers.other_formats import Reading
 from treeproc.readers.pairs import read_sick
 from treeproc.readers.segments import read_iwslt, read_sgm
+from treeproc.readers.unicode_form import Normalization, compose_row
 
 FormatName = Literal["parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "sick", "conllu"]
 
@@ -94,9 +95,22 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def read_rows(format_name: str, source: Sequence[Path], target: Sequence[Path], tokenized: str = "none") -> Rows:
+def read_rows(
+    format_name: str,
+    source: Sequence[Path],
+    target: Sequence[Path],
+    tokenized: str = "none",
+    normalization: Normalization = "none",
+) -> Rows:
     """Return the rows of one split. Raises UserError as its reader does."""
     check_choice("format_name", format_name, FORMATS)
     check_choice("tokenized", tokenized, ("none", "moses"))
-    rows = FORMATS[format_name].read(source, target)
+    check_choice("normalization", normalization, ("none", "nfc"))
+    return convert_rows(FORMATS[format_name].read(source, target), tokenized, normalization)
+
+
+def convert_rows(rows: Rows, tokenized: str, normalization: Normalization) -> Rows:
+    """Return the rows of a reader with its lines as these settings want them."""
+    if normalization == "nfc":
+        rows = map(compose_row, rows)
     return map(undo_moses, rows) if tokenized == "moses" else rows

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.readers.numbered_lines import read_lines
+from treeproc.readers.unicode_form import is_blank
 
 _COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
 _SPLIT = "SemEval_set"
@@ -40,7 +41,7 @@ def _read_table(path: Path, part: str | None) -> Iterator[dict]:
             continue
         if not _SCORE.fullmatch(score):
             raise UserError(f"{path}, line {number}: relatedness_score must be a number from 1 to 5, but is {score!r}")
-        if not first.strip() or not second.strip():
+        if is_blank(first) or is_blank(second):
             raise UserError(f"{path}, line {number}: a sentence is empty")
         found = True
         yield {"source": first, "score": float(score)}

@@ -12,7 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -62,6 +62,7 @@ class _Index(BaseModel):
     parser: dict | None = None
     parser_settings: dict = {}
     tree_settings: dict = {}
+    normalization: Literal["none", "nfc"] = "none"
     num_pieces: Count = 0
     num_labels: Count = 0
     num_classes: Count = 0

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from treeproc.common.settings import Settings
+from treeproc.readers.unicode_form import is_blank
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "hangul", "cjk", "kana"]
 
@@ -17,7 +18,7 @@ _KANA = {"HIRAGANA", "KATAKANA"}
 
 
 class FilterConfig(Settings):
-    """The filters apply to the training split alone. An example with an empty side is dropped from every split."""
+    """The filters apply to the training split alone. Every split drops examples with a side without a visible character."""
 
     max_words: PositiveInt = Field(250, description="drop training examples with more blank-separated words on a side")
     max_word_chars: PositiveInt = Field(1000, description="drop training examples with a word of more characters")
@@ -49,9 +50,9 @@ class FilterConfig(Settings):
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:
     """The reason to drop an example for its text, or None. `target` is None if there is no such side."""
-    if not source or source.isspace():
+    if is_blank(source):
         return "empty_source"
-    if target is not None and (not target or target.isspace()):
+    if target is not None and is_blank(target):
         return "empty_target"
     if split != "train":
         return None

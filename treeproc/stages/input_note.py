@@ -42,6 +42,8 @@ def stamps_of(inputs: Inputs) -> str | None:
     If a part of an archive or table is read, the whole file counts. Raises UserError if an object store refuses.
     """
     facts: list[object] = [inputs.format, inputs.tokenized]
+    if inputs.normalization != "none":  # so that older notes stay valid
+        facts.append(inputs.normalization)
     try:
         for split, files in sorted(inputs.splits.items()):
             facts.append([split, files.hold_out])

@@ -6,6 +6,7 @@ Rules and thresholds were measured; docs/preprocessing.md has the table. Shares 
 - Escapes: 0.8 to 40 % in tokenised text (SST has none), at most 0.06 % in plain text.
 - The last mark is attached: 0 to 3 % in tokenised text, 75 to 100 % in plain text.
 - Placeholders: 0 % in both.
+- Marks of subwords, ▁ and ##: 0 % in both. In text cut into subwords, they stand in almost every line.
 
 The tokenised text is IWSLT'14, WMT'14, Multi30k lc.norm.tok and SST. The plain text is Tatoeba, Multi30k, Europarl, news, and UD
 treebanks of English, German, French and Spanish. In the UD treebanks, at most 0.4 % of the single sentences look like several.
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treeproc.readers.unicode_form import is_composed
 from treeproc.stages.language import NOTICED_SHARE, LineSample, known
 from treeproc.stages.text_filter import Filtered
 
@@ -26,6 +28,7 @@ from treeproc.stages.text_filter import Filtered
 ESCAPED_SHARE = 0.005
 TOKENIZED_SHARE = 0.05
 ATTACHED_SHARE = 0.25
+SUBWORD_SHARE = 0.05
 
 _SHOWN = 70
 
@@ -35,6 +38,7 @@ _PLACEHOLDER = re.compile(
     rb"<(?:/?s|unk|pad|mask|url|num|number|email|user|name|[A-Z][A-Z0-9_]*|[A-Za-z]+_?\d+)>|__[A-Za-z]\w*__|(?<=[^\s@])@@ "
     rb"|\[(?:UNK|MASK|CLS|SEP|PAD)\]|\{\{[^{}\n]+\}\}|%(?:\d\$)?[sd](?!\w)|%\(\w+\)[sd]"
 )
+_SUBWORD = re.compile("▁".encode() + rb"|(?<![^ \n])##[^\s#]")
 _OPEN = r"""["“„‘'«(\[¿¡-]* ?"""
 _CLOSE = r"""["”’'»)\]]*"""
 # After the mark that ends a sentence, in plain text: another one begins. In tokens: any word follows.
@@ -121,6 +125,18 @@ def _placeholders(chunk: _Chunk) -> list[int]:
     return chunk.matching(_PLACEHOLDER, begins)
 
 
+def _subwords(chunk: _Chunk) -> list[int]:
+    begins = np.zeros(len(chunk.codes), bool)
+    for mark in ("▁".encode(), b"##"):
+        if mark in chunk.content:
+            begins |= np.logical_and.reduce([np.roll(chunk.codes == code, -place) for place, code in enumerate(mark)])
+    return chunk.matching(_SUBWORD, begins)
+
+
+def _decomposed(chunk: _Chunk) -> list[int]:
+    return [] if chunk.content.isascii() else [place for place, line in enumerate(chunk.lines) if not is_composed(line)]
+
+
 def _sentences(chunk: _Chunk) -> list[int]:
     marks = chunk.among(".?!")
     inner = marks[:-2] & (chunk.blank[1:-1] | (chunk.among("\"'")[1:-1] & chunk.blank[2:]))
@@ -144,6 +160,8 @@ _RULES: dict[str, Callable[[_Chunk], list[int]]] = {
     "tokens": _tokens,
     "attached": _attached,
     "placeholders": _placeholders,
+    "subwords": _subwords,
+    "decomposed": _decomposed,
     "sentences": _sentences,
 }
 
@@ -155,23 +173,26 @@ class Wanted(NamedTuple):
     language: str | None = None  # of the parser of this side; None if no parser reads its lines
 
 
-def wanted(tokenized: str, columns: Collection[str], languages: Mapping[str, str | None]) -> dict[str, Wanted]:
+def wanted(
+    tokenized: str, columns: Collection[str], languages: Mapping[str, str | None], normalization: str = "none"
+) -> dict[str, Wanted]:
     """The kinds of notices for each side. `columns` belong to the input format, and `languages` to the parsers of the sides.
 
-    The language of a side without a parser is None. A target side without a parser is not checked. If the input gives words,
-    its lines are tokens and single sentences. On the target side, only problems that a setting can undo are looked for.
+    The language of a side without a parser is None. A target side without a parser is checked for subwords and its form of
+    Unicode alone. If the input gives words, its lines are tokens and single sentences.
     """
     out = {}
     for side, language in languages.items():
-        if side == "target" and language is None:
-            continue
-        kinds = []
-        if tokenized == "moses":
-            kinds = ["tokens", "attached"]
-        elif not columns or (side == "source" and "words" not in columns):
-            kinds = ["escapes", "tokens"]
-        if language is not None:
-            kinds += ["placeholders"] if side == "source" and "words" in columns else ["placeholders", "sentences"]
+        kinds, given = [], side == "source" and "words" in columns
+        if side == "source" or language is not None:
+            if tokenized == "moses":
+                kinds = ["tokens", "attached"]
+            elif not columns or (side == "source" and not given):
+                kinds = ["escapes", "tokens"]
+            if language is not None:
+                kinds += ["placeholders"] if given else ["placeholders", "sentences"]
+        kinds += [] if given else ["subwords"]
+        kinds += ["decomposed"] if normalization == "none" else []
         out[side] = Wanted(tuple(kinds), known(language))
     return out
 
@@ -287,6 +308,8 @@ def is_noticed(kind: str, facts: dict) -> bool:
         return "attached" not in facts and count >= TOKENIZED_SHARE * lines
     if kind == "attached":
         return count >= ATTACHED_SHARE * lines and count > facts["tokens"]["count"]
+    if kind == "subwords":
+        return count >= SUBWORD_SHARE * lines
     if kind == "language":
         return count >= NOTICED_SHARE * facts[kind]["looked_at"]
     return True

@@ -73,7 +73,9 @@ class ParseShard:
                 row |= {f"target_{name}": value for name, value in vars(parsed).items()}
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
         if wrong := line_end_in(counts):
-            raise UserError(f"{self._text / text.name}: the parser gives {wrong}; remove it from the input, or choose another parser")
+            raise UserError(
+                f"{self._text / text.name}: the parser gives {wrong}; remove it from the input, or choose another parser"
+            )
         return write_shard(
             self._parsed, text.name, rows, self._schema,
             split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,

@@ -14,6 +14,7 @@ from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import FORMATS, read_rows
 from treeproc.readers.numbered_lines import refuse_pipes
+from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.duplicates import later_duplicates
@@ -55,6 +56,7 @@ class Inputs:
     format: str
     tokenized: str
     labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
+    normalization: Normalization = "none"
 
     def columns(self) -> tuple[str, ...]:
         """Columns of the text shards beside `example_id`."""
@@ -72,7 +74,7 @@ class Inputs:
     def rows(self, split: str) -> Iterator[dict]:
         """The examples of a split in order, without `example_id`. Raises UserError on bad input."""
         stride, files = self.stride, self.files(split)
-        rows = read_rows(self.format, files.source, files.target, self.tokenized)
+        rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization)
         if stride and self.splits[split].hold_out:
             return islice(rows, stride - 1, None, stride)
         if stride and split == "train":

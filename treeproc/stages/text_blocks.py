@@ -18,9 +18,8 @@ from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.common.transfers import in_parallel
-from treeproc.readers import FORMATS
+from treeproc.readers import FORMATS, convert_rows
 from treeproc.readers.line_ranges import FilesChanged, Piece, read_examples, read_range
-from treeproc.readers.moses import undo_moses
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.block_hash import BEYOND, BeyondKeys, keys_file
@@ -70,8 +69,7 @@ def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
     if part.target:
         # As in `pair_up`, the source comes first: of two bad lines the first one is named.
         rows = _with_targets(rows, read_range(part.target))
-    if inputs.tokenized == "moses":
-        rows = map(undo_moses, rows)
+    rows = convert_rows(rows, inputs.tokenized, inputs.normalization)
     stride = inputs.stride
     if stride is not None and part.split in ("train", "valid"):
         held = part.split == "valid"

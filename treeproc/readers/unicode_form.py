@@ -1,0 +1,42 @@
+"""Lines in Unicode's composed form (NFC), and lines without a visible character."""
+
+import unicodedata
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal
+
+Normalization = Literal["none", "nfc"]
+
+# Blanks, control characters, and marks without width, such as U+200B, U+FEFF and U+00AD.
+_INVISIBLE = frozenset({"Zs", "Zl", "Zp", "Cc", "Cf"})
+
+is_composed = partial(unicodedata.is_normalized, "NFC")
+_compose = partial(unicodedata.normalize, "NFC")
+FORMS: Mapping[Normalization, Callable[[str], str]] = {"none": str, "nfc": _compose}
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line has no visible character."""
+    return all(unicodedata.category(character) in _INVISIBLE for character in line)
+
+
+def compose_row(row: dict) -> dict:
+    """Return a row of a reader with its lines and words in NFC. A word is composed by itself, so words stay apart."""
+    composed = row | {side: _compose(row[side]) for side in ("source", "target") if side in row}
+    if "words" in row and composed["source"] != row["source"]:
+        composed["source"], composed["words"] = _compose_words(row["source"], row["words"])
+    return composed
+
+
+def _compose_words(line: str, words: Mapping[str, list]) -> tuple[str, dict[str, list]]:
+    """Return the line in NFC, and its words with their new positions."""
+    out: dict[str, list] = {"text": [], "start_char": [], "end_char": []}
+    composed, last = "", 0
+    for start, end in zip(words["start_char"], words["end_char"], strict=True):
+        composed += _compose(line[last:start])
+        out["start_char"].append(len(composed))
+        out["text"].append(_compose(line[start:end]))
+        composed += out["text"][-1]
+        out["end_char"].append(len(composed))
+        last = end
+    return composed + _compose(line[last:]), out
