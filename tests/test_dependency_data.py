@@ -118,11 +118,66 @@ def test_other_trees_do_not_know_of_the_settings_of_phrases(data, tmp_path):
     assert fingerprints[0]["fingerprint"] == fingerprints[1]["fingerprint"] and "phrases" not in fingerprints[0]["tree_settings"]
 
 
-def test_data_sets_without_arcs_are_refused(tmp_path):
-    config = settings_of(tmp_path, parser={"name": "given"})
-    with pytest.raises(UserError, match=r"tree.tree_source: dependencies .* parser.dependencies=true"):
+@pytest.mark.parametrize(
+    ("parser", "hint"),
+    [
+        ({"name": "given", "dependencies": False}, "set parser.dependencies=true"),
+        ({"name": "shipped"}, "set parser.dependencies=true"),
+        ({"name": "words"}, "choose a parser that gives arcs: parser.name=stanza parser.dependencies=true"),
+    ],
+)
+def test_data_sets_without_arcs_are_refused(tmp_path, parser, hint):
+    config = settings_of(tmp_path, parser=parser)
+    with pytest.raises(UserError, match=f"tree.tree_source: dependencies makes trees of arcs, but there are none; {hint}$"):
         preprocess(config, tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("parser", [{}, {"language": "de"}, {"name": "given"}, {"dependencies": True}])
+def test_arcs_of_the_input_are_taken(data, tmp_path, parser):
+    """The trees of CoNLL-U files are those of their arcs, without a setting of the parser."""
+    index = preprocess(settings_of(tmp_path, parser=parser), tmp_path / "data")
+    assert index["parser"]["name"] == "given" and index["parser_settings"]["dependencies"]
+    assert nodes_over_words(tmp_path / "data") == nodes_over_words(data[0])
+    preprocess(settings_of(tmp_path, parser=parser), tmp_path / "data")  # the same command continues
+
+
+def test_flat_trees_of_conllu_are_told(tmp_path, caplog):
+    preprocess(settings_of(tmp_path, parser={"name": "given"}, tree={}), tmp_path / "flat")
+    assert "CoNLL-U has no constituents, so every tree is flat; tree.tree_source=dependencies makes trees of arcs" in caplog.text
+
+
+def test_trees_are_made_of_arcs_where_there_are_no_constituents(tmp_path, caplog):
+    """`constituency: false` never gives flat trees that are told as parsed ones."""
+    (tmp_path / "a").write_text("The dogs of my neighbour have not eaten.\nStop the old red car!\n")
+    values = {
+        "splits": {"train": {"source": [tmp_path / "a"], "target": [tmp_path / "a"]}},
+        "parser": {"name": "shipped", "dependencies": True, "constituency": False, "device": "cpu"},
+        "subwords": {"vocab_size": 300}, "workers": 0,
+    }  # fmt: skip
+    data = tmp_path / "data"
+    index = preprocess(PreprocessConfig.model_validate(values), data)
+    assert "trees: dependencies (phrases=layered, phrase_labels=upos)" in summary(index, data)
+    assert ("VP", 5, 8) in nodes_over_words(data)[0]
+    again = {"parsed": data, "subwords": {"vocab_size": 300}, "workers": 0}
+    assert preprocess(PreprocessConfig.model_validate(again), tmp_path / "again")["tree_source"] == "dependencies"
+    for name in ("parsed", "shuffled"):
+        for base in (values, again):
+            config = PreprocessConfig.model_validate(base | {"tree": {"tree_source": name}})
+            with pytest.raises(UserError, match=f"tree.tree_source: is {name}, but parser.constituency=false gives no"):
+                preprocess(config, tmp_path / "out")
+            assert not (tmp_path / "out").exists()
+    flat = PreprocessConfig.model_validate(again | {"tree": {"tree_source": "flat"}})  # as the message says
+    assert preprocess(flat, tmp_path / "flat")["tree_source"] == "flat"
+
+
+def test_models_without_constituents_name_the_settings_that_use_them(tmp_path):
+    for name in ("tokenizer.pt", "pos.pt", "depparse.pt"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        UserError, match=r"has no constituency.pt, vectors.pt; set parser.dependencies=true parser.constituency=false"
+    ):
+        find_models(ParserConfig(models=tmp_path, device="cpu"))
 
 
 def test_arcs_that_are_no_tree_are_named_by_sentence(tmp_path):

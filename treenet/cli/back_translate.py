@@ -136,6 +136,8 @@ class BackTranslation:
         parser, tree = self.config.backward_parser, self._settings["tree"].model_dump()
         if parser is None:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
+        elif not parser.constituency and tree["tree_source"] in ("parsed", "shuffled"):
+            tree |= {"tree_source": "dependencies"}
         print("1/4  preprocess the pairs in the other direction", flush=True)
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()

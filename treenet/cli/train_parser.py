@@ -15,6 +15,7 @@ from treeproc.common.command_names import as_called
 from treeproc.common.extras import require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.parsers.model_files import trained_files
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,4 +42,7 @@ def main(argv: Sequence[str]) -> None:
     size = sum(file_size(path) for path in models.glob("*.pt"))
     print(f"models: {models}, {size / 1e6:.1f} MB")
     print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
-    print(as_called(f"use:    python workflows/preprocess.py ... parser.models={models} parser.language={config.language}"))
+    settings = f"parser.models={models} parser.language={config.language}"
+    if "constituency" not in trained_files(models):
+        settings += " parser.dependencies=true parser.constituency=false"
+    print(as_called(f"use:    python workflows/preprocess.py ... {settings}"))

@@ -1,5 +1,6 @@
 """Settings of a job against each other, the inputs, the data set of `vocab_from`, and the folder that the job writes to."""
 
+import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -14,6 +15,9 @@ from treeproc.parsers import describe_parser
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.parse import check_columns, parsed_columns
+from treeproc.stages.tree_config import TreeConfig
+
+logger = logging.getLogger(__name__)
 
 
 def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
@@ -22,6 +26,7 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     inputs = config.inputs()
     check_columns(config.parser, config.target_parser, inputs.columns())
     stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
+    check_constituents(config.tree, config)
     check_sides(config, *stages)
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
@@ -64,18 +69,41 @@ def check_vocab_from(
     )
 
 
+def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
+    """Raises UserError if the text has no constituents for these trees. `of_text` are the settings of its data set."""
+    prefix, parser = ("", of_text.parser) if tree.side == "source" else ("target_", of_text.target_parser)
+    if parser is None or tree.tree_source not in ("parsed", "shuffled"):
+        return
+    if not parser.constituency:
+        raise UserError(
+            f"tree.tree_source: is {tree.tree_source}, but {prefix}parser.constituency=false gives no constituents, so every "
+            "tree would be flat; set it to dependencies, which makes trees of arcs, or to flat or another control"
+        )
+    if of_text.format == "conllu" and parser.name == "given" and tree.side == "source":
+        why = "CoNLL-U has no constituents, so every tree is flat"
+        logger.warning("trees: %s; tree.tree_source=dependencies makes trees of arcs", why)
+
+
 def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
     """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
     tree = config.tree
     if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
-        raise UserError(
-            "tree.tree_source: dependencies makes trees of arcs, but there are none; set parser.dependencies=true, or give a "
-            "data set with arcs as parsed=DATA"
-        )
+        raise UserError(f"tree.tree_source: dependencies makes trees of arcs, but there are none; {_hint_for_arcs(config, text)}")
     if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
         raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
     if not config.subwords.joint and tree.other_side not in text:
         raise UserError("subwords.joint: must be true, because examples have one side")
+
+
+def _hint_for_arcs(config: PreprocessConfig, text: Sequence[str]) -> str:
+    """What gives a data set the arcs that it lacks."""
+    if config.parsed is not None:
+        return "give a data set with arcs as parsed=DATA"
+    name = "parser" if config.tree.side == "source" else "target_parser"
+    parser = config.parser if name == "parser" else config.target_parser
+    if parser is None or parser.name == "words" or (parser.name == "given" and "arcs" not in text):
+        return f"choose a parser that gives arcs: {name}.name=stanza {name}.dependencies=true"
+    return f"set {name}.dependencies=true"
 
 
 def _describe_target_parser(config: PreprocessConfig) -> dict | None:

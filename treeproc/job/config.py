@@ -139,7 +139,7 @@ class PreprocessConfig(Settings):
         return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
-        """The settings with defaults filled in: `treebank_words` of Moses tokens, `tree.documents` of translation pairs.
+        """The settings with defaults filled in: those of `settle_tree`, `treebank_words` of Moses tokens, given arcs.
 
         `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
 
@@ -148,16 +148,28 @@ class PreprocessConfig(Settings):
         """
         begun = begun or {}
         has_target = any(files.target for files in self.splits.values())
-        decided: dict = {"tree": one_root(self.tree, (self.parser, self.target_parser), has_target, begun)}
+        tree = settle_tree(self.tree, (self.parser, self.target_parser), has_target, begun)
+        decided: dict = {"tree": tree, "parser": self._with_given_arcs(tree, begun)}
         if self.rows_per_shard == "auto":
             decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
-            side = getattr(self, name)
+            side = decided.get(name, getattr(self, name))
             if side is not None and side.treebank_words is None:
                 before = (begun.get(name) or {}).get("treebank_words", False if begun.get("tokenized") == "moses" else None)
                 chosen = side.knows_treebank_words if before is None else before
                 decided[name] = side.model_copy(update={"treebank_words": chosen})
         return self.model_copy(update=decided)
+
+    def _with_given_arcs(self, tree: TreeConfig, begun: Mapping) -> ParserConfig:
+        """The parser of the source. If trees are made of arcs, those of the input are taken unless another parser is set."""
+        parser = self.parser
+        if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in FORMATS[self.format].columns:
+            return parser
+        if parser.model_fields_set <= {"dependencies", "language"}:
+            parser = parser.model_copy(update={"name": (begun.get("parser") or {}).get("name", "given")})
+        if parser.name == "given" and "dependencies" not in parser.model_fields_set:
+            parser = parser.model_copy(update={"dependencies": True})
+        return parser
 
     def with_shard_size(self, rows: int) -> "PreprocessConfig":
         """The settings with the number for which `rows_per_shard: auto` stands: a function of the `rows` of all splits alone."""
@@ -168,9 +180,17 @@ class PreprocessConfig(Settings):
         return auto_rows_per_shard(rows) if self.rows_per_shard == "auto" else self.rows_per_shard
 
 
-def one_root(tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping) -> TreeConfig:
-    """The sentences of a pair's line stand under one root, unless the user or a data set that was begun has it otherwise."""
+def settle_tree(
+    tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping
+) -> TreeConfig:
+    """The settings of trees with defaults filled in.
+
+    Without constituents, trees are made of arcs unless the user has it otherwise. The sentences of a pair's line stand under one
+    root, unless the user or a data set that was begun has it otherwise.
+    """
     parser = parsers[tree.side == "target"]
+    if parser and not parser.constituency and "tree_source" not in tree.model_fields_set:
+        tree = tree.model_copy(update={"tree_source": "dependencies"})
     if "documents" in tree.model_fields_set or not (has_target and parser and parser.split_sentences):
         return tree
     return tree.model_copy(update={"documents": (begun.get("tree") or {}).get("documents", "dummy_root")})

@@ -9,8 +9,8 @@ from treeproc.common.files import locked
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
-from treeproc.job.checks import begun, check_settings, check_sides, check_vocab_from, claim
-from treeproc.job.config import PreprocessConfig, one_root
+from treeproc.job.checks import begun, check_constituents, check_settings, check_sides, check_vocab_from, claim
+from treeproc.job.config import PreprocessConfig, settle_tree
 from treeproc.job.later_stages import LaterStages
 from treeproc.job.text_on_ray import BadInput
 from treeproc.job.text_stage import NothingLeft, TextStage
@@ -111,9 +111,10 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = (PackedRecords(index.records()) for index in stages)
-    check_sides(config, *(index["columns"] for index in stages))
-    tree = one_root(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], begun(out) or {})
+    tree = settle_tree(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], begun(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
+    check_constituents(tree, old)
+    check_sides(config, *(index["columns"] for index in stages))
     if config.vocab_from is not None:
         of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
         check_vocab_from(config, *of_text, [index["columns"] for index in stages])

@@ -117,7 +117,7 @@ class ParserConfig(Settings):
     dependencies: bool = Field(False, description="also parse dependencies: one arc for each word, in the column `arcs`")
     constituency: bool = Field(
         True,
-        description="false: the job loads only a dependency parser. It makes trees of the arcs (tree.tree_source=dependencies), "
+        description="false: the job loads only a dependency parser. It makes trees of the arcs (tree.tree_source: dependencies), "
         "and the tags are universal ones",
     )
     batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")

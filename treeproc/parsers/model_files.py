@@ -111,9 +111,13 @@ def _trained_models(config: ParserConfig) -> ModelFiles:
     if config.constituency and not (config.models / VECTORS).is_file():
         missing.append(VECTORS)
     if missing:
-        raise UserError(
-            f"parser.models: {config.models} has no {', '.join(missing)}; give the folder OUT/models of workflows/train_parser.py"
+        has_arcs = {"tokenize", "pos", "depparse"} <= set(files)
+        hint = (
+            "set parser.dependencies=true parser.constituency=false, which makes trees of its arcs"
+            if has_arcs
+            else ("give the folder OUT/models of workflows/train_parser.py")
         )
+        raise UserError(f"parser.models: {config.models} has no {', '.join(missing)}; {hint}")
     return ModelFiles("trained", config.models, _wanted(files, config))
 
 
