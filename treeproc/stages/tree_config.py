@@ -14,9 +14,9 @@ class TreeConfig(Settings):
 
     tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
         "parsed",
-        description="'parsed': the parser's constituents. 'dependencies': phrases made of its arcs (parser.dependencies=true); the "
-        "default with parser.constituency=false. 'shuffled': the constituents of another line of the split with as many words. The others are control trees over the "
-        "same words",
+        description="'parsed': the parser's constituents. 'dependencies': phrases made of its arcs (parser.dependencies=true); "
+        "the default with parser.constituency=false. 'shuffled': the constituents of another line of the split with as many "
+        "words. The others are control trees over the same words",
     )
     phrases: PhraseShape = Field(
         "layered",
