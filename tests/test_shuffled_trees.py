@@ -16,8 +16,8 @@ from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.shards.shard import SplitShards
-from treeproc.shards.store import read_index
-from treeproc.stages.shuffle import donor_windows, find_donors
+from treeproc.shards.store import fingerprint_of, read_index
+from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
 from treeproc.trees.control_trees import hash_examples
 from treeproc.verify import verify
@@ -67,22 +67,35 @@ def shape(data, row: dict) -> tuple:
     return tuple((names[n], int(words[a]), int(words[b - 1]) + 1) for n, a, b in nodes if not names[n].startswith("POS="))
 
 
+def spans(nodes: tuple) -> tuple:
+    return tuple((start, end) for _, start, end in nodes)
+
+
+def num_words(row: dict) -> int:
+    return int(row["leaves"]["word_index"][-1]) + 1
+
+
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_every_line_has_the_tree_of_another_of_its_length(data, tmp_path, split):
     index = shuffled(data, tmp_path / "out")
     before, after = rows_of(data, split), rows_of(tmp_path / "out", split)
     assert before.keys() == after.keys()
     trees = {where: defaultdict(Counter) for where in ("before", "after")}
+    shapes = defaultdict(set)
+    for row in before.values():
+        shapes[num_words(row)].add(shape(data, row))
     for number, row in before.items():
-        words = int(row["leaves"]["word_index"][-1]) + 1
+        words = num_words(row)
         trees["before"][words][shape(data, row)] += 1
         trees["after"][words][shape(tmp_path / "out", after[number])] += 1
         for column in ("piece", "word_index", "pos_tag"):
             assert after[number]["leaves"][column].tolist() == row["leaves"][column].tolist()
-    # The trees of a length are dealt out anew: none is lost, none is made up.
-    assert trees["before"] == trees["after"]
-    moved = sum(shape(data, row) != shape(tmp_path / "out", after[number]) for number, row in before.items())
-    assert moved > len(before) / 2
+        # No line has its own shape where a line of that length has another one.
+        others = {spans(one) for one in shapes[words]} - {spans(shape(data, row))}
+        assert (spans(shape(tmp_path / "out", after[number])) == spans(shape(data, row))) == (not others)
+    # The trees of a length are dealt out anew: none is made up, and none is lost but for those that are passed over.
+    assert all(trees["after"][words].keys() <= trees["before"][words].keys() for words in shapes)
+    assert sum((trees["before"][words] - trees["after"][words]).total() for words in shapes) < len(before) / 4
     assert index["totals"][split]["lines_without_partner"] == (split == "train")
 
 
@@ -130,14 +143,19 @@ def test_ray_gives_the_same_bytes(data, tmp_path):
         assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
 
 
-def slow_donors(ids: list[int], lengths: list[int], seed: int) -> list[int]:
-    """From the definition: the lines of a length in the order of their hashes, each with the place of the next one."""
+def slow_donors(ids: list[int], lengths: list[int], seed: int, shapes: list | None = None) -> list[int]:
+    """From the definition: the lines of a length in the order of their hashes, each with the place of the next one.
+
+    With shapes, it is that of the next one of another shape if there is one.
+    """
     donors = [0] * len(ids)
     for length in set(lengths):
         ring = [place for place, other in enumerate(lengths) if other == length]
         ring.sort(key=lambda place: int(hash_examples(np.array([ids[place]]), seed)[0]))
         for number, place in enumerate(ring):
-            donors[place] = ring[(number + 1) % len(ring)]
+            following = [*ring[number + 1 :], *ring[: number + 1]]
+            others = [one for one in following if shapes and shapes[one] != shapes[place]]
+            donors[place] = (others or following)[0]
     return donors
 
 
@@ -148,6 +166,38 @@ def test_donors_are_those_of_the_definition(lines, seed):
     ids, lengths = ([line[i] for line in sorted(lines)] for i in (0, 1))
     found = find_donors(np.array(ids, dtype=np.int64), np.array(lengths, dtype=np.int32), seed)
     assert found.tolist() == slow_donors(ids, lengths, seed)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=30))
+def test_the_next_of_another_shape_is_that_of_the_definition(codes):
+    expected = []
+    for place, code in enumerate(codes):
+        following = [*range(place + 1, len(codes)), *range(place + 1)]
+        expected.append(next((one for one in following if codes[one] != code), following[0]))
+    assert next_other(np.array(codes)).tolist() == expected
+
+
+def test_a_data_set_of_an_earlier_version_keeps_its_trees(data, tmp_path, monkeypatch):
+    """A finished one stays as it is, also where a shard is made again. Shards of an unfinished one do not count."""
+    out = tmp_path / "out"
+
+    def files():
+        return {path.name: path.read_bytes() for path in sorted((out / "encoded").glob("*.arrow"))}
+
+    def earlier(*parts):
+        known = [part for part in parts if part != job.OTHER_SHAPES]
+        return known[0] if len(known) == 1 < len(parts) else fingerprint_of(*known)
+
+    monkeypatch.setattr(job, "fingerprint_of", earlier)  # an earlier version had no rule, in no fingerprint
+    monkeypatch.setattr(DonorTrees, "_choose_other_shapes", lambda self, line: None)
+    old, before = shuffled(data, out), files()
+    monkeypatch.undo()
+    (out / "encoded" / "train-00001-of-00006.arrow").write_bytes(b"damaged")
+    assert shuffled(data, out) == old and files() == before
+    (out / "encoded" / "index.json").unlink()
+    new = shuffled(data, out)
+    assert new["tree_fingerprint"] != old["tree_fingerprint"] and files().keys() == before.keys() and files() != before
+    assert shuffled(data, tmp_path / "whole") == new and shuffled(data, out) == new
 
 
 def test_windows_are_runs_of_shards_of_one_split(data):
@@ -167,7 +217,8 @@ def test_in_large_data_partners_are_lines_of_one_window(data, tmp_path, monkeypa
     kept = 0
     for first in range(0, len(ids), 14):  # two shards
         window = ids[first : first + 14]
-        donors = slow_donors(window, [int(before[n]["leaves"]["word_index"][-1]) + 1 for n in window], 1)
+        shapes = [spans(shape(data, before[n])) for n in window]
+        donors = slow_donors(window, [num_words(before[n]) for n in window], 1, shapes)
         kept += sum(place == donor for place, donor in enumerate(donors))
         for number, donor in zip(window, donors, strict=True):
             assert shape(tmp_path / "out", after[number]) == shape(data, before[window[donor]])

@@ -22,7 +22,7 @@ from treeproc.stages.encode_shard import EncodeShard
 from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, parsed_columns
 from treeproc.stages.running import Jobs, run_here
-from treeproc.stages.shuffle import donor_windows
+from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
 
@@ -88,18 +88,23 @@ class LaterStages:
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
+        tree_rule: tuple[str, ...] = ()
         windows = donor_windows(parsed) if config.tree.tree_source == "shuffled" else None
         if windows is not None:  # a line's tree comes from any shard of its window
             hashes = [record.sha256 for record in parsed]
             every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
             fingerprints = [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
+            finished = previous_index(folder, "fingerprint")
+            if not (finished and finished["fingerprint"] == fingerprint_of(fingerprints)):  # by an earlier version
+                tree_rule = (OTHER_SHAPES,)
+                fingerprints = [fingerprint_of(one, *tree_rule) for one in fingerprints]
 
         def job(place: int) -> dict:
             of_shard = {"text": text[place], "parsed": parsed[place], "fingerprint": fingerprints[place]}
             return of_shard if windows is None else of_shard | {"place": place, "window": windows[place]}
 
         jobs = Jobs(range(len(text)), job)
-        arguments = {"data": self.out, "tree": config.tree, "base": self.base}
+        arguments = {"data": self.out, "tree": config.tree, "base": self.base, "other_shapes": bool(tree_rule)}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
         sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
@@ -111,7 +116,7 @@ class LaterStages:
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint_of(fingerprints),
             text_fingerprint=fingerprint_of([record.sha256 for record in text]),
-            tree_fingerprint=fingerprint_of(parser, tree),
+            tree_fingerprint=fingerprint_of(parser, tree, *tree_rule),
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,

@@ -24,13 +24,19 @@ _CLASSES = ("node_labels", "leaf_labels")
 
 
 class EncodeShard:
-    """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself."""
+    """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself.
 
-    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None):
+    `other_shapes` is that of `DonorTrees`.
+    """
+
+    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, other_shapes: bool = True):
         self._data, self._base, self._tree = data, base or data, tree
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
         shuffled = tree.tree_source == "shuffled"
-        self._donors = DonorTrees(self._base / "parsed", *tree.parsed_columns, tree.seed) if shuffled else None
+        self._donors = None
+        if shuffled:
+            rule = {"collapse_unary": tree.collapse_unary, "other_shapes": other_shapes}
+            self._donors = DonorTrees(self._base / "parsed", *tree.parsed_columns, tree.seed, **rule)
 
     def __call__(
         self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, place: int = 0, window: Sequence[int] = (0, 0)

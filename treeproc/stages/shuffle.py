@@ -1,8 +1,11 @@
 """Trees of other lines, for `tree_source: shuffled`: a parser's trees, each over the words of another line.
 
-A line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their labels and
-their depths. A line that is the only one of its length keeps its own tree. Splits of large data are cut into windows of shards,
-and the other line is one of the same window. So a process that encodes a shard reads one window, and no process holds all lines.
+A line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their labels and their
+depths. A tree of the shape of the line's own tree is passed over, if a line of that length has a tree of another shape. So some
+trees of short lines are taken twice, and others not at all. A line that is the only one of its length keeps its own tree.
+
+Splits of large data are cut into windows of shards, and the other line is one of the same window. So a process that encodes a
+shard reads one window, and no process holds all lines.
 """
 
 from collections.abc import Sequence
@@ -21,9 +24,14 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
 from treeproc.shards.windows import window_bounds
 from treeproc.trees.control_trees import hash_examples
+from treeproc.trees.flat_trees import normal_form, read_flat_trees
 
 # Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.
 ROWS_OF_WINDOW = 1 << 20
+# The rule by which trees are passed over, for fingerprints. Data sets without it were made before, and pass over none.
+OTHER_SHAPES = "other shapes"
+# Trees that are read at once.
+_TREES_AT_ONCE = 10_000
 # Trees of lines in brackets: line r has trees [edges[r], edges[r + 1]).
 Donated = tuple[np.ndarray, pa.Array]
 
@@ -69,17 +77,31 @@ def find_donors(ids: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
     return donor
 
 
+def next_other(codes: np.ndarray) -> np.ndarray:
+    """The place [n] of the next line of a ring with another code, for every line; that of the next line if all are equal."""
+    last = np.flatnonzero(codes != np.roll(codes, -1))  # of runs of equal codes
+    places = np.arange(len(codes))
+    if len(last):
+        places = last[np.searchsorted(last, places) % len(last)]
+    return (places + 1) % len(codes)
+
+
 class DonorTrees:
     """Donors' trees of the lines of parsed shards. It holds the donors of one window, and the shards that it has opened there.
 
-    `words` and `trees` are columns of the parsed stage in `folder`.
+    `words` and `trees` are columns of the parsed stage in `folder`. With `collapse_unary`, the shape of a tree is that of the
+    setting of that name. With `other_shapes`, a donor has a tree of another shape than the line's own, if there is one.
     """
 
-    def __init__(self, folder: AnyPath, words: str, trees: str, seed: int):
+    def __init__(
+        self, folder: AnyPath, words: str, trees: str, seed: int, *, collapse_unary: bool = True, other_shapes: bool = True
+    ):
         self._folder, self._words, self._trees, self._seed = folder, words, trees, seed
+        self._collapse_unary, self._other_shapes = collapse_unary, other_shapes
         self._window = (0, 0)
         self._records: list[ShardRecord] = []
         self._edges, self._donors = np.zeros(1, np.int64), np.zeros(0, np.int32)
+        self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
         self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
 
     def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
@@ -90,18 +112,53 @@ class DonorTrees:
         if (window[0], window[1]) != self._window:
             self.read(window[0], window[1])
         first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
-        donors = self._donors[first:last]
-        shard = np.searchsorted(self._edges, donors, side="right") - 1
-        row = donors - self._edges[shard]
-        found: list[list[str]] = [[]] * len(donors)
-        for number in np.unique(shard).tolist():
-            batches = self._batches(number)
-            for line in np.flatnonzero(shard == number).tolist():
-                batch, offset = divmod(int(row[line]), ROWS_PER_RECORD_BATCH)
-                found[line] = pick(batches[batch], offset)
+        lines = np.arange(first, last)
+        if self._other_shapes:
+            codes: dict[bytes, int] = {}
+            same = self._shapes(lines, codes) == self._shapes(self._donors[lines], codes)
+            for line in np.flatnonzero(same) + first:
+                self._choose_other_shapes(int(line))
+        donors = self._donors[lines]
+        found = self._read_trees(donors)
         texts = pa.array([tree for of_line in found for tree in of_line], pa.string())
         edges = edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))
-        return (edges, texts), int(np.count_nonzero(donors == np.arange(first, last)))
+        return (edges, texts), int(np.count_nonzero(donors == lines))
+
+    def _choose_other_shapes(self, line: int) -> None:
+        """Choose donors of other shapes for all lines of a line's length, unless that was done. It reads all their trees."""
+        if self._chosen[line]:
+            return
+        ring = [line]
+        while (following := int(self._donors[ring[-1]])) != line:
+            ring.append(following)
+        lines, codes = np.array(ring), dict[bytes, int]()
+        self._donors[lines] = lines[next_other(self._shapes(lines, codes))]
+        self._chosen[lines] = True
+
+    def _shapes(self, lines: np.ndarray, codes: dict[bytes, int]) -> np.ndarray:
+        """A number [n] for the shape of the tree of each line of the window, as `codes` gives it and goes on."""
+        out: list[int] = []
+        for first in range(0, len(lines), _TREES_AT_ONCE):
+            found = self._read_trees(lines[first : first + _TREES_AT_ONCE])
+            brackets = read_flat_trees(pa.array([tree for of_line in found for tree in of_line], pa.string()))
+            trees = normal_form(brackets, collapse_unary=self._collapse_unary)
+            leaf_edges = brackets.leaf_edges[edges_of(np.fromiter(map(len, found), dtype=np.int64, count=len(found)))]
+            spans, node_edges = np.stack([trees.starts, trees.ends], axis=1), trees.node_edges(leaf_edges).tolist()
+            for leaf, (begin, end) in zip(leaf_edges.tolist(), pairwise(node_edges), strict=False):
+                out.append(codes.setdefault((spans[begin:end] - leaf).tobytes(), len(codes)))
+        return np.array(out, dtype=np.int64)
+
+    def _read_trees(self, lines: np.ndarray) -> list[list[str]]:
+        """The trees of lines of the window."""
+        shard = np.searchsorted(self._edges, lines, side="right") - 1
+        row = lines - self._edges[shard]
+        found: list[list[str]] = [[]] * len(lines)
+        for number in np.unique(shard).tolist():
+            batches = self._batches(number)
+            for place in np.flatnonzero(shard == number).tolist():
+                batch, offset = divmod(int(row[place]), ROWS_PER_RECORD_BATCH)
+                found[place] = pick(batches[batch], offset)
+        return found
 
     def read(self, begin: int, end: int) -> None:
         """Find the donors of all lines of the window of these shards."""
@@ -115,7 +172,7 @@ class DonorTrees:
                 last = first + len(batch["example_id"])
                 ids[first:last], lengths[first:last] = batch["example_id"], np.diff(batch[self._words][0])
                 first = last
-        self._donors = np.zeros(len(ids), np.int32)
+        self._donors, self._chosen = np.zeros(len(ids), np.int32), np.zeros(len(ids), bool)
         for first, last in (self._edges[list(ends)].tolist() for ends in _splits(self._records)):
             self._donors[first:last] = first + find_donors(ids[first:last], lengths[first:last], self._seed)
         self._window = begin, end
