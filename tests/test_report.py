@@ -41,7 +41,7 @@ from treenet.experiments.seeds_report import write_report as write_comparison
 from treenet.jobs.train_run import run_training
 from treenet.report import build, views
 from treenet.report.build import write_report
-from treenet.report.compare import ablations, settings_of, warnings
+from treenet.report.compare import ablations, score_tables, settings_of, warnings
 from treenet.report.figures import shade, share_text
 from treenet.report.report_runs import read_report_inputs, short_names
 from treenet.report.report_settings import ReportSettings
@@ -267,6 +267,15 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     write_report(report_settings(tmp_path, "tree", sentences=0), tmp_path / "out", lambda line: None)
     (shown,) = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
     assert shown["trees"] == "dependencies (phrases=layered, phrase_labels=upos)"
+    form = {"tree_source": "shuffled", "tree_settings": {}}
+    counts = {"own_nodes": 5, "given_nodes": 3, "shared_nodes": 2, "own_shapes": 1, "compared_lines": 4}
+    values = json.loads(index.read_text()) | form
+    values["totals"] = {split: total | counts for split, total in values["totals"].items()}
+    index.write_text(json.dumps(values))
+    runs, *_ = read_report_inputs([str(tmp_path / "tree")], "test")
+    agreement = "unlabelled F1 with the lines' own trees 0.50, 25.0% of the trees are the same"
+    (table,) = score_tables(runs, None, 1, lambda line: None)
+    assert table.notes == [f"tree has shuffled trees: {agreement}."]
     index.unlink()
     assert read_report_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
 

@@ -16,7 +16,7 @@ from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.shards.shard import SplitShards
-from treeproc.shards.store import fingerprint_of, read_index
+from treeproc.shards.store import describe_agreement, fingerprint_of, read_index
 from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
 from treeproc.trees.control_trees import hash_examples
@@ -128,6 +128,35 @@ def test_a_control_of_the_same_text_and_vocabulary(data, tmp_path):
     assert not verify(tmp_path / "out").problems
     note = "shuffled trees: 1 lines keep their own tree, because no other line has as many words"
     assert note in summary(index, tmp_path / "out") and note in describe(tmp_path / "out")[0]
+
+
+def slow_agreement(own: dict[int, dict], given: dict[int, dict], data, out) -> dict[str, int]:
+    """From the definition: nodes over words by line, as multisets."""
+    counts = Counter()
+    for number, row in own.items():
+        mine, theirs = Counter(spans(shape(data, row))), Counter(spans(shape(out, given[number])))
+        one = {"own_nodes": mine.total(), "given_nodes": theirs.total(), "shared_nodes": (mine & theirs).total()}
+        counts.update(one | {"own_shapes": int(mine == theirs), "compared_lines": 1})
+    return counts
+
+
+@pytest.mark.parametrize("tree", [{"tree_source": "shuffled"}, {"tree_source": "random", "collapse_unary": False}])
+def test_what_control_trees_share_with_the_own_trees_is_counted_and_told(data, tmp_path, tree):
+    out, totals = tmp_path / "out", Counter()
+    index = shuffled(data, out, tree=tree)
+    for split in ("train", "test"):
+        expected = slow_agreement(rows_of(data, split), rows_of(out, split), data, out)
+        assert expected.items() <= index["totals"][split].items()
+        totals.update(expected)
+        f1 = 2 * expected["shared_nodes"] / (expected["own_nodes"] + expected["given_nodes"])
+        same = expected["own_shapes"] / expected["compared_lines"]
+        told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same:.1%} of the trees are the same"
+        assert f"control trees: {told}" in summary(index, out) and told in describe(out)[0]
+    assert f"{2 * totals['shared_nodes'] / (totals['own_nodes'] + totals['given_nodes']):.2f}" in describe_agreement(index)
+    assert not describe_agreement(read_index(data / "encoded")), "parsed trees are no control"
+    flat = {"splits": {"train": {"source": [data.parent / "train.mrg"]}}, "format": "brackets", "parser": {"name": "words"}}
+    values = flat | {"tree": tree, "subwords": {"vocab_size": 300}, "workers": 0}
+    assert not describe_agreement(preprocess(PreprocessConfig.model_validate(values), tmp_path / "flat")), "nothing was parsed"
 
 
 def test_a_line_by_itself_has_no_partner(data, tmp_path):

@@ -146,6 +146,7 @@ def score_tables(
     for table in tables.values():
         _test(table, {run.name: run for run in runs}, num_samples, progress)
         _note_decoding(table)
+        _note_control_trees(table, runs)
     return list(tables.values())
 
 
@@ -198,6 +199,13 @@ def _note_decoding(table: ScoreTable) -> None:
         if changed := [line for line in changed if not line.startswith("max_tokens:")]:
             listed = "; ".join(changed).replace(" -> ", ", now ")
             table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {listed}.")
+
+
+def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:
+    for run in runs:
+        model = ARCHITECTURES.get(run.config["model"].get("name"))
+        if run.agreement and model and model.encoder.reads.constituents and any(row.run == run.name for row in table.rows):
+            table.notes.append(f"{run.name} has {run.trees} trees: {run.agreement}.")
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:

@@ -23,7 +23,7 @@ from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
-from treeproc.shards.store import describe_trees, pieces_fingerprint, read_index
+from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
@@ -51,6 +51,7 @@ class ReportRun:
     translations: dict[str, list[str]]  # by name of the result
     fingerprints: dict[str, str]  # those of FINGERPRINTS that are known, and of the pieces if the data set is there
     trees: str | None  # where the trees of its data set come from; None if that is not known
+    agreement: str  # of control trees with the lines' own trees; empty if that is not known
     step: int
     finished: bool
     weights_sha256: str | None = None  # of the averaged model as it is
@@ -173,6 +174,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         translations=dict(_translations(folder, scores)),
         fingerprints={},
         trees=None,
+        agreement="",
         step=last_step(folder),
         finished=is_complete(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
@@ -181,7 +183,9 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         probes_standing=state.judge(probes, "probe.py") if probes else Standing(),
     )
     index = own_index(run)
-    run.fingerprints, run.trees = _fingerprints(run, index), describe_trees(index) if index and index.get("tree_source") else None
+    run.fingerprints = _fingerprints(run, index)
+    if index and index.get("tree_source"):
+        run.trees, run.agreement = describe_trees(index), describe_agreement(index)
     judged = {**{f"the scores of {result}": one for result, one in run.standings.items()}, "the probes": run.probes_standing}
     run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
-from treeproc.shards.store import ShardRecord, describe_trees, read_index, stage_folder
+from treeproc.shards.store import ShardRecord, describe_agreement, describe_trees, read_index, stage_folder
 from treeproc.stages.line_lists import DROPPED, FALLBACKS
 from treeproc.stages.notices import is_noticed
 
@@ -46,7 +46,7 @@ def reasons(counts: dict[str, int]) -> str:
 
 
 def tree_notes(total: dict[str, int]) -> list[str]:
-    """Counts from making the trees of a split: lifted crossing arcs, and lines that keep their own tree among shuffled ones."""
+    """Counts from making the trees of a split: lifted crossing arcs, and what control trees share with the lines' own trees."""
     notes = []
     if "lifted_arcs" in total:
         notes.append(f"crossing arcs: {total['lifted_arcs']:,} lifted, in {total['lifted_sentences']:,} sentences")
@@ -55,6 +55,8 @@ def tree_notes(total: dict[str, int]) -> list[str]:
             f"shuffled trees: {total['lines_without_partner']:,} lines keep their own tree, because no other line has as many "
             "words"
         )
+    if agreement := describe_agreement({"totals": {"": total}}):
+        notes.append(f"control trees: {agreement}")
     return notes
 
 

@@ -218,6 +218,19 @@ def describe_trees(index: dict) -> str:
     return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
 
 
+def describe_agreement(index: Mapping) -> str:
+    """How much the trees of a control have in common with the lines' own trees, in words; empty if the index does not count it.
+
+    F1 is over the nodes of all lines, without labels, the node over the whole sentence included.
+    """
+    names = ("own_nodes", "given_nodes", "shared_nodes", "own_shapes", "compared_lines")
+    own, given, shared, same, lines = (sum(total.get(name, 0) for total in index["totals"].values()) for name in names)
+    if lines <= 0 or own + given <= 0:
+        return ""
+    f1 = 2 * shared / (own + given)
+    return f"unlabelled F1 with the lines' own trees {f1:.2f}, {same / lines:.1%} of the trees are the same"
+
+
 def vocabulary_files(folder: AnyPath) -> list[str]:
     """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
     return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]

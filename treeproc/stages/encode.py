@@ -62,7 +62,7 @@ class RowEncoder:
         (batch,) = record_batches([parsed], select(FULL_PARSED_SCHEMA, parsed.keys()))
         views = batch_views(batch)
         brackets = read_flat_trees(views[self._config.parsed_columns[1]][1])
-        flat_trees = self._word_trees(brackets, views, views["example_id"], {}, Counter(), None)
+        flat_trees = self._word_trees(brackets, views, views["example_id"], {}, None, None)
         tags = [brackets.tag_names[tag] for tag in brackets.tags]
         return tags, SpanTree(
             [flat_trees.names[i] for i in flat_trees.labels], flat_trees.starts.tolist(), flat_trees.ends.tolist()
@@ -71,7 +71,7 @@ class RowEncoder:
     def encode(self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None) -> pa.RecordBatch:
         """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
 
-        `counts` takes up arcs that were lifted; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
+        `counts` is that of `_word_trees`; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
         words, trees and lines do not belong together.
         """
         config, ids = self._config, text["example_id"]
@@ -82,7 +82,7 @@ class RowEncoder:
         if len(wrong):
             raise ValueError(f"line {ids[wrong[0]] + 1}: its trees have another number of leaves than it has words")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
-        flat_trees = self._word_trees(brackets, parsed, ids, text, counts if counts is not None else Counter(), donated)
+        flat_trees = self._word_trees(brackets, parsed, ids, text, counts, donated)
         flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts)
         if config.binarize != "none":
             flat_trees = binarise(flat_trees, len(pieces), config.binarize)
@@ -140,9 +140,12 @@ class RowEncoder:
         return {"nodes": Lists(counts, nodes), "spans": Lists(counts, spans)}
 
     def _word_trees(
-        self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter, donated: Donated | None
+        self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter | None, donated: Donated | None
     ) -> FlatTrees:
-        """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves."""
+        """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves.
+
+        `counts`, if given, takes up lifted arcs, and what control trees have in common with the lines' own trees.
+        """
         config = self._config
         word_edges, tree_edges = (parsed[name][0] for name in config.parsed_columns)
         classes = leaf_classes = None
@@ -152,14 +155,14 @@ class RowEncoder:
             if len(wrong):
                 raise ValueError(f"line {ids[wrong[0]] + 1}: its node labels and its nodes differ in number")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
-        own = None
-        if config.tree_source == "parsed" or classes is not None:
+        own, is_control = None, config.tree_source not in ("parsed", "dependencies")
+        if config.tree_source == "parsed" or classes is not None or (is_control and counts is not None):
             own = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
         if own is not None and config.tree_source == "parsed":
             flat_trees = own
         else:
             if config.tree_source == "dependencies":
-                made = _dependency_trees(config, brackets, parsed, ids, counts)
+                made = _dependency_trees(config, brackets, parsed, ids, Counter() if counts is None else counts)
             elif config.tree_source == "shuffled":
                 tree_edges, texts = donated
                 brackets = read_flat_trees(texts)
@@ -169,10 +172,35 @@ class RowEncoder:
             else:
                 made = _control_trees(config, word_edges, ids)
             flat_trees = made if own is None else with_classes(made, own)
+            if is_control and counts is not None and own is not None:
+                counts.update(_agreement(own, made, word_edges))
         if config.tree_source in ("parsed", "dependencies", "shuffled") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             flat_trees = join_documents(flat_trees, word_edges, np.diff(holds_words[tree_edges]))
         return flat_trees
+
+
+def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray) -> Counter:
+    """What the trees of lines have in common with the lines' own trees: nodes over the same words, and trees of the same shape.
+
+    Lines whose own tree is one node without a label are left out: no parser analysed them.
+    """
+    width = int(word_edges[-1]) + 1
+    (keys, numbers), (given_keys, given_numbers) = (
+        np.unique(trees.starts * width + trees.ends, return_counts=True) for trees in (own, given)
+    )
+    shared, mine, theirs = np.intersect1d(keys, given_keys, assume_unique=True, return_indices=True)
+    line = np.searchsorted(word_edges, shared // width, side="right") - 1
+    node_edges = own.node_edges(word_edges)
+    num_own, num_given = np.diff(node_edges), np.diff(given.node_edges(word_edges))
+    num_shared = np.bincount(line, np.minimum(numbers[mine], given_numbers[theirs]), len(num_own)).astype(np.int64)
+    is_label = np.array([name != UNANALYSED for name in own.names], dtype=bool)[own.labels]
+    compared = num_own > 1
+    alone = num_own == 1
+    compared[alone] = is_label[node_edges[:-1][alone]]
+    same = (num_shared == num_own) & (num_shared == num_given)
+    sums = {"own_nodes": num_own, "given_nodes": num_given, "shared_nodes": num_shared, "own_shapes": same}
+    return Counter({name: int(values[compared].sum()) for name, values in sums.items()} | {"compared_lines": int(compared.sum())})
 
 
 def _control_trees(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> FlatTrees:
