@@ -29,10 +29,18 @@ from treeproc.stages import shuffle
 from treeproc.stages.shuffle import DonorTrees
 
 
+def tree_of(texts: list[str], draw: random.Random) -> str:
+    """A random binary tree."""
+    if len(texts) == 1:
+        return f"(NN {texts[0]})"
+    cut = draw.randint(1, len(texts) - 1)
+    return f"(X {tree_of(texts[:cut], draw)} {tree_of(texts[cut:], draw)})"
+
+
 def line(number: int, words: int) -> dict:
-    """A parsed line with a right-branching tree."""
+    """A parsed line with a random tree."""
     texts = [f"w{number % 97 + i}" for i in range(words)]
-    tree = "".join(f"(X (NN {text}) " for text in texts[:-1]) + f"(X (NN {texts[-1]}" + "))" + ")" * (words - 1)
+    tree = f"(X {tree_of(texts, random.Random(number))})"
     places = {"text": texts, "start_char": [0] * words, "end_char": [1] * words, "pos_tag": ["NN"] * words}
     return {"example_id": number, "words": places, "trees": [tree], "parse_status": "parsed"}
 

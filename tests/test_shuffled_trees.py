@@ -153,7 +153,7 @@ def test_what_control_trees_share_with_the_own_trees_is_counted_and_told(data, t
         told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same:.1%} of the trees are the same"
         assert f"control trees: {told}" in summary(index, out) and told in describe(out)[0]
     assert f"{2 * totals['shared_nodes'] / (totals['own_nodes'] + totals['given_nodes']):.2f}" in describe_agreement(index)
-    assert not describe_agreement(read_index(data / "encoded")), "parsed trees are no control"
+    assert not describe_agreement(read_index(data / "encoded")), "a parse is not a control"
     flat = {"splits": {"train": {"source": [data.parent / "train.mrg"]}}, "format": "brackets", "parser": {"name": "words"}}
     values = flat | {"tree": tree, "subwords": {"vocab_size": 300}, "workers": 0}
     assert not describe_agreement(preprocess(PreprocessConfig.model_validate(values), tmp_path / "flat")), "nothing was parsed"
