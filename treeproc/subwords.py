@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sentencepiece
-from google.protobuf.message import DecodeError
 from pydantic import Field, PositiveInt
 from sentencepiece import sentencepiece_model_pb2
 
@@ -23,7 +22,7 @@ from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
-from treeproc.shards.store import names_bytes, read_names
+from treeproc.shards.vocabulary_files import names_bytes, read_names, read_pieces
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.
 BOUNDARY = "\x01"
@@ -168,19 +167,6 @@ def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray
     cuts = characters[np.minimum(place, first[row + 1])]
     cuts[words.edges[full + 1] - 1] = row_edges[1:]
     return data, np.concatenate([[0], cuts]), row_edges
-
-
-def read_pieces(path: AnyPath) -> tuple[sentencepiece_model_pb2.ModelProto, sentencepiece.SentencePieceProcessor]:
-    """Return the trained model of a file, as a message and loaded. Raises UserError if the file is missing, empty or broken."""
-    model = sentencepiece_model_pb2.ModelProto()
-    try:
-        model.ParseFromString(path.read_bytes())
-        # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
-        if model.HasField("normalizer_spec"):
-            return model, sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-    except (OSError, DecodeError, RuntimeError):
-        pass
-    raise UserError(f"{path} is not a sentencepiece model; run workflows/preprocess.py again")
 
 
 class Subwords:

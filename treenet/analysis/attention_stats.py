@@ -26,7 +26,7 @@ from treenet.translation.translate import translate_examples
 from treeproc.common.arguments import check_choice
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
-from treeproc.shards.store import read_names
+from treeproc.shards.vocabulary_files import read_names
 
 Targets = Literal["reference", "translation"]
 

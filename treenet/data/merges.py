@@ -16,7 +16,7 @@ from treenet.data.draws import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, flatten, take
-from treeproc.subwords import read_pieces
+from treeproc.shards.vocabulary_files import read_pieces
 
 BLANK = "\u2581"  # the mark of sentencepiece for a blank
 

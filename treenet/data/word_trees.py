@@ -15,7 +15,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNKNOWN_LABEL_ID
-from treeproc.shards.store import read_names
+from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words
 
 

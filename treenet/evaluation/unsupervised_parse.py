@@ -37,7 +37,8 @@ from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
-from treeproc.shards.store import read_index, read_names
+from treeproc.shards.store import read_index
+from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 _BATCH_TOKENS = 8192

@@ -20,7 +20,7 @@ from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
-from treeproc.subwords import read_pieces
+from treeproc.shards.vocabulary_files import read_pieces
 
 UNTRAINED = "untrained"
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set

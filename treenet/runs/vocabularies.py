@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from treenet.runs.loading import load_processor
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index, read_names
+from treeproc.shards.store import read_index
+from treeproc.shards.vocabulary_files import read_names
 
 # What a size of `Task.sizes` counts.
 KINDS = {

@@ -26,7 +26,7 @@ from treenet.translation.translate import decoding_of, detokenize, translate_row
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
-from treeproc.shards.store import read_names
+from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.spans import SpanTree, write_brackets
 
 _DIGITS = 4  # of an attention weight

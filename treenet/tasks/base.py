@@ -18,7 +18,7 @@ from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
-from treeproc.shards.store import read_names
+from treeproc.shards.vocabulary_files import read_names
 
 
 class Task(ABC):

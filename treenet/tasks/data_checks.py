@@ -9,7 +9,7 @@ from treenet.models import DataFacts, Encoder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
-from treeproc.shards.store import read_names
+from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control

@@ -25,7 +25,7 @@ from treeproc.common.transfers import in_parallel
 from treeproc.shards.packed_records import PackedRecords, RecordSlots
 from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
-from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order, line_end_in
+from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
 # Up to so many, `index.json` holds the records itself.
 _MOST_INLINE = 8192
@@ -234,27 +234,6 @@ def describe_agreement(index: Mapping) -> str:
 def vocabulary_files(folder: AnyPath) -> list[str]:
     """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
     return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
-
-
-def names_bytes(names: Sequence[str]) -> bytes:
-    """Content of a file of labels, tags or relations, for `read_names`. Raises UserError for a name with a line end."""
-    if wrong := line_end_in(names):
-        raise UserError(f"the trees have the label, tag or relation {wrong}; remove it from the input, or choose another parser")
-    return "".join(f"{name}\n" for name in names).encode()
-
-
-def read_names(path: AnyPath) -> list[str]:
-    """Labels, tags or relations by id, as `names_bytes` wrote them. Raises UserError if the file cannot be read or is damaged."""
-    again = "run workflows/preprocess.py again"
-    try:
-        names = path.read_bytes().decode().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {again}") from None
-    if not names[-1]:
-        names.pop()
-    if wrong := line_end_in(names):
-        raise UserError(f"{path} is damaged: it has the name {wrong}; {again}")
-    return names
 
 
 def pieces_fingerprint(index: Mapping) -> str:

@@ -1,0 +1,46 @@
+"""The files of a vocabulary: pieces, and one name a line of labels, tags and relations. One function reads each kind."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+
+from treeproc.common.errors import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import line_end_in
+
+_AGAIN = "run workflows/preprocess.py again"
+
+
+def names_bytes(names: Sequence[str]) -> bytes:
+    """Content of a file of labels, tags or relations, for `read_names`. Raises UserError for a name with a line end."""
+    if wrong := line_end_in(names):
+        raise UserError(f"the trees have the label, tag or relation {wrong}; remove it from the input, or choose another parser")
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def read_names(path: AnyPath) -> list[str]:
+    """Labels, tags or relations by id, as `names_bytes` wrote them. Raises UserError if the file cannot be read or is damaged."""
+    try:
+        names = path.read_bytes().decode().split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {_AGAIN}") from None
+    if not names[-1]:
+        names.pop()
+    if wrong := line_end_in(names):
+        raise UserError(f"{path} is damaged: it has the name {wrong}; {_AGAIN}")
+    return names
+
+
+def read_pieces(path: AnyPath) -> tuple[Any, SentencePieceProcessor]:
+    """Return the trained model of a file, as a message and loaded. Raises UserError if the file is missing, empty or broken."""
+    model = sentencepiece_model_pb2.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+        # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
+        if model.HasField("normalizer_spec"):
+            return model, SentencePieceProcessor(model_proto=model.SerializeToString())
+    except (OSError, DecodeError, RuntimeError):
+        pass
+    raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}")
