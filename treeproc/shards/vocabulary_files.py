@@ -35,7 +35,7 @@ def read_names(path: AnyPath) -> list[str]:
 
 def read_pieces(path: AnyPath) -> tuple[Any, SentencePieceProcessor]:
     """Return the trained model of a file, as a message and loaded. Raises UserError if the file is missing, empty or broken."""
-    model = sentencepiece_model_pb2.ModelProto()
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # protobuf makes it when it is imported
     try:
         model.ParseFromString(path.read_bytes())
         # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
