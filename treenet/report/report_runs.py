@@ -51,9 +51,9 @@ class ReportRun:
     translations: dict[str, list[str]]  # by name of the result
     fingerprints: dict[str, str]  # those of FINGERPRINTS that are known, and of the pieces if the data set is there
     trees: str | None  # where the trees of its data set come from; None if that is not known
-    agreement: str  # of control trees with the lines' own trees; empty if that is not known
     step: int
     finished: bool
+    agreement: str = ""  # of control trees with the lines' own trees; empty if that is not known
     weights_sha256: str | None = None  # of the averaged model as it is
     standings: dict[str, Standing] = field(default_factory=dict)  # of the scores, by name of the result
     missing: list[Missing] = field(default_factory=list)
@@ -174,7 +174,6 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         translations=dict(_translations(folder, scores)),
         fingerprints={},
         trees=None,
-        agreement="",
         step=last_step(folder),
         finished=is_complete(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
