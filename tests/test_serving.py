@@ -4,14 +4,16 @@ import asyncio
 import json
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [serve]")
+pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from fastapi.testclient import TestClient
 from search_runs import write_run, write_vocabulary
+from starlette.testclient import TestClient
 
 from treenet.cli.serve import main
 from treenet.serving.asking import NoAnswer, ReplicaLost
@@ -75,7 +77,7 @@ LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_b
         ({"lines": ["a", "a b c d"]}, 422, "lines.1: must have at most 3 words, but has 4"),
         ({"lines": ["a"], "prefix": ["b", "c"]}, 422, "prefix: must have one entry for each line, 1, but has 2"),
         ({"lines": ["a"], "prefix": ["b" * 21]}, 422, "prefix.0: String should have at most 20 characters"),
-        ({"lines": ["a"], "must_appear": ["b"]}, 422, "must_appear.0: Input should be a valid list"),
+        ({"lines": ["a"], "must_appear": ["b"]}, 422, "must_appear.0: Input should be a valid array"),
         ({"lines": ["a"], "must_appear": [["b", "c"]]}, 422, "must_appear.0: List should have at most 1 item"),
         ({"lines": ["a"], "must_appear": [["b\tc"]]}, 422, "must_appear.0.0: must not have tabs"),
         ({"lines": ["a"], "must_not_appear": []}, 422, "must_not_appear: must have one entry for each line"),
@@ -83,12 +85,12 @@ LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_b
         ({"lines": ["a"], "num_best": 0}, 422, "num_best: Input should be greater than or equal to 1"),
         ({"lines": ["a"], "num_best": "2"}, 422, "num_best: Input should be a valid integer"),
         ({"lines": ["a"], "num_best": True}, 422, "num_best: Input should be a valid integer"),
-        ({"lines": "a"}, 422, "lines: Input should be a valid list"),
+        ({"lines": "a"}, 422, "lines: Input should be a valid array"),
         ({"lines": [None]}, 422, "lines.0: Input should be a valid string"),
         ({"lines": ["a"], "nbest": 2}, 422, "nbest: Extra inputs are not permitted"),
         ({}, 422, "lines: Field required"),
         ([], 422, "the body must be a JSON object with the key lines"),
-        (b"", 422, "the body must be a JSON object with the key lines"),
+        (b"", 422, "the body must be JSON, but is not: EOF"),
         (b'{"lines": [', 422, "the body must be JSON, but is not: "),
         (b'{"lines": ["\xff"]}', 4, "body"),
         (b"[" * 400, 4, "body"),
@@ -166,34 +168,98 @@ class Slow(Replicas):
 
     def __init__(self):
         super().__init__()
-        self.done = asyncio.Event()
+        self.begun, self.done, self.cancelled = asyncio.Event(), asyncio.Event(), 0
 
     async def ask(self, question: Question) -> bytes:
         self.asked.append(question)
-        await self.done.wait()
+        self.begun.set()
+        try:
+            await self.done.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
         return b"[]"
 
 
-def request_of(app, body: bytes):
-    """A request as uvicorn makes it; gives the status."""
+async def request_of(
+    app, body: bytes, path: bytes = b"/translate", method: str = "POST", leaves_after: asyncio.Event | None = None, **headers: str
+) -> int:
+    """A request as uvicorn makes it; gives the status. Its client leaves after an event, and else never."""
+    given = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
-        "type": "http", "method": "POST", "path": "/translate", "raw_path": b"/translate", "query_string": b"", "root_path": "",
-        "scheme": "http", "http_version": "1.1", "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "type": "http", "method": method, "path": unquote(path.decode("latin-1")), "raw_path": path, "query_string": b"",
+        "root_path": "", "scheme": "http", "http_version": "1.1",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
         "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
     }  # fmt: skip
-    sent = []
+    sent, parts = [], [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
+        if parts:
+            return parts.pop()
+        await (leaves_after or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     async def send(message):
         sent.append(message)
 
-    async def run() -> int:
-        await app(scope, receive, send)
-        return sent[0]["status"]
+    await app(scope, receive, send)
+    assert sent[0]["status"] != 401 or parts, "the body was read without the token"
+    return sent[0]["status"]
 
-    return run()
+
+PUBLIC = (b"/", b"/page.js", b"/page.css", b"/openapi.json", b"/healthz")
+
+
+def spellings(path: bytes) -> Iterator[bytes]:
+    """Paths that some reader of paths might take for `path`."""
+    for number in range(256):
+        for byte in (bytes([number]), b"%%%02X" % number, b"%%%02x" % number, b"%%25%02X" % number):
+            yield from (byte + path, path + byte, path[:1] + byte + path[1:], path + b"/" + byte, path + byte + b"/")
+    for place in range(len(path)):
+        yield path[:place] + b"%%%02X" % path[place] + path[place + 1 :]
+    yield from (b"/" + path, path + b"/", path.upper(), path.title(), path + b";a", path + b";a=b/", path + b"#a", path + b".html")
+    yield from (b"/." + path, b"/x/.." + path, b"/.." + path, b"/%2e%2e" + path, path + b"/..", path + b"/.", b"\\" + path[1:])
+    yield from (b"http://localhost" + path, b"http://localhost:8000/" + path, b"//localhost" + path, b"*", b"", b"localhost:80")
+    yield from (b"/docs", b"/redoc", b"/docs/oauth2-redirect", b"/-/routes", b"/-/healthz", path + b"?lines=a", path + "ｅ".encode())
+
+
+@pytest.mark.parametrize("path", [b"/translate", *PUBLIC], ids=bytes.decode)
+def test_only_exact_public_pages_need_no_token(path):
+    """The guard once compared the path, and a router matched it: `/translate%0A` was not guarded, but was routed."""
+
+    async def check() -> None:
+        replicas = Replicas()
+        closed, body = build_entrance(ServeSettings(), replicas, TOKEN), b'{"lines": ["a"]}'
+        for given in {*spellings(path), b"/translate"} - set(PUBLIC):
+            for method in ("POST", "GET"):
+                assert await request_of(closed, body, given, method) == 401, (method, given)
+                assert await request_of(closed, body, given, method, authorization=f"Bearer {TOKEN}x") == 401, (method, given)
+            if given != b"/translate":
+                assert await request_of(closed, body, given, authorization=f"Bearer {TOKEN}") == 404, given
+        assert replicas.asked == []
+
+    asyncio.run(check())
+
+
+def test_other_methods_need_the_token_too():
+    methods = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "post", "HEAD ", "GET\n", "")
+
+    async def check() -> None:
+        replicas = Replicas()
+        app, body = build_entrance(ServeSettings(), replicas, TOKEN), b'{"lines": ["a"]}'
+        for path in (*PUBLIC, b"/translate"):
+            for method in methods:
+                assert await request_of(app, body, path, method) == 401, (method, path)
+                expected = 200 if (method, path) == ("POST", b"/translate") else 405
+                assert await request_of(app, body, path, method, authorization=f"Bearer {TOKEN}") == expected, (method, path)
+        assert {await request_of(app, body, path, method) for path in PUBLIC for method in ("GET", "HEAD")} == {200}
+        assert len(replicas.asked) == 1
+        for kind in ("websocket", "lifespan", "other"):
+            with pytest.raises(ValueError, match=f"the server has no {kind}"):
+                await app({"type": kind, "path": "/translate", "raw_path": b"/translate", "headers": []}, None, None)
+
+    asyncio.run(check())
 
 
 def test_more_requests_than_may_wait_are_refused_at_once():
@@ -216,6 +282,17 @@ def test_a_request_that_takes_too_long_ends_and_makes_room():
     async def check() -> None:
         app = build_entrance(ServeSettings(waiting_requests=1, timeout_s=0.01), Slow(), None)
         assert await request_of(app, b'{"lines": ["a"]}') == 503
+        assert app.waiting == 0
+
+    asyncio.run(check())
+
+
+def test_a_request_whose_client_leaves_is_cancelled_and_makes_room():
+    async def check() -> None:
+        slow = Slow()
+        app = build_entrance(ServeSettings(waiting_requests=1), slow, None)
+        request = asyncio.create_task(request_of(app, b'{"lines": ["a"]}', leaves_after=slow.begun))
+        assert await request == 400 and slow.cancelled == 1
         assert app.waiting == 0
 
     asyncio.run(check())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import run_here
 
-pytest.importorskip("fastapi", reason="needs the extra [serve]")
+pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser

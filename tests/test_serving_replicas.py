@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [serve]")
+pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing

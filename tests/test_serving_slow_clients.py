@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra [serve]")
-from test_serving import Replicas
+pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+import uvicorn
+from test_serving import Replicas, Slow
 from uvicorn.server import ServerState
 
 from treenet.serving.entrance import build_entrance
@@ -34,9 +35,9 @@ class Answers(Replicas):
 
 
 @asynccontextmanager
-async def serve(replicas: Replicas, timeout_s: float, client_s: float | None = None):
+async def serve(replicas: Replicas, timeout_s: float, client_s: float | None = None, token: str | None = None):
     """The entrance behind a socket of this process: its address, its connections, and the guard."""
-    guard = build_entrance(ServeSettings(timeout_s=timeout_s), replicas, None)
+    guard = build_entrance(ServeSettings(timeout_s=timeout_s), replicas, token)
     config, state = build_config(ServeSettings(timeout_s=client_s or timeout_s), guard), ServerState()
     config.load()
     loop = asyncio.get_running_loop()
@@ -114,6 +115,77 @@ def test_a_client_that_does_not_take_its_answer_loses_it():
                 assert not connections and guard.waiting == 0
 
     asyncio.run(check())
+
+
+TARGETS = """/translate /translate%0A /translate%0a /translate%00 /translate%20 /translate/ //translate /%74ranslate /TRANSLATE
+/translate;a /./translate /x/../translate http://localhost/translate http://localhost/translate%0A //localhost/translate * /docs
+/translate? /?/translate /healthz%0A /nothing""".split()
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "HEAD", "OPTIONS", "PUT", "TRACE", "CONNECT"])
+def test_through_a_socket_nothing_is_read_without_the_token(method):
+    """The bodies that the heads promise never come, so an answer does not wait for them."""
+    headers = "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: 300000000\r\n"
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: YWJjZGVmZ2hpamtsbW5vcA==\r\nSec-WebSocket-Version: 13\r\n"
+
+    async def check() -> None:
+        replicas = Replicas()
+        async with serve(replicas, PATIENCE_S, token="a-token-of-many-characters") as (port, _, guard):
+            for target in TARGETS:
+                for more in ("", upgrade, "Expect: 100-continue\r\n"):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(f"{method} {target} HTTP/1.1\r\n{headers}{more}\r\n".encode())
+                    status = int((await asyncio.wait_for(reader.readline(), PATIENCE_S)).split()[1])
+                    public = target == "/?/translate" and method in ("GET", "HEAD")
+                    assert status == (200 if public else 401), (target, more)
+                    writer.transport.abort()
+        assert replicas.asked == [] and guard.waiting == 0
+
+    asyncio.run(check())
+
+
+def test_a_client_that_leaves_takes_its_request_along():
+    async def check() -> None:
+        slow = Slow()
+        async with serve(slow, PATIENCE_S) as (port, connections, guard):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(REQUEST)
+            await asyncio.wait_for(slow.begun.wait(), PATIENCE_S)
+            assert guard.waiting == 1
+            writer.close()
+            for _ in range(PATIENCE_S * 20):
+                if not guard.waiting:
+                    break
+                await asyncio.sleep(0.05)
+            assert (guard.waiting, slow.cancelled) == (0, 1)
+
+    asyncio.run(check())
+
+
+def test_the_end_of_the_server_is_an_answer(capfd):
+    """Ctrl-C gave a request that took longer than five seconds status 500, and a traceback on the standard error."""
+
+    async def check() -> bytes:
+        slow = Slow()
+        config = build_config(ServeSettings(), build_entrance(ServeSettings(), slow, None))
+        config.timeout_graceful_shutdown, config.port = 1, 0
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST)
+        await asyncio.wait_for(slow.begun.wait(), PATIENCE_S)
+        server.should_exit = True
+        answer = await ended(reader)
+        await serving
+        writer.close()
+        return answer
+
+    answer = asyncio.run(check())
+    assert answer.startswith(b"HTTP/1.1 503 ") and answer.endswith(b'{"error": "the server ends"}')
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_an_answer_that_takes_long_comes():

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    for package in ("fastapi", "uvicorn", "ray"):  # the extra of the first one brings all
+    for package in ("uvicorn", "ray"):  # the extra of the first one brings both
         require(package, "a server")
     from treenet.serving.server import serve_run  # loads Ray
 

@@ -1,4 +1,4 @@
-"""What clients send and get, as pydantic models: they check requests and describe the interface (/openapi.json)."""
+"""What clients send and get, as pydantic models: they check requests and describe the interface."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -23,7 +23,6 @@ EXTRAS = {
     "wandb": "wandb",
     "optuna": "tune",
     "transformers": "bertscore",
-    "fastapi": "serve",
     "uvicorn": "serve",
 }
 
