@@ -1,10 +1,13 @@
 """The server as a whole: Ray Serve, HTTP, a killed replica, and the page in a browser."""
 
+import json
 import re
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from commands import run_here
@@ -64,6 +67,27 @@ def test_a_killed_replica_loses_no_accepted_request(server, expected):
     [replica] = server.replicas()
     assert all(answer == expected for answer in answers_while_killing(server, LINES, replica))
     assert replica not in server.replicas()
+
+
+def test_requests_whose_clients_left_hold_nobody_up(server):
+    """They were computed, and a small request waited for all of them. Now it waits for what had begun."""
+    lines = [" ".join((SEARCH_WORDS * 40)[:150])] * 100
+    began = time.monotonic()
+    server.ask(lines)
+    one_s = time.monotonic() - began
+    body = json.dumps({"lines": lines}).encode()
+    host, port = urlsplit(server.address).hostname, urlsplit(server.address).port
+    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    clients = [socket.create_connection((host, port)) for _ in range(12)]
+    for client in clients:
+        client.sendall(head.encode() + body)
+    while server.health()["waiting"] < 12:
+        time.sleep(0.01)
+    for client in clients:
+        client.close()
+    began = time.monotonic()
+    server.ask(["ba"])
+    assert time.monotonic() - began < 6 * one_s and server.health()["waiting"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import ray
 import torch
@@ -38,8 +39,12 @@ class _Replica:
             self._translator = SentenceTranslator(settings, run)
         except UserError as error:
             self._error = str(error)
-        self._answer_batch.set_max_batch_size(settings.batch_requests)
-        self._answer_batch.set_batch_wait_timeout_s(settings.batch_wait_ms / 1000)
+        self._answer_batch = serve.batch(
+            self._answer_all,
+            max_batch_size=settings.batch_requests,
+            batch_wait_timeout_s=settings.batch_wait_ms / 1000,
+            batch_size_fn=partial(_size, settings),
+        )
 
     def describe(self) -> tuple[str, int, str]:
         """(what translates, size of its beam, error): the error is empty, or all else."""
@@ -49,10 +54,18 @@ class _Replica:
         """See `SentenceTranslator.answer`."""
         return await self._answer_batch(question)
 
-    @serve.batch
-    async def _answer_batch(self, questions: list[Question]) -> list[bytes | str]:
+    async def _answer_all(self, questions: list[Question]) -> list[bytes | str]:
         # In a thread of its own: meanwhile the next batch comes together.
         return await asyncio.to_thread(self._translator.answer, questions)
+
+
+def _size(settings: ServeSettings, questions: list[Question]) -> int:
+    """Return the size of a batch in requests. Long requests count as several, so a batch has no more lines than one may have.
+
+    Serve drops a cancelled request that waits, but a batch that has begun is computed to its end.
+    """
+    most = max(settings.request_lines, settings.batch_requests)
+    return sum(-(-len(question.lines) * settings.batch_requests // most) for question in questions)
 
 
 class Replicas:
@@ -63,8 +76,12 @@ class Replicas:
 
     async def ask(self, question: Question) -> bytes:
         """The answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
+        response = self._handle.answer.remote(question)
         try:
-            answer = await self._handle.answer.remote(question)
+            answer = await response
+        except asyncio.CancelledError:  # nobody waits any more
+            response.cancel()
+            raise
         except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
             raise ReplicaLost(type(error).__name__) from None
         except RayTaskError as error:
