@@ -124,9 +124,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used(path):
     elif parts[:2] == ("treeproc", "parser_training"):
         allowed = {"matplotlib", "stanza"}
     elif parts[:2] == ("treenet", "serving"):
-        allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(
-            parts[2], set()
-        )
+        allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
     elif parts == ("treenet", "experiments", "tuning_trials"):
         allowed = {"optuna", "ray"}
     elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):

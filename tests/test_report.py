@@ -12,17 +12,20 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import toydata
+import yaml
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from PIL import Image
 from strategies import trees
 from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.analysis.attention_stats import node_heights, run_attention
 from treenet.analysis.encoder_stats import run_encoder_attention
+from treenet.cli.export import main as export_main
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
@@ -48,6 +51,7 @@ from treenet.report.report_settings import ReportSettings
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
 from treenet.report.views import View, build_views, choose_examples
 from treenet.runs.loading import load_run
+from treenet.runs.metrics_log import read_metrics
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
 
@@ -168,7 +172,10 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
     (frequency,) = numbers["word_frequency"]
     assert not frequency["missing"] and frequency["training_lines"] == 20 and frequency["rows"] == [0, 1, 2]
     assert any(row[:1] == ["times in training"] for row in page.rows)
+    # The baseline stands first, although it was given second.
+    assert [row["run"] for row in table["rows"]] == [run["name"] for run in numbers["runs"]] == ["plain", "tree", "no<mask"]
     (answer,) = numbers["answers"]  # on the first screen
+    assert answer["rows"][0]["system"] == "plain"
     assert answer["baseline"] == "plain" and [row["test"] for row in answer["rows"]] == [None] * 3
     assert page.texts.index(answer["sentence"]) < min(i for i, one in enumerate(page.texts) if "fingerprint" in one)
 
@@ -177,7 +184,7 @@ def test_all_sentences_are_those_of_the_runs(folder, out):
     text = (out / "index.html").read_text()
     data = json.loads(text.partition('id="lines-data">')[2].partition("</script>")[0])
     references = read_references(folder / "data", "test")
-    assert data["systems"] == list(RUNS) and data["systems"][data["baseline"]] == "plain" and data["measured"] == "tree"
+    assert data["systems"] == ["plain", "tree", "no<mask"] and data["baseline"] == 0 and data["measured"] == "tree"
     assert data["line"] == list(range(1, 9)) and data["total"] == 8 and data["reference"] == references
     for name, lines, chrf in zip(data["systems"], data["translations"], data["chrf"], strict=True):
         assert lines == (folder / name / "translations.test.txt").read_text().split("\n")[:-1]
@@ -211,7 +218,8 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
         "scored." in page.texts
     )
     for bucket in (["0–10", "3", "7.25", "7.25"], ["11 and more", "5", "8.00", "8.00"]):
-        assert next(row for row in page.rows if row[0] == bucket[0])[:4] == bucket
+        found = next(row for row in page.rows if row[0] == bucket[0])
+        assert found[:2] + found[-2:] == bucket
 
 
 def test_attention_is_that_of_the_runs(folder, out, page):
@@ -226,7 +234,7 @@ def test_attention_is_that_of_the_runs(folder, out, page):
     row = next(row for row in page.rows if row[0] == "Node → itself")
     shares = [encoders[name]["nodes"]["to_itself"] for name in ("tree", "no<mask")]
     expected = [f"{100 * share['mean']:.1f} ± {100 * share['deviation']:.1f}" for share in shares]
-    assert row[1:] == [expected[0], "–", expected[1]]  # the plain model has no nodes
+    assert row[1:] == ["–", *expected]  # the plain model has no nodes
     for chart in ("attention", "encoder_attention"):
         assert all((out / "figures" / f"{chart}_by_{kind}.svg").is_file() for kind in ("label", "height"))
     row = next(row for row in page.rows if row[0] == "Target → nodes")
@@ -456,6 +464,90 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists() and (tmp_path / "file").read_text() == ""
 
 
+HUGE = ("1e308", "-1e308", "1" + 400 * "0")
+
+
+@pytest.mark.parametrize("value", HUGE, ids=lambda value: value[:6])
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ("scores.json", "test.bleu"), ("scores.json", "test.buckets.depth.0.bleu"), ("scores.json", "test.num_examples"),
+        ("run.json", "parameters"), ("scaling.json", "points.0.bleu.mean"), ("comparison.json", "systems.0.seconds"),
+    ],
+)  # fmt: skip
+def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, value):
+    """They ended in an OverflowError or a ValueError of Python or of matplotlib."""
+    place = tmp_path / "given"
+    if (folder / "plain" / file).is_file():
+        shutil.copytree(folder / "plain", place)
+        content = json.loads((place / file).read_text())
+    else:
+        place.mkdir()
+        (place / "ledger.json").write_text('{"cells": {}}')
+        row = {"model": "m", "system": "m", "seeds": [1], "parameters": 1, "seconds": 1.0, "bleu": {"mean": 1.0}}
+        content = {"task": "classification", "baseline": "m", "tests": "", "cells": [], key.partition(".")[0]: [row]}
+        if file == "comparison.json":
+            (place / "config.yaml").write_text("task: classification\ndata: d\nmodel: {name: bilstm}\n")
+    *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+    inner = content
+    for name in parents:
+        inner = inner[name]
+    inner[last] = json.loads(value)
+    (place / file).write_text(json.dumps(content))
+    settings = ReportSettings(runs=(str(place),))
+    with pytest.raises(UserError, match=rf"given/{file} is damaged: {key}.*, but is -?1") as raised:
+        write_report(settings, tmp_path / "out", lambda line: None)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 400 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("value", ["-9e99", "Infinity", "NaN"])
+@pytest.mark.filterwarnings("ignore")  # of matplotlib
+def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value, monkeypatch):
+    monkeypatch.setattr(build, "_look_inside", lambda *_: None)  # it takes seconds, and reads no numbers of these files
+    for name in ("plain", "tree"):
+        shutil.copytree(folder / name, tmp_path / name)
+    file = tmp_path / "tree" / "scores.json"
+    record = json.loads(file.read_text(), parse_float=lambda digits: json.loads(value))  # all scores
+    file.write_text(json.dumps(record))
+    lines = [json.loads(line) for line in (tmp_path / "tree" / "metrics.jsonl").read_text().splitlines()]
+    changed = [{name: json.loads(value) if isinstance(old, float) else old for name, old in line.items()} for line in lines]
+    huge = {**lines[0], "step": 10**400}
+    written = "".join(json.dumps(line) + "\n" for line in [*changed, huge])
+    (tmp_path / "tree" / "metrics.jsonl").write_text(written)
+    assert read_metrics(tmp_path / "tree")[-1]["step"] == lines[-1]["step"]  # the last line is damaged
+    run, *_ = read_report_inputs([str(tmp_path / "tree")], "test").runs
+    assert len(run.metrics) == len(lines)
+    write_report(report_settings(tmp_path, "plain", "tree", sentences=0), tmp_path / "out", lambda line: None)
+    assert "Learning curves" in (tmp_path / "out" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", ".inf"), ("seed", "[1]"), ("max_steps", "x"), ("model", "{name: [a]}")])
+def test_a_configuration_that_no_run_has_is_one_line(folder, tmp_path, key, value):
+    for name in ("config.yaml", "run.json"):
+        shutil.copy(folder / "plain" / name, tmp_path)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text()) | {key: yaml.safe_load(value)}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(UserError, match=rf"config.yaml is damaged: {key}"):
+        read_report_inputs([str(tmp_path)], "test")
+
+
+def test_a_path_of_a_run_may_have_an_equals_sign(folder, tmp_path, monkeypatch):
+    """`runs/lr=0.1` was taken for a setting of that name."""
+    main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
+    monkeypatch.chdir(tmp_path)
+    for name in ("lr=0.1", "title=x"):
+        (tmp_path / name).symlink_to(folder / "plain")
+    for run, message in (
+        ("lr=0.1", "runs: lr=0.1 is given twice"), (str(tmp_path / "lr=0.1"), "is given twice"),
+        ("./title=x", r"runs: \./title=x is given twice"), ("runs/lr=0.2", "runs: runs/lr=0.2 is given twice"),
+        ("lr=0.2", "lr: unknown key"), ("title=x", "give the folders of runs"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            main(["--out", str(tmp_path / "out"), run, run])
+    with pytest.raises(UserError, match="--out must be another folder than RUN"):
+        export_main(["--out", str(tmp_path / "lr=0.1"), "lr=0.1", "to=safetensors"])
+
+
 def test_the_command_line_says_where_the_page_is(folder, tmp_path, capsys):
     main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
     main(["--out", str(tmp_path), str(folder / "plain"), "sentences=0"])
@@ -513,11 +605,12 @@ def window(out, tmp_path_factory):
         yield window
 
 
-FIRST = "const figure = document.querySelector('.attention');"
+# The pictures of a sentence begin with the baseline, which has no phrases.
+FIRST = "const figure = document.querySelectorAll('.attention')[1];"
 
 
 def shown(window) -> tuple[list[float], list[str]]:
-    """Opacity and number of every position in the first picture."""
+    """Opacity and number of every position in the first picture of a tree model."""
     script = (
         FIRST
         + """
@@ -540,8 +633,9 @@ def choose(window, what: int, value: int) -> None:
 
 @pytest.fixture(scope="module")
 def first_view(folder, out) -> View:
-    """The first picture of the page, computed anew."""
-    example = json.loads((out / "report.json").read_text())["sentences"][0]
+    """The first picture of a tree model on the page, computed anew."""
+    example = json.loads((out / "report.json").read_text())["sentences"][1]
+    assert example["run"] == "tree"
     return build_views(example["run"], load_run(folder / example["run"]), "test", [example["example_id"]])[0]
 
 
@@ -643,6 +737,41 @@ def test_in_a_browser_the_page_does_not_scroll_sideways(window, width):
     window.run("document.querySelectorAll('details').forEach((d) => d.open = true);")
     assert window.run("return document.documentElement.scrollWidth;") == width
     assert width > 500 or window.run("return [...document.querySelectorAll('.box')].some((b) => b.scrollWidth > b.clientWidth);")
+
+
+def edge_of(window, box: str, path: Path) -> np.ndarray:
+    """The last columns of pixels of a box [height, 12, 3]."""
+    window.screenshot(path, whole=False)
+    left, top, width, height = window.run(box + "const r = box.getBoundingClientRect(); return [r.x, r.y, r.width, r.height];")
+    bottom, right = int(min(top + height, 790)), int(left + width)
+    return np.array(Image.open(path).convert("RGB"))[int(top) + 1 : bottom, right - 12 : right].astype(int)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_in_a_browser_a_table_fits_or_shows_that_it_scrolls(window, scheme, tmp_path):
+    """At 1280 pixels the last metric of the table of scores was cut off, and nothing said that the table scrolls."""
+    window.prefer(scheme)
+    window.resize(1280, 800)
+    boxes = "const boxes = [...document.querySelectorAll('#scores > figure.table > .box')];"
+    window.run(boxes + "boxes[0].querySelectorAll('tbody th').forEach((cell) => cell.textContent = 'tree_transformer_no_masks');")
+    assert window.run(boxes + "return boxes.filter((b) => b.scrollWidth > b.clientWidth).map((b) => b.textContent);") == []
+    window.resize(360, 800, phone=True)
+    box = boxes + "const box = boxes.find((b) => b.scrollWidth > b.clientWidth + 40);"
+    assert (
+        window.run(
+            box + "box.scrollIntoView({block: 'center'}); box.scrollLeft = 0; box.focus({preventScroll: true});"
+            "return box === document.activeElement && box.tabIndex;"
+        )
+        == 0
+    )  # the keyboard reaches it
+    before = edge_of(window, box, tmp_path / "before.png")
+    window.run(box + "box.scrollLeft = 10000;")
+    after = edge_of(window, box, tmp_path / "after.png")
+    page = np.median(after.reshape(-1, 3), axis=0)
+    shade = np.abs(np.median(before, axis=0) - page).sum(axis=-1)  # [12], over the height
+    assert shade[-1] > 60 and shade[-1] > shade[0]
+    assert np.abs(np.median(after, axis=0) - page).sum(axis=-1).max() < 10
+    window.prefer("light")
 
 
 @pytest.mark.skipif(bool(NO_AXE), reason=NO_AXE)

@@ -63,7 +63,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_system():
 
 def test_three_seeds_of_both_have_the_interval_of_the_house():
     found = answer([*PLAIN, *TREE], PLAIN[0])
-    best, base = found.rows
+    base, best = found.rows
+    assert found.best is best
     assert (best.system, base.system, found.baseline) == ("tree_transformer", "transformer", "transformer")
     assert best.score == np.mean([run.scores["test"]["bleu"] for run in TREE])
     sides = ([sample_bleu(bleu_statistics(run.translations["test"], REFERENCES), 40) for run in runs] for runs in (PLAIN, TREE))
@@ -81,11 +82,11 @@ def test_three_seeds_of_both_have_the_interval_of_the_house():
 
 def test_fewer_than_three_shared_seeds_have_no_interval():
     two = answer([*PLAIN, *TREE[:2]], PLAIN[0])
-    assert two.rows[0].test is None and "needs 3 seeds" in two.sentence
+    assert two.rows[1].test is None and "needs 3 seeds" in two.sentence
     shared = [tree.scores["test"]["bleu"] - plain.scores["test"]["bleu"] for tree, plain in zip(TREE[:2], PLAIN, strict=False)]
-    assert two.rows[0].difference == pytest.approx(np.mean(shared))
+    assert two.rows[1].difference == pytest.approx(np.mean(shared))
     apart = answer([PLAIN[0], make_run("tree", "tree_transformer", 8, 2)], PLAIN[0])
-    assert apart.rows[0].seed_differences == () and apart.rows[0].difference is not None
+    assert apart.rows[1].seed_differences == () and apart.rows[1].difference is not None
 
 
 def test_a_baseline_that_is_best_is_said_to_be_so():

@@ -218,10 +218,10 @@ def spellings(path: bytes) -> Iterator[bytes]:
             yield from (byte + path, path + byte, path[:1] + byte + path[1:], path + b"/" + byte, path + byte + b"/")
     for place in range(len(path)):
         yield path[:place] + b"%%%02X" % path[place] + path[place + 1 :]
-    yield from (b"/" + path, path + b"/", path.upper(), path.title(), path + b";a", path + b";a=b/", path + b"#a", path + b".html")
+    yield from (b"/" + path, path + b"/", path.upper(), path.title(), path + b";a", path + b";a=b/", path + b"#a")
     yield from (b"/." + path, b"/x/.." + path, b"/.." + path, b"/%2e%2e" + path, path + b"/..", path + b"/.", b"\\" + path[1:])
     yield from (b"http://localhost" + path, b"http://localhost:8000/" + path, b"//localhost" + path, b"*", b"", b"localhost:80")
-    yield from (b"/docs", b"/redoc", b"/docs/oauth2-redirect", b"/-/routes", b"/-/healthz", path + b"?lines=a", path + "ｅ".encode())
+    yield from (b"/docs", b"/redoc", b"/docs/oauth2-redirect", b"/-/routes", path + b".html", path + "ｅ".encode())
 
 
 @pytest.mark.parametrize("path", [b"/translate", *PUBLIC], ids=bytes.decode)

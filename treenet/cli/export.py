@@ -24,7 +24,14 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.translate_settings import Checkpoint
-from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import (
+    Settings,
+    UserError,
+    build_arg_parser,
+    load_settings,
+    refuse_relative_in_job,
+    split_arguments,
+)
 from treeproc.common.storage import as_path
 
 FORMATS = ("safetensors", "onnx", "ctranslate2")
@@ -55,10 +62,9 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config)
     parser.add_argument("--to", choices=FORMATS, help="the same as to=FORMAT")
     args = parser.parse_intermixed_args(argv)
-    runs = [value for value in args.overrides if "=" not in value]
+    runs, overrides = split_arguments(ExportSettings, args.overrides)
     if len(runs) != 1 or args.out is None or args.sample:
         raise UserError("give one RUN, the folder of a training run, and --out FOLDER (this command has no --sample)")
-    overrides = [value for value in args.overrides if "=" in value]
     settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
     source, out = as_path(runs[0]), Path(args.out)
     if source.resolve() == out.resolve():

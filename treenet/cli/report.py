@@ -19,7 +19,7 @@ from treenet.cli.shipped import find_config
 from treenet.report.live import Live, watch
 from treenet.report.report_settings import ReportSettings
 from treeproc.common.extras import require
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, split_arguments
 from treeproc.common.storage import as_path
 
 
@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("--sample: this command has none; run workflows/demo.py, and give the folders of its runs")
     if args.out is None:
         raise UserError("give --out DIR, the folder for the report")
-    runs = [one for one in args.overrides if "=" not in one]
-    overrides = [one for one in args.overrides if "=" in one]
+    runs, overrides = split_arguments(ReportSettings, args.overrides)
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
     for package in ("matplotlib", "scipy"):
         require(package, "a report")

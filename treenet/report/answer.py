@@ -37,7 +37,10 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """Results of all systems, highest first. `about` names the split, or the study and the size of its training data."""
+    """Results of all systems: the baseline, then the others, highest first.
+
+    `about` names the split, or the study and the size of its training data.
+    """
 
     about: str
     metric: str
@@ -46,9 +49,14 @@ class Answer:
     of_study: bool = False
 
     @property
+    def best(self) -> SystemResult:
+        """The result with the highest score."""
+        return max(self.rows, key=lambda row: row.score)
+
+    @property
     def sentence(self) -> str:
         """The result in one to three sentences."""
-        title, best = METRIC_TITLES[self.metric], self.rows[0]
+        title, best = METRIC_TITLES[self.metric], self.best
         first = f"{self.about}: {best.system} has the highest {title}, {best.score:.2f}"
         if len(self.rows) == 1:
             return f"{first}. It is the only system."
@@ -122,7 +130,7 @@ def answer_runs(
                 theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
                 row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)
         rows.append(row)
-    return Answer(f"On {split}", metric, base, _in_order(rows))
+    return Answer(f"On {split}", metric, base, _in_order(_corrected(rows), base))
 
 
 def _compare(
@@ -135,12 +143,16 @@ def _compare(
     return replace(row, difference=fmean(mine) - fmean(theirs), against=base, seed_differences=single)
 
 
-def _in_order(rows: Sequence[SystemResult]) -> list[SystemResult]:
-    """Highest score first, p-values corrected for the number of systems."""
+def _in_order(rows: Sequence[SystemResult], baseline: str | None) -> list[SystemResult]:
+    return sorted(rows, key=lambda row: (row.system != baseline, -row.score, row.system))
+
+
+def _corrected(rows: Sequence[SystemResult]) -> list[SystemResult]:
+    """The rows with p-values that are corrected for the number of systems."""
     tested = [row for row in rows if row.test is not None]
     corrected = correct_family([row.test for row in tested], SYSTEMS) if tested else []
     tests = {row.system: test for row, test in zip(tested, corrected, strict=True)}
-    return sorted((replace(row, test=tests.get(row.system)) for row in rows), key=lambda row: (-row.score, row.system))
+    return [replace(row, test=tests.get(row.system)) for row in rows]
 
 
 def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
@@ -180,5 +192,5 @@ def answer_study(study: ReportStudy) -> Answer | None:
             row = replace(row, difference=found[0].difference, against=against_of(report, point), test=found[0])
         rows.append(row)
     pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
-    rows.sort(key=lambda row: (-row.score, row.system))
-    return Answer(f"{study.name}, {report['split']}, {pairs:,.0f} training pairs", metric, report["baseline"], rows, True)
+    about = f"{study.name}, {report['split']}, {pairs:,.0f} training pairs"
+    return Answer(about, metric, report["baseline"], _in_order(rows, report["baseline"]), True)

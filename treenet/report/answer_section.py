@@ -61,14 +61,14 @@ def _table(page: Page, answer: Answer) -> str:
     for row in answer.rows:
         is_baseline = row.system == answer.baseline and len(answer.rows) > 1
         cells = [text(f"{row.system} (baseline)" if is_baseline else row.system)]
-        cells.append(number(row.score, ".2f", "n best" if row is answer.rows[0] else "n"))
+        cells.append(number(row.score, ".2f", "n best" if row is answer.best else "n"))
         if len(answer.rows) > 1:
             cells += [number(row.difference, "+.2f"), _interval(row.test.interval if row.test else None)]
         cells += [text(row.against or "–")] if several else []
         cells += [_p_value(row)] if tested else []
         rows.append([*cells, number(len(row.seeds)), number(row.chrf, ".2f")])
     against = {row.against for row in answer.rows if row.against}
-    caption = f"{answer.about}. Means over seeds, highest {title} first."
+    caption = f"{answer.about}. Means over seeds, highest {title} first{', after the baseline' if answer.baseline else ''}."
     if len(against) == 1:
         caption += f" Differences are in {title}, from {next(iter(against))}."
     caption += f" Interval and p: {SEEDS_TEST}." if tested else ""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
+
 from treenet.evaluation.origin import RunState, Standing
-from treenet.evaluation.run_results import PARSE, read_scores, read_system
+from treenet.evaluation.run_results import PARSE, PROBES, SCORES, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.scaling_table import SCALING
 from treenet.experiments.seeds_measures import MEASURES
@@ -16,17 +18,19 @@ from treenet.experiments.seeds_report import COMPARISON, SeedsReport
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
-from treenet.runs.facts import read_facts
+from treenet.runs.facts import FACTS, read_facts
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treeproc.common.command_names import as_called
-from treeproc.common.files import read_json, read_text
+from treeproc.common.errors import shown
+from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
+_TRAIN_AGAIN = "run its workflows/train_wmt.py command again"
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,26 @@ class Missing:
 
     said: str
     command: str = ""
+
+
+class _Model(TypedDict, total=False):
+    name: str
+    tree: dict
+
+
+class _Batch(TypedDict, total=False):
+    fraction: float
+
+
+class _Config(TypedDict, total=False):
+    """The fields of a run's config.yaml that a report reads. It shows all others as they are."""
+
+    data: str
+    task: str
+    seed: int
+    max_steps: int
+    model: _Model
+    batch: _Batch | None
 
 
 @dataclass
@@ -114,8 +138,12 @@ def read_report_inputs(given: Sequence[str], split: str) -> ReportInputs:
 def _read_study(name: str, given: str, folder: Path, file: str, rows: str, form: type | None = None) -> ReportStudy:
     """Read the file of a study's results. Its table has the rows `rows`; without a row there are no results yet."""
     report = read_json(folder / file, "its own command makes it again", form) if (folder / file).is_file() else None
+    _check_numbers(report, folder / file)
     if report is None or not report[rows]:
         return ReportStudy(name, given, None)
+    sizes = list(dict.fromkeys(row.get("fraction") for row in report[rows]))
+    name_of = "model" if "fraction" in report[rows][0] else "system"
+    report[rows].sort(key=lambda row: (sizes.index(row.get("fraction")), row[name_of] != report["baseline"]))
     return ReportStudy(name, given, report, tuple(_stale_cells(folder, report)))
 
 
@@ -148,6 +176,7 @@ def _read_config(path: Path) -> dict:
     config = read_yaml(read_text(path, "restore it"), str(path))
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
         raise UserError(f"{path} is not the configuration of a run: it must name data and model")
+    check_form(config, _Config, path, "restore it")
     return config
 
 
@@ -162,13 +191,15 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     if (task := config.get("task", "translation")) != "translation":
         raise UserError(f"{given} is a run of {task}, which has its own table: {folder / 'scores.json'}")
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
-    state, probes = RunState(folder, given), read_probes(folder).get(AVERAGED)
+    state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED), read_facts(folder, _TRAIN_AGAIN)
+    for values, file in ((scores, SCORES), (probes, PROBES), (facts, FACTS)):
+        _check_numbers(values, folder / file)
     run = ReportRun(
         name=name,
         folder=folder,
         given=given,
         config=config,
-        facts=read_facts(folder, "run its workflows/train_wmt.py command again"),
+        facts=facts,
         metrics=read_metrics(folder),
         scores=scores,
         translations=dict(_translations(folder, scores)),
@@ -196,6 +227,18 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         command = f"python workflows/evaluate.py --out {out} split={split}"
         run.missing.append(Missing(f"no translations of {split}", as_called(command)))
     return run
+
+
+def _check_numbers(values: object, path: Path) -> None:
+    """Raise UserError for a number so large that sums overflow: no command writes it."""
+    left = [("", values)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, dict | list):
+            inner = value.items() if isinstance(value, dict) else enumerate(value)
+            left += [(f"{place}.{key}" if place else str(key), one) for key, one in inner]
+        elif isinstance(value, int | float) and not is_plausible(value):
+            raise UserError(f"{path} is damaged: {place} must be at most 1e100, but is {shown(value)}; restore the file")
 
 
 def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from treeproc.common.extras import is_installed
-from treeproc.common.files import atomic_write
+from treeproc.common.files import atomic_write, is_plausible
 
 
 def read_metrics(run_dir: Path) -> list[dict]:
@@ -37,7 +37,10 @@ def _is_metrics(values: object) -> bool:
     if not isinstance(values, dict) or not isinstance(values.get("event"), str) or type(values.get("step")) is not int:
         return False
     numbers = (value for name, value in values.items() if name != "event")
-    return all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in numbers)
+    return all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool) and is_plausible(value))
+        for value in numbers
+    )
 
 
 def best_validation(lines: Iterable[dict], criterion: Callable[[dict], float] = itemgetter("nll")) -> dict | None:

@@ -61,9 +61,7 @@ class Refused(Exception):
 class Guard:
     """An ASGI application: public pages for GET, and questions for POST, which need the token and keep the limits."""
 
-    def __init__(
-        self, settings: ServeSettings, token: str | None, pages: Mapping[str, Page], questions: Mapping[str, Question]
-    ):
+    def __init__(self, settings: ServeSettings, token: str | None, pages: Mapping[str, Page], questions: Mapping[str, Question]):
         self._settings, self._token = settings, token
         self._pages = {path.encode(): page for path, page in pages.items()}
         self._questions = {path.encode(): question for path, question in questions.items()}

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import hashlib
 import json
+import math
 import os
 import stat
 import tempfile
@@ -186,6 +187,11 @@ def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def is_plausible(number: float) -> bool:
+    """Return whether a command may have written this measurement. Some are not finite, but larger ones make sums overflow."""
+    return not 1e100 < abs(number) < math.inf
+
+
 def read_json(
     path: AnyPath,
     hint: str = "run workflows/preprocess.py to the end",
@@ -208,15 +214,20 @@ def read_json(
     if not isinstance(value, dict):
         raise UserError(f"{path} must hold a JSON object, but holds a {type(value).__name__}; {hint}")
     if form is not None:
-        try:
-            _adapter(form).validate_python(value, strict=True)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {hint}") from None
+        check_form(value, form, path, hint)
     if missing := [name for name in needed if name not in value]:
         raise UserError(f"{path} is damaged: it has no {', '.join(missing)}; {hint}")
     return value
+
+
+def check_form(value: dict, form: type, path: AnyPath, hint: str) -> None:
+    """Raise UserError if the content of a file does not have the `form` of a TypedDict."""
+    try:
+        _adapter(form).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {hint}") from None
 
 
 @functools.cache

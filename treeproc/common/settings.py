@@ -125,6 +125,19 @@ def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequenc
     return build_settings(cls, merged, where, [_apply_override(merged, override) for override in overrides])
 
 
+def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return (paths, `key=value` settings) of a command that takes both. A path may have "=" in it, as `runs/lr=0.1`."""
+
+    def is_path(argument: str) -> bool:
+        key, equals, _ = argument.partition("=")
+        if not equals or "/" in key:
+            return True
+        return key.partition(".")[0] not in cls.model_fields and os.path.exists(argument)
+
+    paths = [argument for argument in arguments if is_path(argument)]
+    return paths, [argument for argument in arguments if argument not in paths]
+
+
 def dump_settings(settings: Settings) -> str:
     """The settings as YAML text that `load_settings` reads back to an equal object."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
