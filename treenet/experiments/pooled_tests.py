@@ -49,7 +49,7 @@ def compare_sizes(cells: Sequence[Mapping], baseline: str, samples: Mapping[str,
 
 def list_pooled(report: Mapping) -> list[tuple[str, ...]]:
     """Return the rows of the table: pairs, difference, metric, its value, interval, p, and what the design sees."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for test in report.get("pooled", ()):  # files of earlier versions have none
         digits = 3 if test["metric"] == "nll" else 2
         low, high = test["interval"]

@@ -147,7 +147,7 @@ class TreeStructure(Structure):
         """
         if isinstance(place, slice):
             rows = list(range(len(self)))[place]
-        elif hasattr(place, "__len__") and getattr(place, "ndim", 1):
+        elif hasattr(place, "__len__") and getattr(place, "ndim", None) != 0:
             rows = [as_integer("a place in the batch", one) for one in as_list("places in the batch", place, "integers")]
         else:
             rows = [as_integer("a place in the batch", place)]
