@@ -14,6 +14,8 @@ import pytest
 import torch
 from data_beside import DATA
 
+from treeproc.common.provenance import software
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Sums come out differently with other numbers of threads; one in this process, one in those that tests start.
@@ -128,6 +130,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(autouse=True)
 def _no_process_in_quick_tests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.node.get_closest_marker("quick"):
+        software()  # asks git for the commit, once in a process; what a quick test records needs it
 
         def refuse(*arguments, **options):
             pytest.fail("a quick test started a process: its module belongs to SLOW in conftest.py")

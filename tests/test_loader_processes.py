@@ -89,18 +89,36 @@ def test_an_item_that_no_slot_holds_arrives():
     assert len(tensor) == size and (tensor == 7).all()
 
 
-def test_a_killed_process_is_said_and_replaced_until_that_is_of_no_use(capfd, monkeypatch):
+class Deadly(Numbers):
+    """Its process dies at one step, every time."""
+
+    def __call__(self, step: int, size: int = 3) -> list:
+        if step == 24:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(step, size)
+
+
+def test_a_killed_process_is_said_and_replaced_as_long_as_items_come(capfd, monkeypatch):
     monkeypatch.setattr(loader_processes, "MAX_STARTS", 2)
     seen = []
-    with pytest.raises(UserError, match="signal 9 .*loader_workers = 2"), LoaderProcesses(Numbers, range(20, 99), 2) as stream:
+    with LoaderProcesses(Numbers, range(20, 80), 2) as stream:
         for packed in stream:
             _, step, pid = packed.unpack()
             seen.append(step)
             if step in (30, 50):
                 os.kill(pid, signal.SIGKILL)
-    assert seen == list(range(20, 20 + len(seen))) and len(seen) > 31
-    [line] = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: process ") and "signal 9 (SIGKILL)" in line and "starts it again, from step 3" in line
+    assert seen == list(range(20, 80))
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2 and all("signal 9 (SIGKILL)" in line and "starts it again, from step " in line for line in lines)
+
+
+def test_a_process_that_dies_at_the_same_step_again_ends_the_training(capfd, monkeypatch):
+    monkeypatch.setattr(loader_processes, "MAX_STARTS", 2)
+    message = "signal 9 .*, and so did 1 before it at step 24; .*lower loader_workers = 2, or set it to 0"
+    with pytest.raises(UserError, match=message), LoaderProcesses(Deadly, range(20, 80), 2) as stream:
+        for _ in stream:
+            pass
+    assert capfd.readouterr().err.count("starts it again, from step 24") == 1
 
 
 PARENT = """

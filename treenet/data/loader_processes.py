@@ -28,7 +28,7 @@ from treenet.data.loader_server import DEPTH, SLOT_BYTES, Answer
 from treenet.data.packing import Packed
 from treeproc.common.settings import UserError
 
-# Starts of the processes after which a run gives up.
+# Starts of the processes, without an item in between, after which a run gives up.
 MAX_STARTS = 4
 # Seconds for the processes to end after their sockets are closed, before they are killed.
 _END_S = 10
@@ -78,6 +78,7 @@ class LoaderProcesses(Generic[Item]):
                 self._restart(index)
             if isinstance(answer, BaseException):
                 raise answer
+            self._starts = 1  # what ended before this item did not stop the training
             packed = Packed(self._take(index, answer), answer.layout)
             self._ask(index + DEPTH * self._count)
             self.waited += time.monotonic() - started
@@ -121,13 +122,13 @@ class LoaderProcesses(Generic[Item]):
             self._ask(index)
 
     def _restart(self, index: int) -> None:
-        """Name the process that ended, and start all again. Raises UserError if earlier starts did not help."""
+        """Name the process that ended, and start all again. Raises UserError if earlier starts gave no item."""
         what = self._describe_end()
         self.close()
         if self._starts >= MAX_STARTS:
             raise UserError(
-                f"{what}, and earlier ones have ended too; if memory is short, lower loader_workers = {self._count}, or set it "
-                "to 0 to prepare batches without processes"
+                f"{what}, and so did {self._starts - 1} before it at step {self._steps[index]}; if memory is short, lower "
+                f"loader_workers = {self._count}, or set it to 0 to prepare batches without processes"
             )
         sys.stderr.write(f"warning: {what}; the loader starts it again, from step {self._steps[index]}\n")
         self._start(index)
