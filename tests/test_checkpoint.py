@@ -18,6 +18,7 @@ from treenet.runs.checkpoint import (
     write_checkpoint,
 )
 from treenet.runs.checkpoint_reader import load_checkpoint
+from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treeproc.common.settings import UserError
 
 META = {"data_fingerprint": "abc"}
@@ -192,3 +193,9 @@ def test_nothing_that_is_loaded_executes_code(tmp_path):
     torch.save({"optimizer": print, "state": {}}, folder / "trainer.pt")
     with pytest.raises(Exception, match="[Ww]eights.only"):
         load_checkpoint(folder, model, optimizer, data_fingerprint="abc")
+
+
+def test_a_checkpoint_for_another_process_does_not_depend_on_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["averaged", "initial", "20", "run/checkpoints/step_00000020", "/x/y"]
+    assert [absolute_checkpoint(name) for name in names] == [*names[:3], str(tmp_path / names[3]), "/x/y"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,10 @@ from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.experiments import tuning
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, best_trial
+from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, best_trial, end_without_result
 from treenet.experiments.tuning_report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
 from treenet.experiments.tuning_settings import TuningConfig
+from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,6 +103,30 @@ def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
         Trials(tmp_path, settings(data, search="random"), "transformer")
     with pytest.raises(UserError, match="max_steps: 30 -> 40"):
         Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
+
+
+def test_relative_paths_are_those_of_the_command_in_any_process(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(data.parent)
+    values = {"optimizer.learning_rate": 0.001, "model.dropout": 0.2}
+    config = settings(Path(data.name), systems={"one": {"init": "run"}, "other": {"data": data.name}})
+    systems = [pickle.loads(pickle.dumps(Trials(tmp_path, config, name))) for name in config.tune.systems]
+    monkeypatch.chdir(tmp_path)  # as Ray Tune does for the process of a trial
+    one, other = (trials.cell(0, values).config for trials in systems)
+    assert one.data == other.data == data.resolve() and one.init == data.resolve().parent / "run"
+
+
+def test_a_search_in_which_a_system_has_no_result_ends_with_an_error(data, tmp_path, capsys):
+    config = settings(data)
+    systems = record(data, tmp_path, config)
+    end_without_result(systems, tmp_path)  # one trial of each failed
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 2 and f"1 of {LEAST_TRIALS + 5} trials of transformer failed, the first: no" in warnings[1]
+    (tmp_path / "other").mkdir()
+    systems["transformer"] = Trials(tmp_path / "other", config, "transformer")
+    systems["transformer"].end(systems["transformer"].begin({}), FAILED, "data is missing")
+    with pytest.raises(CommandEnded, match="no trial of transformer is done.*remove .*trials.json") as ended:
+        end_without_result(systems, tmp_path)
+    assert ended.value.status == 1 and "1 of 1 trials of transformer failed, the first: data is missing" in capsys.readouterr().err
 
 
 def test_systems_that_write_in_turn_keep_each_other_and_read_only_what_changed(data, tmp_path, monkeypatch):

@@ -8,13 +8,14 @@ settings that trials draw. Ray Tune runs the trials. Optuna proposes their value
 training run in TUNING/cells.
 
 The same command continues, also after a kill; more trials add to those that ended. At the end, the command prints a table, and
-writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each system as TUNING/best-SYSTEM.yaml.
+writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each system as TUNING/best-SYSTEM.yaml. If no trial of
+a system is done, the exit status is 1.
 """
 
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config
-from treenet.experiments.tuning import Trials
+from treenet.experiments.tuning import Trials, end_without_result
 from treenet.experiments.tuning_report import write_tuning
 from treenet.experiments.tuning_settings import TuningConfig
 from treenet.jobs.train_run import make_run_folder
@@ -52,3 +53,4 @@ def main(argv: Sequence[str]) -> None:
         for trials in systems.values():
             run_trials(config, trials, lambda line: print(line, flush=True))
         print(f"\n{write_tuning(config, systems, out)}")
+    end_without_result(systems, out)

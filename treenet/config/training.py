@@ -1,6 +1,7 @@
 """Settings of training runs and of scoring."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -18,7 +19,7 @@ from treenet.config.models import ModelConfig
 from treenet.config.sampling import SamplingConfig
 from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
-from treeproc.common.storage import DataPath
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -400,9 +401,16 @@ class TrainConfig(Settings):
         fixed = {"gradient_sums": "float32", "init": None, "sampling": SamplingConfig().model_dump()}
         return _without(values, **fixed, valid_metric="nll", valid_metric_every=1)
 
-    def with_absolute_paths(self) -> Self:
-        """The settings with absolute paths of data set and initial weights, for other working folders and other machines."""
-        return self.model_copy(update={"data": self.data.resolve(), "init": self.init.resolve() if self.init else None})
+    def with_absolute_paths(self, folder: Path | None = None) -> Self:
+        """The settings with absolute paths of data set and initial weights, for other working folders and other machines.
+
+        Relative paths start at `folder`, by default the working folder.
+        """
+
+        def absolute(path: AnyPath) -> AnyPath:
+            return (folder / path if folder and isinstance(path, Path) else path).resolve()
+
+        return self.model_copy(update={"data": absolute(self.data), "init": self.init and absolute(self.init)})
 
     def lasting(self) -> dict[str, object]:
         """The settings that all commands on one run folder have in common, as dotted keys."""

@@ -5,7 +5,8 @@ number of trials: a system that was tuned longer looks better than it is.
 """
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required
@@ -17,6 +18,7 @@ from treenet.config import OPERATIONAL, TrainConfig, flatten
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import overlay
 from treenet.experiments.tuning_settings import TuneSettings, TuningConfig
+from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.known_hashes import stamps
 from treeproc.common.setting_effects import is_below
@@ -73,6 +75,7 @@ class Trials:
     def __init__(self, out: Path, config: TuningConfig, system: str):
         """Read the trials of an earlier command. Raises UserError if they are of other settings, another space or other data."""
         self.system, self._path = system, out / TRIALS
+        self._here = Path.cwd()  # where relative paths start; the process of a trial works in another folder
         self._base = config.model_dump(mode="json", exclude={"tune"})
         self._over, self._out = config.tune.systems[system], out
         self._space = config.tune.space
@@ -111,7 +114,7 @@ class Trials:
             raise UserError(f"{self._path} is damaged: the trials of {self.system} must be numbered from 0; restore it")
 
     def config_of(self, values: dict[str, Any]) -> TrainConfig:
-        """Return the settings of a trial. Raises UserError for settings that no run accepts."""
+        """Return the settings of a trial, with absolute paths. Raises UserError for settings that no run accepts."""
         drawn: dict[str, Any] = {}
         for key, value in values.items():
             place, (*sections, last) = drawn, key.split(".")
@@ -120,7 +123,7 @@ class Trials:
             place[last] = value
         where = f"tune.systems.{self.system} with {describe_values(values)}"
         run = build_settings(TrainConfig, overlay(overlay(self._base, self._over), drawn), where)
-        return run.model_copy(update={"data": run.data.resolve()})
+        return run.with_absolute_paths(self._here)
 
     def cell(self, number: int, values: dict[str, Any]) -> Cell:
         """Return the training run of a trial, in TUNING/cells/SYSTEM-NUMBER."""
@@ -178,3 +181,18 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """Return the finished trial with the lowest criterion, the first of equal ones; None if none has finished."""
     done = [trial for trial in trials if trial.status == DONE and math.isfinite(trial.best)]
     return min(done, key=lambda trial: trial.best) if done else None
+
+
+def end_without_result(systems: Mapping[str, Trials], out: Path) -> None:
+    """Tell of failed trials. Raises CommandEnded with status 1 if a system has no trial that is done."""
+    for name, trials in systems.items():
+        failed = [trial for trial in trials.trials if trial.status == FAILED]
+        if failed:
+            what = f"{len(failed)} of {len(trials.trials)} trials of {name} failed, the first: {failed[0].error}"
+            print(f"warning: {what}; see {out / TRIALS}", file=sys.stderr)
+    if none := [name for name, trials in systems.items() if best_trial(trials.trials) is None]:
+        raise CommandEnded(
+            1,
+            f"error: no trial of {', '.join(none)} is done, so there are no best settings; correct the cause, remove "
+            f"{out / TRIALS}, and run the same command again",
+        )

@@ -16,6 +16,11 @@ def checkpoint_names(checkpoint: str) -> tuple[str, ...]:
     return (checkpoint,) if checkpoint in (AVERAGED, INITIAL) else ()
 
 
+def absolute_checkpoint(checkpoint: str) -> str:
+    """Return a checkpoint for a process with another working folder: a path becomes absolute."""
+    return checkpoint if checkpoint_names(checkpoint) else str(Path(checkpoint).absolute())
+
+
 def checkpoint_path(run: Path, checkpoint: str) -> Path:
     """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist."""
     names = checkpoint_names(checkpoint)

@@ -15,6 +15,7 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
+from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treenet.serving.asking import NoAnswer, ReplicaLost, Serving
 from treenet.serving.messages import Question
 from treenet.serving.sentences import SentenceTranslator
@@ -117,11 +118,13 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
         ray_actor_options={"num_cpus": 1, "num_gpus": int(settings.use_gpu)},
         logging_config=_QUIET,
     )
+    # The replicas have another working folder.
+    settings = settings.model_copy(update={"checkpoint": absolute_checkpoint(settings.checkpoint)})
     with phase("starting the replicas"):
         try:
             # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
             serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
-            handle = serve.run(deployment.bind(settings, run), name=application, route_prefix=None, logging_config=_QUIET)
+            handle = serve.run(deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET)
             name, beam_size, error = handle.describe.remote().result()
         except (RuntimeError, ray.exceptions.RayError) as failure:
             with suppress(Exception):  # of Serve, which may not have started at all

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import ray
 
+from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treenet.translation.line_translator import LineSource, LineTranslator, Translated
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.ray_session import start_ray
@@ -53,6 +54,9 @@ def map_with_ray(
     """
     start_ray()
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
+    # The actors have another working folder.
+    settings = settings.model_copy(update={"checkpoint": [absolute_checkpoint(name) for name in settings.checkpoints]})
+    runs = [run.absolute() for run in runs]
     starting = [actor.remote(settings, runs, encoder) for _ in range(settings.workers)]
     busy = {one.describe.remote(): one for one in starting}
     greetings, free, described = set(busy), deque(), False

@@ -149,7 +149,7 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
 def all_nodes_see(inputs: Inputs) -> bool:
     """Whether every node sees the input files that this process sees."""
     start_ray()
-    here = stamps_of(inputs)
+    here, inputs = stamps_of(inputs), inputs.with_absolute_paths()
     return all(there == here for there in _on_all_nodes(_stamps_there, inputs))
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -57,6 +57,14 @@ class Inputs:
     tokenized: str
     labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
     normalization: Normalization = "none"
+
+    def with_absolute_paths(self) -> "Inputs":
+        """The same files for a process with another working folder."""
+        splits = {
+            split: files.model_copy(update={side: [path.absolute() for path in getattr(files, side)] for side in ("source", "target")})
+            for split, files in self.splits.items()
+        }
+        return replace(self, splits=splits)
 
     def columns(self) -> tuple[str, ...]:
         """Columns of the text shards beside `example_id`."""
