@@ -1,12 +1,20 @@
 """Starts of Ray: clusters that are gone, machines that are busy, and the messages."""
 
+import os
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from treeproc.common.ray_session import _cluster_is_running, there_is_a_cluster
+from treeproc.common import ray_session
+from treeproc.common.errors import UserError
+from treeproc.common.ray_internals import note_unread, read_note
+from treeproc.common.ray_session import _find_cluster, there_is_a_cluster
 
 # A start that fails when its processes are there, as on a busy machine, and the next one; then one that fails twice.
 SLOW_STARTS = """
@@ -44,11 +52,12 @@ def never(**options):
     raise Exception("The current node timed out during startup.\\nMore of it.")
 
 ray.init = never
-try:
-    start_ray()
-except UserError as error:
-    print(error)
-assert len(tries) == 2
+for without in ("workers=0", ""):
+    try:
+        start_ray(without)
+    except UserError as error:
+        print(error)
+assert len(tries) == 4
 """
 
 
@@ -58,8 +67,10 @@ def test_a_slow_start_is_tried_once_more_and_then_told_in_one_line(repository):
     assert run.stdout == (
         "cannot start Ray on this machine (The current node timed out during startup.; tried twice); run the same command again "
         "when the machine is less busy, or with workers=0, which needs no Ray\n"
+        "cannot start Ray on this machine (The current node timed out during startup.; tried twice); run the same command again "
+        "when the machine is less busy\n"  # of a command that always needs Ray
     )
-    assert run.stderr == "starting Ray ...\n" * 2
+    assert run.stderr == "starting Ray ...\n" * 3
 
 
 @pytest.mark.parametrize(("address", "there"), [("local", False), ("ray://somewhere:1", True), ("10.0.0.1:6379", True)])
@@ -68,21 +79,136 @@ def test_the_environment_names_a_cluster(monkeypatch, address, there):
     assert there_is_a_cluster() == there
 
 
-def test_only_a_cluster_that_answers_counts(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    assert not _cluster_is_running()
-    note = tmp_path / "ray" / "ray_current_cluster"
-    note.parent.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        note.write_text(f"127.0.0.1:{port}")
-        assert _cluster_is_running()
-    assert not _cluster_is_running()
+# What a server of gRPC says first: an empty frame of settings.
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 
-@pytest.mark.parametrize("content", ["", "nonsense", "127.0.0.1:notaport"])
-def test_a_broken_note_counts_as_none(tmp_path, monkeypatch, content):
+@pytest.fixture
+def note(tmp_path, monkeypatch):
+    """The place of the note of `ray start`, where Ray looks for it."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS")
     (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text(content)
-    assert not _cluster_is_running()
+    return tmp_path / "ray" / "ray_current_cluster"
+
+
+@contextmanager
+def answering(content: bytes = SETTINGS):
+    """A port that accepts a client and says `content`. Gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    clients.append(client)
+                    client.sendall(content)
+
+        clients: list[socket.socket] = []
+        threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for client in clients:
+            client.close()
+
+
+def test_only_a_cluster_that_answers_counts(note, monkeypatch):
+    assert _find_cluster() == ("", "")
+    with answering() as address:
+        note.write_text(f"{address}\n")
+        assert _find_cluster() == (address, "") and there_is_a_cluster()
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        assert _find_cluster() == (address, "")
+        monkeypatch.setenv("RAY_ADDRESS", "local")
+        assert not there_is_a_cluster()
+        monkeypatch.delenv("RAY_ADDRESS")
+        note.chmod(0o666)
+        assert _find_cluster() == ("", f"every user may write to {note}")
+        note.chmod(0o644)
+    assert _find_cluster() == ("", f"the noted Ray cluster at {address} does not run any more")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    with pytest.raises(UserError, match="RAY_ADDRESS=auto: the noted Ray cluster at .*; set RAY_ADDRESS to HOST:PORT"):
+        there_is_a_cluster()
+    note.unlink()
+    with pytest.raises(UserError, match="RAY_ADDRESS=auto: no Ray cluster runs on this machine"):
+        there_is_a_cluster()
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_port_that_is_not_of_ray_is_left_alone(note, monkeypatch, says):
+    monkeypatch.setattr(ray_session, "ANSWER_S", 0.2)
+    with answering(says) as address:
+        note.write_text(address)
+        assert _find_cluster() == ("", f"no Ray cluster answers at the noted address {address}")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nonsense", b"127.0.0.1:notaport", b"127.0.0.1:0", b"127.0.0.1:70000", b"\xff:80", b"a\0b:80", b"h" * 400 + b":80"],
+)
+def test_a_note_without_an_address_is_not_believed(note, content):
+    note.write_bytes(content)
+    assert read_note() == ("", f"{note} does not hold an address")
+
+
+def test_a_note_that_is_not_a_file_is_neither_waited_for_nor_followed(note, tmp_path):
+    os.mkfifo(note)
+    assert read_note() == ("", f"{note} is not a regular file")
+    note.unlink()
+    note.mkdir()
+    assert read_note() == ("", f"{note} is not a regular file")
+    note.rmdir()
+    (tmp_path / "mine").write_text("127.0.0.1:6379")
+    note.symlink_to(tmp_path / "mine")
+    assert read_note() == ("", f"{note} is a link")
+    note.unlink()
+    note.parent.rmdir()
+    note.parent.write_text("a file")
+    assert read_note() == ("", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_what_another_user_wrote_is_not_believed(note, tmp_path, monkeypatch):
+    note.write_text("127.0.0.1:6379")
+    assert read_note() == ("127.0.0.1:6379", "")
+    os.chown(note, 12345, 12345)
+    assert read_note() == ("", f"{note} belongs to another user")
+    os.chown(note, 0, 0)
+    note.parent.rename(tmp_path / "elsewhere")
+    note.parent.symlink_to(tmp_path / "elsewhere")
+    assert read_note() == ("127.0.0.1:6379", "")
+    os.lchown(note.parent, 12345, 12345)
+    assert read_note() == ("", f"{note.parent} is a link of another user")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a while")
+def test_a_cluster_of_root_counts_if_this_user_may_use_it(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        sockets = Path(folder) / "ray" / "session_1" / "sockets"
+        sockets.mkdir(parents=True)
+        (Path(folder) / "ray" / "ray_current_cluster").write_text("127.0.0.1:6379")
+        for mode, address in ((0o755, ""), (0o777, "127.0.0.1:6379")):
+            (sockets / "raylet").touch()
+            (sockets / "raylet").chmod(mode)
+            os.seteuid(12345)
+            try:
+                found, doubt = read_note()
+            finally:
+                os.seteuid(0)
+            assert found == address and ("permission" in doubt) == (not address)
+
+
+def test_ray_looks_where_we_look_and_does_not_read_the_note_itself(note, monkeypatch):
+    from ray._common.utils import get_ray_address_file
+    from ray._private import services
+
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(note.parent.parent))
+    assert get_ray_address_file(None) == str(note)
+    note.write_text("127.0.0.1:6379")
+    assert read_note()[0] == services.find_bootstrap_address(None) == "127.0.0.1:6379"
+    with note_unread():
+        assert services.find_bootstrap_address(None) is None
+    assert services.find_bootstrap_address(None) == "127.0.0.1:6379"

@@ -57,7 +57,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     their number, as long as a new checkpoint appears between two failures, or between a few. Raises UserError for problems that a
     user can resolve, also if a worker finds them.
     """
-    start_ray()
+    start_ray("workers=0")
     _check_resources(config)
     mirror.push()
     mirror.forget_stop()
@@ -176,7 +176,7 @@ class _Follow:
 
 def precision_of_workers(config: TrainConfig) -> str:
     """Ask one worker for the value of `precision: auto` on the workers' GPUs."""
-    start_ray()
+    start_ray("workers=0")
     _check_resources(config)
     return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
 

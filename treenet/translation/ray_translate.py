@@ -52,7 +52,7 @@ def map_with_ray(
     Work begins when one actor has started. If the cluster has no room for the others yet, they join later, or never. Raises
     UserError if an actor does, or if actors die again and again.
     """
-    start_ray()
+    start_ray("workers=0")
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
     # The actors have another working folder.
     settings = settings.model_copy(update={"checkpoint": [absolute_checkpoint(name) for name in settings.checkpoints]})

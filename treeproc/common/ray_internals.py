@@ -1,11 +1,20 @@
 """Parts of Ray that its documentation does not promise, each with what holds where it is gone."""
 
+import errno
+import logging
 import os
+import re
+import stat
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name.
 _JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
+
+# HOST:PORT, and the bytes of a note.
+_ADDRESS, _MOST_BYTES = re.compile(rb"[0-9A-Za-z.:\[\]_-]+:([0-9]{1,5})"), 300
 
 
 def in_submitted_job() -> bool:
@@ -29,11 +38,75 @@ def end_failed_start(error: Exception) -> None:
             end(check_alive=False, allow_graceful=False)
 
 
-def noted_address() -> tuple[str, int] | None:
-    """Host and port that `ray start` on this machine left in a note; None without a note that can be read."""
-    note = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+def read_note() -> tuple[str, str]:
+    """The address that `ray start` left in a note on this machine, and a reason not to believe a note; both may be empty.
+
+    The folder of the note is open to all users of a machine. Ray believes any note, and sends its token to the address in it.
+    So only a plain file counts that this user or root wrote.
+    """
+    # As in Ray. A cluster of `ray start --temp-dir` needs RAY_ADDRESS.
+    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+    note = folder / "ray_current_cluster"
     try:
-        host, _, port = note.read_text().strip().rpartition(":")
-        return host, int(port)
-    except (OSError, ValueError):
-        return None
+        if folder.is_symlink() and not _is_trusted(folder.lstat()):
+            return "", f"{folder} is a link of another user"
+        descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return "", ""
+    except OSError as error:
+        return "", f"{note} is a link" if error.errno == errno.ELOOP else f"cannot read {note}: {error.strerror}"
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            return "", f"{note} is not a regular file"
+        if not _is_trusted(facts):
+            return "", f"{note} belongs to another user"
+        if facts.st_mode & stat.S_IWOTH:
+            return "", f"every user may write to {note}"
+        content = os.read(descriptor, _MOST_BYTES + 1).strip()
+    finally:
+        os.close(descriptor)
+    if len(content) > _MOST_BYTES or not (found := _ADDRESS.fullmatch(content)) or not 0 < int(found[1]) < 2**16:
+        return "", f"{note} does not hold an address"
+    if facts.st_uid != os.geteuid() and not _may_use_a_node(folder):
+        return "", f"{note} belongs to root, and this user has no permission to use that cluster"
+    return content.decode(), ""
+
+
+def _may_use_a_node(folder: Path) -> bool:
+    """Whether a node of Ray on this machine lets this user in. Without permission for its socket, Ray aborts the process."""
+    return any(os.access(path, os.W_OK, effective_ids=True) for path in folder.glob("session_*/sockets/raylet"))
+
+
+def _is_trusted(facts: os.stat_result) -> bool:
+    return facts.st_uid in (0, os.geteuid())
+
+
+@contextmanager
+def note_unread() -> Iterator[None]:
+    """Keep Ray from reading the note itself, which it does after a failed connection too.
+
+    Without its function, `ray.init` still gets an explicit address.
+    """
+    from ray._private import utils
+
+    read = getattr(utils, "read_ray_address", None)
+    if read is not None:
+        utils.read_ray_address = lambda *arguments, **options: None
+    try:
+        yield
+    finally:
+        if read is not None:
+            utils.read_ray_address = read
+
+
+def use_token() -> None:
+    """Use the token of this user if there is one, as `ray.init` does without an address.
+
+    Without its function, clusters that ask for a token need RAY_AUTH_MODE=token.
+    """
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it found the token
+    with suppress(ImportError):
+        from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -11,23 +12,33 @@ from contextlib import contextmanager
 
 from treeproc.common.errors import UserError
 from treeproc.common.progress import phase
-from treeproc.common.ray_internals import end_failed_start, noted_address
+from treeproc.common.ray_internals import end_failed_start, note_unread, read_note, use_token
+
+# Seconds in which a cluster must answer.
+ANSWER_S = 5.0
+# The first bytes of a client of HTTP/2, which gRPC speaks, with an empty frame of settings; and the kind of frame that answers.
+_HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\4"
 
 
-def start_ray() -> None:
+def start_ray(without: str = "") -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
 
     RAY_ADDRESS names another cluster. With `local`, Ray starts in this process even if a cluster runs on the machine.
     Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
-    because the machine may be busy. Raises UserError if that fails too.
+    because the machine may be busy. Raises UserError if that fails too. `without` is the setting with which this command needs no
+    Ray, if there is one.
     """
     import ray  # commands without Ray may call `there_is_a_cluster`
 
     if ray.is_initialized():
         return
-    options: dict = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if not there_is_a_cluster():
-        options |= {"address": "local", "include_dashboard": False}
+    address, doubt = _find_cluster()
+    options: dict = {"logging_level": logging.ERROR, "log_to_driver": False, "address": address or "local"}
+    if not address:
+        if doubt:
+            own = "this command starts Ray for itself; to use a cluster, set RAY_ADDRESS=HOST:PORT"
+            print(f"note: {doubt}, so {own}", file=sys.stderr)
+        options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with phase("starting Ray", after=0), _sigterm_kept():
@@ -37,7 +48,7 @@ def start_ray() -> None:
             try:
                 _try_to_start(options)
             except Exception as error:
-                raise UserError(_describe_failure(error)) from None
+                raise UserError(_describe_failure(error, address, without)) from None
 
 
 def _try_to_start(options: dict) -> None:
@@ -45,7 +56,9 @@ def _try_to_start(options: dict) -> None:
     import ray
 
     try:
-        with _without_notice():
+        with _without_notice(), note_unread():
+            if options["address"] != "local" and _asks_for_the_note():
+                use_token()
             ray.init(**options)
     except Exception as error:
         end_failed_start(error)
@@ -53,14 +66,15 @@ def _try_to_start(options: dict) -> None:
         raise
 
 
-def _describe_failure(error: Exception) -> str:
+def _describe_failure(error: Exception, address: str, without: str) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
-    if there_is_a_cluster():
-        return f"cannot connect to the Ray cluster ({reason}); start the cluster again, or set RAY_ADDRESS=local"
-    return (
-        f"cannot start Ray on this machine ({reason}; tried twice); run the same command again when the machine is less busy, or "
-        "with workers=0, which needs no Ray"
-    )
+    if address:
+        return f"cannot connect to the Ray cluster at {address} ({reason}); start the cluster again, or set RAY_ADDRESS=local"
+    hint = "run the same command again when the machine is less busy"
+    if isinstance(error, OSError):
+        hint = "set RAY_TMPDIR to a folder of your own, with a short name"
+    without = f", or with {without}, which needs no Ray" if without else ""
+    return f"cannot start Ray on this machine ({reason}; tried twice); {hint}{without}"
 
 
 @contextmanager
@@ -102,20 +116,47 @@ def _without_notice() -> Iterator[None]:
 
 def there_is_a_cluster() -> bool:
     """Whether `start_ray` would connect to a cluster."""
-    address = os.environ.get("RAY_ADDRESS")
-    return _cluster_is_running() if address is None else address != "local"
+    return bool(_find_cluster()[0])
 
 
-def _cluster_is_running() -> bool:
-    """Whether the cluster that `ray start` noted on this machine answers.
+def _asks_for_the_note() -> bool:
+    return os.environ.get("RAY_ADDRESS") in (None, "", "auto")
 
-    Ray itself would wait for minutes for one that was killed or did not survive a reboot.
+
+def _find_cluster() -> tuple[str, str]:
+    """The address of the cluster to connect to, empty without one, and a reason not to believe a note of a cluster.
+
+    Raises UserError for RAY_ADDRESS=auto without a cluster.
     """
-    address = noted_address()
-    if address is None:
-        return False
+    asked_for = os.environ.get("RAY_ADDRESS", "")
+    if not _asks_for_the_note():
+        return ("", "") if asked_for == "local" else (asked_for, "")
+    address, doubt = read_note()
+    if address and (doubt := _why_not(address)):
+        address = ""
+    if asked_for == "auto" and not address:
+        raise UserError(
+            f"RAY_ADDRESS=auto: {doubt or 'no Ray cluster runs on this machine'}; set RAY_ADDRESS to HOST:PORT of a cluster, or to "
+            "local"
+        )
+    return address, doubt
+
+
+def _why_not(address: str) -> str:
+    """Why the noted cluster is none that runs; empty for one that answers.
+
+    Ray itself would wait for minutes for one that was killed or did not survive a reboot, and for a port that is not Ray's.
+    """
+    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection(address, timeout=5):
-            return True
-    except (OSError, OverflowError):  # the latter: no port has this number
-        return False
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection:
+            if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):  # it says nothing without certificates
+                return ""
+            connection.sendall(_HELLO)
+            if connection.recv(9)[3:4] == _SETTINGS:
+                return ""
+    except ConnectionRefusedError:
+        return f"the noted Ray cluster at {address} does not run any more"
+    except (OSError, UnicodeError):  # the latter: no name of a host
+        pass
+    return f"no Ray cluster answers at the noted address {address}"
