@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from treenet.config import MAY_CHANGE, TrainConfig
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.tuning_settings import TuningConfig
 from treeproc.common import ray_session
 from treeproc.common.errors import UserError
 from treeproc.common.ray_internals import note_unread, read_note
@@ -212,3 +216,18 @@ def test_ray_looks_where_we_look_and_does_not_read_the_note_itself(note, monkeyp
     with note_unread():
         assert services.find_bootstrap_address(None) is None
     assert services.find_bootstrap_address(None) == "127.0.0.1:6379"
+
+
+def test_training_uses_ray_by_itself_only_where_a_cluster_is_meant(monkeypatch):
+    def workers(cls=TrainConfig, **values) -> int:
+        return cls(data="x", **values).workers
+
+    monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
+    for address, expected in (("local", 0), ("", 0), ("auto", 1), ("10.0.0.1:6379", 1)):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        assert (workers(), workers(TuningConfig), workers(workers=0), workers(workers=3)) == (expected, expected, 0, 3)
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert workers() == 0 and workers(ScalingConfig) == workers(SeedsConfig) == 1  # Ray runs the cells side by side
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert workers() == 1
+    assert "workers" in MAY_CHANGE  # so a run that recorded workers: 1 continues

@@ -116,17 +116,20 @@ def test_relative_paths_are_those_of_the_command_in_any_process(data, tmp_path, 
 
 
 def test_a_search_in_which_a_system_has_no_result_ends_with_an_error(data, tmp_path, capsys):
-    config = settings(data)
-    systems = record(data, tmp_path, config)
-    end_without_result(systems, tmp_path)  # one trial of each failed
-    warnings = capsys.readouterr().err.splitlines()
-    assert len(warnings) == 2 and f"1 of {LEAST_TRIALS + 5} trials of transformer failed, the first: no" in warnings[1]
-    (tmp_path / "other").mkdir()
-    systems["transformer"] = Trials(tmp_path / "other", config, "transformer")
-    systems["transformer"].end(systems["transformer"].begin({}), FAILED, "data is missing")
+    config, systems = settings(data, systems=SYSTEM), {}
+    for folder, statuses in (("some", (DONE, FAILED)), ("none", (FAILED, STOPPED))):
+        (tmp_path / folder).mkdir()
+        trials = systems[folder] = Trials(tmp_path / folder, config, "transformer")
+        for status in statuses:
+            trial = trials.begin({})
+            trials.add_point(trial, 5, 1.0)
+            trials.end(trial, status, "data is missing" if status == FAILED else "")
+    end_without_result({"transformer": systems["some"]}, tmp_path)
+    warning = f"warning: 1 of 2 trials of transformer failed, the first: data is missing; see {tmp_path / 'trials.json'}\n"
+    assert capsys.readouterr().err == warning
     with pytest.raises(CommandEnded, match="no trial of transformer is done.*remove .*trials.json") as ended:
-        end_without_result(systems, tmp_path)
-    assert ended.value.status == 1 and "1 of 1 trials of transformer failed, the first: data is missing" in capsys.readouterr().err
+        end_without_result({"transformer": systems["none"]}, tmp_path)
+    assert ended.value.status == 1 and capsys.readouterr().err == warning
 
 
 def test_systems_that_write_in_turn_keep_each_other_and_read_only_what_changed(data, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@
     python workflows/train_lm.py --sample --out RUN data=DATA     a small masked model
     python workflows/train_lm.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
-The same command continues an interrupted run. workers=0 trains in this process, without Ray. workflows/score_lm.py computes
+The same command continues an interrupted run. It trains in this process; workers=2 trains on Ray. workflows/score_lm.py computes
 perplexities. workflows/unsupervised_parse.py reads the constituents that model.name = constituent_transformer finds.
 """
 

@@ -4,7 +4,7 @@
     python workflows/train_wmt.py --sample --out RUN data=DATA
     python workflows/train_wmt.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
-The same command continues an interrupted run. workers=0 trains in this process, without Ray.
+The same command continues an interrupted run. It trains in this process; workers=2 trains in two processes, on Ray.
 """
 
 from collections.abc import Sequence

@@ -17,6 +17,7 @@ from pydantic import (
 from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treenet.config.sampling import SamplingConfig
+from treeproc.common.ray_internals import is_sent_to_a_cluster
 from treeproc.common.setting_effects import Effect, is_below, keys_with
 from treeproc.common.settings import Settings
 from treeproc.common.storage import AnyPath, DataPath
@@ -27,6 +28,15 @@ SplitWords = Literal["pieces", "node", "both"]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 FileName = Annotated[str, StringConstraints(min_length=1)]
 LoggerName = Literal["tensorboard", "mlflow", "wandb"]
+Workers = Annotated[
+    int,
+    Effect.NONE,
+    Field(
+        ge=0,
+        description="Ray Train workers; 0 trains in this process, without Ray. Unset: 1 in a submitted job and with RAY_ADDRESS, "
+        "else 0",
+    ),
+]
 RateFactor = Annotated[float, Field(ge=0, le=1000)]
 
 
@@ -277,7 +287,7 @@ class TrainConfig(Settings):
         description="loggers that get the metrics too: tensorboard, mlflow, wandb. MLflow and W&B write to this machine, "
         "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
-    workers: Annotated[int, Effect.NONE] = Field(1, ge=0, description="Ray Train workers; 0 trains in this process, without Ray")
+    workers: Workers = Field(default_factory=lambda: int(is_sent_to_a_cluster()))
     min_workers: Annotated[int, Effect.NONE] = Field(
         0, ge=0, description="fewest workers to train with while nodes are missing; 0: wait for all workers"
     )

@@ -17,7 +17,7 @@ from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.run_results import read_scores
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
-from treenet.experiments.study import check_name, check_once, check_same_pieces, describe_stale
+from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treeproc.common.settings import Settings, UserError, build_settings
@@ -93,6 +93,7 @@ class GridConfig(Settings):
 class ScalingConfig(TrainConfig):
     """A data-size study. `seed` and `batch.fraction` are those of the grid."""
 
+    workers: CellWorkers = 1
     grid: GridConfig = GridConfig()
 
 

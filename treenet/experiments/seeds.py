@@ -15,7 +15,7 @@ from treenet.evaluation.classify import score_peak, score_run
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.scaling import Seed, overlay
-from treenet.experiments.study import check_name, check_once, check_same_pieces, describe_stale
+from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.tasks.registry import build_task
@@ -72,6 +72,7 @@ class SeedGridConfig(Settings):
 class SeedsConfig(TrainConfig):
     """A comparison over seeds. `seed` is that of the grid."""
 
+    workers: CellWorkers = 1
     grid: SeedGridConfig = SeedGridConfig()
 
 

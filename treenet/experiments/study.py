@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from treenet.config import TrainConfig
 from treenet.evaluation.origin import NOT_RECORDED, RunState, Standing
@@ -19,9 +22,16 @@ from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, held, locked, read_json
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
 from treeproc.shards.store import pieces_fingerprint
 
+# Studies use Ray by default, because it runs their cells side by side.
+CellWorkers = Annotated[
+    int,
+    Effect.NONE,
+    Field(ge=0, description="Ray Train workers of a cell; 0: the cells train in processes of this machine, without Ray"),
+]
 _REPORT_LOCK = ".report-lock"
 
 

@@ -27,6 +27,11 @@ def in_submitted_job() -> bool:
         return False
 
 
+def is_sent_to_a_cluster() -> bool:
+    """Whether this process is a submitted job, or RAY_ADDRESS names a cluster."""
+    return in_submitted_job() or os.environ.get("RAY_ADDRESS", "") not in ("", "local")
+
+
 def end_failed_start(error: Exception) -> None:
     """End the processes of a node whose start failed with `error`.
 

@@ -72,7 +72,7 @@ def _describe_failure(error: Exception, address: str, without: str) -> str:
         return f"cannot connect to the Ray cluster at {address} ({reason}); start the cluster again, or set RAY_ADDRESS=local"
     hint = "run the same command again when the machine is less busy"
     if isinstance(error, OSError):
-        hint = "set RAY_TMPDIR to a folder of your own, with a short name"
+        hint = "set RAY_TMPDIR to your own folder, with a short name"
     without = f", or with {without}, which needs no Ray" if without else ""
     return f"cannot start Ray on this machine ({reason}; tried twice); {hint}{without}"
 
