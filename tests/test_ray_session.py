@@ -10,6 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from ray import exceptions
+from ray.train import ControllerError, WorkerGroupError
 
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
@@ -17,8 +19,10 @@ from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.tuning_settings import TuningConfig
 from treeproc.common import ray_session
 from treeproc.common.errors import UserError
-from treeproc.common.ray_internals import note_unread, read_note
+from treeproc.common.ray_failures import describe_ray_failure
+from treeproc.common.ray_internals import note_unread, read_note, shorten_notices
 from treeproc.common.ray_session import _find_cluster, there_is_a_cluster
+from treeproc.common.settings import run_cli
 
 # A start that fails when its processes are there, as on a busy machine, and the next one; then one that fails twice.
 SLOW_STARTS = """
@@ -231,3 +235,90 @@ def test_training_uses_ray_by_itself_only_where_a_cluster_is_meant(monkeypatch):
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     assert workers() == 1
     assert "workers" in MAY_CHANGE  # so a run that recorded workers: 1 continues
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (exceptions.RaySystemError("broken"), "RaySystemError: System error: broken"),
+        (exceptions.RuntimeEnvSetupError("no folder"), "RuntimeEnvSetupError: Failed to set up runtime environment."),
+        (exceptions.LocalRayletDiedError(), "LocalRayletDiedError: The task's local raylet died."),
+        (exceptions.NodeDiedError("gone"), "NodeDiedError: gone"),
+        (exceptions.GetTimeoutError("late\nmore"), "GetTimeoutError: late"),
+        (exceptions.ActorDiedError(), "ActorDiedError: The actor died unexpectedly before finishing this task."),
+        (exceptions.WorkerCrashedError(), "WorkerCrashedError: The worker died unexpectedly"),
+        (exceptions.OutOfMemoryError("too large"), "OutOfMemoryError: too large); choose nodes with more memory"),
+        (exceptions.RayTaskError("f", "trace", exceptions.NodeDiedError("gone")), "NodeDiedError: gone"),
+        (WorkerGroupError("many lines", {1: exceptions.NodeDiedError("gone")}), "NodeDiedError: gone"),
+        (ControllerError(RuntimeError("why")), "ControllerError: "),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_failure_of_ray_is_one_line_and_status_1(error, message, capsys, monkeypatch):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["train_wmt.py"])
+    with pytest.raises(SystemExit) as ended:
+        run_cli(fail)
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 1 and line.startswith(f"error: Ray failed ({message}") and "the same command continues" in line
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), WorkerGroupError("many lines", {0: TypeError("a bug")})])
+def test_an_error_of_our_code_in_ray_keeps_its_traceback(error):
+    assert describe_ray_failure(error) is None
+    assert describe_ray_failure(exceptions.RayTaskError("f", "trace", error)) is None
+
+
+KILLED_AGENT = """
+import os, signal, time
+from pathlib import Path
+from treeproc.common.ray_session import start_ray
+from treeproc.common.settings import run_cli
+
+def agent():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"runtime_env/agent" in command and os.environ["RAY_TMPDIR"].encode() in command:
+            return int(folder.name)
+
+def main(arguments):
+    import ray
+    start_ray()
+    print("begun")  # waits in the buffer
+    os.kill(agent(), signal.SIGKILL)
+    ray.get(ray.remote(lambda: time.sleep(200)).remote())
+
+run_cli(main)
+"""
+
+
+def test_a_killed_agent_of_ray_ends_a_command_with_one_line(repository):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        run = subprocess.run(
+            [sys.executable, "-c", KILLED_AGENT],
+            capture_output=True,
+            text=True,
+            cwd=repository,
+            timeout=280,
+            env=os.environ | {"RAY_TMPDIR": folder},
+        )
+    assert run.returncode == 1 and run.stdout == "begun\n", run.stderr
+    line = run.stderr.splitlines()[-1]  # Ray may have told of it too, in one line
+    assert run.stderr.count("\n") <= 3 and "state-dump" not in run.stderr, run.stderr
+    assert line.startswith("error: Ray failed (its node on this machine died); the same command continues; Ray's logs are in ")
+
+
+def test_notices_of_nodes_are_one_line_outside_of_the_results(capsys, monkeypatch):
+    from ray._private import worker
+
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    shorten_notices()
+    notice = "A worker was killed because memory was short.\n  [state-dump] 40 lines\n  of logs"
+    worker.print_to_stdstream({"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False)
+    said = capsys.readouterr()
+    assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n"

@@ -4,11 +4,16 @@ import errno
 import logging
 import os
 import re
+import socket
 import stat
+import struct
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from treeproc.common.errors import one_line
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name.
 _JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
@@ -115,3 +120,46 @@ def use_token() -> None:
         from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def shorten_notices() -> None:
+    """Make one line on standard error of each notice of Ray's nodes, which Ray would write into the results with its logs.
+
+    Without its function, the notices stay as they are.
+    """
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = _print_notice
+
+
+def _print_notice(data: dict, *arguments: object, **options: object) -> None:
+    text = " ".join(str(line) for line in data.get("lines", ()))
+    if first := next(filter(None, map(str.strip, text.splitlines())), ""):
+        sys.stderr.write(f"warning: Ray: {one_line(first, 300)}\n")
+
+
+def raylet_pid() -> int | None:
+    """The process of Ray's node on this machine; None without one, or if it cannot be found.
+
+    Without the name of its socket, nobody tells that the node has died.
+    """
+    from ray._private import worker
+
+    name = getattr(getattr(worker, "_global_node", None), "raylet_socket_name", None)
+    if not name:
+        return None
+    with suppress(OSError, struct.error), socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1)
+        connection.connect(name)
+        pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        return pid or None  # 0: in a container beside this one
+    return None
+
+
+def logs_folder() -> str:
+    """The folder of Ray's logs on this machine; empty if it is not known."""
+    from ray._private import worker
+
+    get = getattr(getattr(worker, "_global_node", None), "get_logs_dir_path", None)
+    return get() if get else ""

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 from treeproc.common.errors import UserError
 from treeproc.common.progress import phase
-from treeproc.common.ray_internals import end_failed_start, note_unread, read_note, use_token
+from treeproc.common.ray_failures import end_with_the_node
+from treeproc.common.ray_internals import end_failed_start, note_unread, read_note, shorten_notices, use_token
 
 # Seconds in which a cluster must answer.
 ANSWER_S = 5.0
@@ -41,6 +42,7 @@ def start_ray(without: str = "") -> None:
         options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    shorten_notices()
     with phase("starting Ray", after=0), _sigterm_kept():
         try:
             _try_to_start(options)
@@ -49,6 +51,7 @@ def start_ray(without: str = "") -> None:
                 _try_to_start(options)
             except Exception as error:
                 raise UserError(_describe_failure(error, address, without)) from None
+    end_with_the_node()
 
 
 def _try_to_start(options: dict) -> None:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, Valida
 from treeproc.common.command_names import as_called, from_python
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.extras import describe_missing
+from treeproc.common.ray_failures import FAILED, describe_ray_failure
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -299,7 +300,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
 
-    So does a refusal of the file system. `CommandEnded` brings its own status. Ctrl-C and a reader that leaves (`| head`) end
+    So does a refusal of the file system. A failure of Ray ends with status 1. `CommandEnded` brings its own status. Ctrl-C and a reader that leaves (`| head`) end
     with the status of their signal.
     """
     try:
@@ -322,15 +323,18 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
             raise
         print(f"error: {reason}", file=sys.stderr)
         sys.exit(2)
-    except (OSError, MemoryError, RuntimeError) as error:
-        if not (reason := describe_refusal(error)):
+    except Exception as error:
+        failure = describe_ray_failure(error)
+        if not (reason := failure or describe_refusal(error)):
             raise
         print(f"error: {reason}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(FAILED if failure else 2)
 
 
 def describe_refusal(error: Exception) -> str | None:
     """The message for a user when the file system or the memory fails; None for an error that no user can resolve."""
+    if not isinstance(error, OSError | MemoryError | RuntimeError):
+        return None
     # PyTorch has no type of its own for the memory of a CPU.
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
         message = one_line(str(error), 200)
