@@ -47,7 +47,7 @@ SLOW = {
     "probes", "report_lines", "report_live",
     "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
     "scaling", "serving", "serving_answers", "serving_ray", "serving_replicas", "serving_slow_clients",
-    "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "static_search_compiled",
+    "sharded", "standard_streams", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "static_search_compiled",
     "storage", "systems",
     "text_on_ray",
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",

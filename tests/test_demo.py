@@ -58,22 +58,21 @@ def check_demo(out: Path, message: str) -> None:
     assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1
 
 
-def test_demo_interrupted_after_training_does_nothing_twice_and_reports(slice_config, tmp_path, repository, capsys, monkeypatch):
-    demo, translate = (runpy.run_path(str(repository / "workflows" / name))["main"] for name in ("demo.py", "translate.py"))
+def test_demo_interrupted_after_training_does_nothing_twice_and_reports(slice_config, tmp_path, capsys, monkeypatch):
     command = ["--config", str(slice_config), "--out", str(tmp_path), "workers=0"]
 
     def interrupt(out: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setitem(demo.__globals__, "evaluate", interrupt)
-        demo(command)
+        patch.setattr(demo, "evaluate", interrupt)
+        demo.main(command)
     done = times(tmp_path, "*-of-*.arrow") | times(tmp_path, "model.safetensors")
-    demo(command)
+    demo.main(command)
     check_demo(tmp_path, capsys.readouterr().out)
     assert times(tmp_path, "*-of-*.arrow") | times(tmp_path, "model.safetensors") == done
     (tmp_path / "lines.txt").write_text("I see a dog.\n\nNo\u2028one.\n", encoding="utf-8")
-    translate(["--out", str(tmp_path / "tree_transformer"), f"input={tmp_path / 'lines.txt'}"])
+    translate.main(["--out", str(tmp_path / "tree_transformer"), f"input={tmp_path / 'lines.txt'}"])
     lines = capsys.readouterr().out.split("\n")
     assert len(lines) == 3 + 1 and lines[1] == ""
 

@@ -41,6 +41,7 @@ from treenet.translation.line_translator import EncodedLine, build_line_source
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.standard_streams import check_output
 from treeproc.common.storage import DataPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
 from treeproc.readers import read_lines
@@ -143,6 +144,8 @@ def main(argv: Sequence[str]) -> None:
     named = {name: getattr(settings, name) for name in ("input", "target", "trees", "references", "output")}
     paths = {"--out": args.out} | {name: path for name, path in named.items() if path is not None}
     refuse_relative_in_job(paths)
+    if settings.output is None:
+        check_output("give output=FILE")
     references = read_references(settings)
     if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
         count_lines(files)

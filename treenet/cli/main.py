@@ -2,11 +2,17 @@
 
 import difflib
 import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 from treeproc import __version__
 from treeproc.common.command_names import PROGRAM, command_of
 
+# In a log, imports that are over sooner than this are not worth a line.
+LOADING_S = 10.0
 # Commands in the order of the work, with their modules and what they do.
 COMMANDS = {
     "demo": ("treenet.cli.demo", "the whole job on the shipped sample"),
@@ -63,7 +69,25 @@ def describe_commands() -> str:
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Run a command of `COMMANDS` in this process, as its script in `workflows/` would."""
+    sys.argv = [f"{PROGRAM} {name}", *arguments]  # by this name, messages know that the command is installed
+    _run(name)
+
+
+def run_script(path: str) -> None:
+    """Run the command of a script in `workflows/`."""
+    _run(command_of(Path(path).stem))
+
+
+def _run(name: str) -> None:
     from treeproc.common.settings import run_cli  # here, because it imports pydantic, which `--help` does not need
 
-    sys.argv = [f"{PROGRAM} {name}", *arguments]  # by this name, messages know that the command is installed
-    run_cli(lambda argv: import_module(COMMANDS[name][0]).main(argv))
+    run_cli(lambda argv: _load(name, argv).main(argv))
+
+
+def _load(name: str, arguments: Sequence[str]) -> ModuleType:
+    """Import the module of a command. On a busy machine, PyTorch and other libraries take a minute: then a line tells so."""
+    from treeproc.common.progress import phase
+
+    asks_for_help = {"-h", "--help"} & {*arguments}
+    with nullcontext() if asks_for_help else phase(f"loading the libraries of {name}", after=LOADING_S):
+        return import_module(COMMANDS[name][0])

@@ -17,6 +17,7 @@ from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
+from treeproc.common.standard_streams import check_output
 from treeproc.common.storage import AnyPath
 
 # Longer inputs get a progress report.
@@ -79,6 +80,7 @@ def answer_lines(
     It asks for the first line after the models are loaded. With `explain`, it also writes trees and scores. Messages are as in
     `translate_lines`.
     """
+    check_output()
     translator = LineTranslator(settings, runs, encoder)
     print(translator.describe(), file=sys.stderr, flush=True)
     shown_kinds: set[str] = set()
@@ -154,6 +156,7 @@ def _parts(lines: Iterable, lines_at_once: int) -> Iterator[Part]:
 @contextmanager
 def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
     if path is None:
+        check_output("give output=FILE")
         yield sys.stdout.buffer
         return
     with named_output(path) as file:

@@ -39,6 +39,14 @@ def command_of(script: str) -> str:
     return _RENAMED.get(script, script.replace("_", "-"))
 
 
+def running_command() -> str:
+    """The command that this process runs, for example `train`; the name of another program as it is."""
+    program = sys.argv[0] if sys.argv else ""
+    if program.startswith(f"{PROGRAM} "):
+        return program.removeprefix(f"{PROGRAM} ")
+    return command_of(Path(program).stem)
+
+
 def as_called(text: str) -> str:
     """A text that names scripts and their configurations, with the names that the user of this process types.
 

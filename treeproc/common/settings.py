@@ -22,6 +22,7 @@ from treeproc.common.extras import describe_missing
 from treeproc.common.ray_failures import FAILED, describe_ray_failure
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
+from treeproc.common.standard_streams import note_lost_output, open_lost_streams
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
@@ -301,9 +302,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
 
     So does a refusal of the file system. A failure of Ray ends with status 1. `CommandEnded` brings its own status. Ctrl-C and a reader that leaves (`| head`) end
-    with the status of their signal.
+    with the status of their signal. Standard streams that are closed are opened on the null device.
     """
+    open_lost_streams()
     try:
+        note_lost_output(sys.argv[1:])
         main(sys.argv[1:])
     except UserError as error:
         print(as_called(f"error: {error}"), file=sys.stderr)  # once more: a worker may have made it

@@ -1,0 +1,87 @@
+"""Commands whose standard streams are closed, and what they say while their libraries load."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from commands import run_installed_here
+
+from treenet.cli import main as cli
+from treeproc.common import standard_streams
+from treeproc.common.settings import run_cli
+
+
+def make_inputs(folder: Path) -> list[str]:
+    for side in ("en", "de"):
+        (folder / side).write_text("".join(f"the dog number {i} sees a cat .\n" for i in range(20)), encoding="utf-8")
+    (folder / "c.yaml").write_text(
+        f"splits: {{train: {{source: [{folder / 'en'}], target: [{folder / 'de'}]}}}}\n"
+        "parser: {name: words}\nsubwords: {vocab_size: 300}\nworkers: 0\n"
+    )
+    return ["--config", str(folder / "c.yaml")]
+
+
+def content(data: Path) -> dict[str, bytes]:
+    files = (path for path in data.rglob("*") if path.is_file() and path.name not in ("provenance.json", "inputs.json", ".lock"))
+    return {str(path.relative_to(data)): path.read_bytes() for path in files}
+
+
+def test_a_command_without_standard_streams_does_its_work(repository, tmp_path):
+    script, arguments = str(repository / "workflows" / "preprocess.py"), make_inputs(tmp_path)
+    for closed in ("2>&-", "<&- >&- 2>&-", ""):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, script, *arguments, "--out", str(tmp_path / f"d{closed}")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr
+    assert content(tmp_path / "d2>&-") == content(tmp_path / "d<&- >&- 2>&-") == content(tmp_path / "d") != {}
+
+
+@pytest.fixture
+def no_output(monkeypatch):
+    """For tests that close sys.stdout."""
+    monkeypatch.setattr(standard_streams, "_output_is_lost", False)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+
+
+def run_without_output(*argv: str) -> int:
+    with pytest.raises(SystemExit) as ended, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", list(argv))
+        cli.main()
+    return ended.value.code
+
+
+def test_a_command_that_only_prints_refuses_a_closed_output(no_output, capsys):
+    for argv in (["inspect", "DATA"], ["configs"], ["train", "--sample", "--out", "x", "data=DATA", "--dry-run"]):
+        sys.stdout = None
+        assert run_without_output("tree-attention", *argv) == 2
+        assert capsys.readouterr().err == "error: standard output is closed, but the result goes there; open it\n"
+    sys.stdout = None
+    assert run_without_output("tree-attention", "verify") == 2
+    note, error = capsys.readouterr().err.splitlines()
+    assert note == "note: standard output is closed, so the command does not show what it prints there"
+    assert error.startswith("error: the following arguments are required: DATA")
+
+
+def test_a_result_without_a_place_is_an_error(no_output, capsys):
+    def translate(arguments):
+        standard_streams.check_output("give output=FILE")
+
+    sys.stdout = None
+    with pytest.raises(SystemExit):
+        run_cli(translate)
+    assert capsys.readouterr().err.endswith("but the result goes there; open it, or give output=FILE\n")
+
+
+def test_slow_imports_are_told_but_not_for_help(monkeypatch):
+    def load(name: str) -> ModuleType:
+        time.sleep(0.3)
+        module = ModuleType(name)
+        module.main = lambda arguments: None
+        return module
+
+    monkeypatch.setattr(cli, "import_module", load)
+    monkeypatch.setattr(cli, "LOADING_S", 0.05)
+    assert run_installed_here("train").stderr == "loading the libraries of train ...\n"
+    assert run_installed_here("train", "--help").stderr == ""
