@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
 from treeproc.job.preprocess import SAMPLE
 

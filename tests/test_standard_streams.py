@@ -32,7 +32,17 @@ def content(data: Path) -> dict[str, bytes]:
 def test_a_command_without_standard_streams_does_its_work(repository, tmp_path):
     script, arguments = str(repository / "workflows" / "preprocess.py"), make_inputs(tmp_path)
     for closed in ("2>&-", "<&- >&- 2>&-", ""):
-        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, script, *arguments, "--out", str(tmp_path / f"d{closed}")]
+        command = [
+            "sh",
+            "-c",
+            f'exec "$@" {closed}',
+            "sh",
+            sys.executable,
+            script,
+            *arguments,
+            "--out",
+            str(tmp_path / f"d{closed}"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
     assert content(tmp_path / "d2>&-") == content(tmp_path / "d<&- >&- 2>&-") == content(tmp_path / "d") != {}

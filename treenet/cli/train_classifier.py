@@ -10,7 +10,8 @@ The same command continues an interrupted run. It scores the trained model and t
 RUN/predictions.*.tsv. By default, the trained model is the checkpoint with the best validation accuracy, or with the best Pearson
 correlation for pairs.
 
-It trains in this process; workers=2 trains in two processes, on Ray. For many seeds, models and control trees, use workflows/compare_seeds.py.
+It trains in this process; workers=2 trains in two processes, on Ray. For many seeds, models and control trees, use
+workflows/compare_seeds.py.
 """
 
 from collections.abc import Sequence

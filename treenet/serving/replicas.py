@@ -124,7 +124,9 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
         try:
             # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
             serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
-            handle = serve.run(deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET)
+            handle = serve.run(
+                deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
+            )
             name, beam_size, error = handle.describe.remote().result()
         except (RuntimeError, ray.exceptions.RayError) as failure:
             with suppress(Exception):  # of Serve, which may not have started at all

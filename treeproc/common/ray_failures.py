@@ -45,7 +45,9 @@ def end_with_the_node() -> None:
     if pid is None:
         return
     with suppress(OSError):  # it has ended already, or the system has no such descriptor
-        threading.Thread(target=_watch, args=(os.pidfd_open(pid), _with_hint("its node on this machine died")), daemon=True).start()
+        threading.Thread(
+            target=_watch, args=(os.pidfd_open(pid), _with_hint("its node on this machine died")), daemon=True
+        ).start()
 
 
 def _watch(raylet: int, message: str) -> None:

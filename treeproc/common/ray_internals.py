@@ -102,7 +102,7 @@ def note_unread() -> Iterator[None]:
 
     read = getattr(utils, "read_ray_address", None)
     if read is not None:
-        utils.read_ray_address = lambda *arguments, **options: None
+        utils.read_ray_address = lambda *arguments, **options: None  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -142,7 +142,7 @@ def _print_notice(data: dict, *arguments: object, **options: object) -> None:
 def raylet_pid() -> int | None:
     """The process of Ray's node on this machine; None without one, or if it cannot be found.
 
-    Without the name of its socket, nobody tells that the node has died.
+    Without the name of its socket, the command cannot tell that the node has died.
     """
     from ray._private import worker
 

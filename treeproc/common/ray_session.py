@@ -139,8 +139,8 @@ def _find_cluster() -> tuple[str, str]:
         address = ""
     if asked_for == "auto" and not address:
         raise UserError(
-            f"RAY_ADDRESS=auto: {doubt or 'no Ray cluster runs on this machine'}; set RAY_ADDRESS to HOST:PORT of a cluster, or to "
-            "local"
+            f"RAY_ADDRESS=auto: {doubt or 'no Ray cluster runs on this machine'}; set RAY_ADDRESS to HOST:PORT of a cluster, or "
+            "to local"
         )
     return address, doubt
 

@@ -301,8 +301,8 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
 
-    So does a refusal of the file system. A failure of Ray ends with status 1. `CommandEnded` brings its own status. Ctrl-C and a reader that leaves (`| head`) end
-    with the status of their signal. Standard streams that are closed are opened on the null device.
+    So does a refusal of the file system. A failure of Ray ends with status 1. `CommandEnded` brings its own status. Ctrl-C and a
+    reader that leaves (`| head`) end with the status of their signal. Closed standard streams are opened on the null device.
     """
     open_lost_streams()
     try:

@@ -12,7 +12,7 @@ _output_is_lost = False
 
 
 def open_lost_streams() -> None:
-    """Open the null device in place of the closed streams.
+    """Open the null device under the numbers of the closed streams.
 
     Otherwise, the next file that the command opens would get the number of a closed stream, and messages of libraries would go
     into that file.

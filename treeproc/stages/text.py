@@ -61,7 +61,9 @@ class Inputs:
     def with_absolute_paths(self) -> "Inputs":
         """The same files for a process with another working folder."""
         splits = {
-            split: files.model_copy(update={side: [path.absolute() for path in getattr(files, side)] for side in ("source", "target")})
+            split: files.model_copy(
+                update={side: [path.absolute() for path in getattr(files, side)] for side in ("source", "target")}
+            )
             for split, files in self.splits.items()
         }
         return replace(self, splits=splits)
