@@ -5,6 +5,7 @@ import importlib
 import io
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -13,10 +14,14 @@ from treeproc.common.command_names import command_of
 from treeproc.common.settings import run_cli
 
 
+def main_of(script: str) -> Callable[[Sequence[str]], None]:
+    """The function `main(arguments)` of the command of `workflows/SCRIPT`."""
+    return importlib.import_module(COMMANDS[command_of(Path(script).stem)][0]).main
+
+
 def run_here(script: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """`python workflows/SCRIPT ARGS...` with its output, for tests in which the process is not the claim."""
-    module = importlib.import_module(COMMANDS[command_of(Path(script).stem)][0])
-    return _run([f"workflows/{script}", *map(str, arguments)], lambda: run_cli(module.main), cwd)
+    return _run([f"workflows/{script}", *map(str, arguments)], lambda: run_cli(main_of(script)), cwd)
 
 
 def run_installed_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:

@@ -1,12 +1,12 @@
 """Alignments against loops over weights, the error rate against its equation, and align.py on a run of random weights."""
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import example_of, tiny_model
@@ -106,7 +106,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def align(capfdbinary):
-    main = runpy.run_path(str(ROOT / "workflows" / "align.py"))["main"]
+    main = main_of("align.py")
 
     def call(*arguments: object) -> tuple[list[str], str]:
         capfdbinary.readouterr()

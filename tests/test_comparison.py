@@ -3,14 +3,13 @@
 import gzip
 import json
 import re
-import runpy
 import shutil
 import socket
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from commands import run_here
+from commands import main_of, run_here
 from toydata import write_toy_data
 from toyruns import make_config
 
@@ -28,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def main():
-    return runpy.run_path(str(ROOT / "workflows" / "evaluate.py"))["main"]
+    return main_of("evaluate.py")
 
 
 @pytest.fixture(scope="module")

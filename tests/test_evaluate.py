@@ -1,14 +1,13 @@
 """Translating and scoring a run on toy data, from the package and from the command line."""
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import run_here
+from commands import main_of, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -282,7 +281,7 @@ def test_text_of_other_examples_is_refused(run, tmp_path):
 
 
 def test_command_line(run, capsys, tmp_path):
-    main = runpy.run_path(str(ROOT / "workflows" / "evaluate.py"))["main"]
+    main = main_of("evaluate.py")
     main(["--run", str(run), "split=valid", "decoding.beam_size=2"])
     printed = capsys.readouterr().out
     assert printed.split("\n")[1].startswith("valid ") and "tok:13a" in printed

@@ -1,7 +1,6 @@
 """Probes: labels against brute force, states against sentences alone, planted signals, kills, errors, the workflow."""
 
 import json
-import runpy
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -399,7 +399,7 @@ def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
 
 
 def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_path, capsys):
-    main = runpy.run_path(str(ROOT / "workflows" / "probe.py"))["main"]
+    main = main_of("probe.py")
     run = copied("plain")
     small = ["train_sentences=30", "eval_sentences=10", "train_words=50", "eval_words=20", "max_iterations=3", "l2=[0.1]"]
     main(["--out", str(run), "tasks=[length]", *small])

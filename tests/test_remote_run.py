@@ -1,7 +1,6 @@
 """Runs in an object store: killed here, continued on another machine, read by every command; a real S3 server on loopback."""
 
 import json
-import runpy
 import shutil
 import signal
 import subprocess
@@ -11,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import main_of
 from object_store import SECRET, s3_server
 from safetensors.torch import load_file
 from toydata import write_toy_data
@@ -144,7 +144,7 @@ def test_other_settings_and_a_second_writer_are_refused(finished, data):
 
 def test_every_command_reads_the_run(finished, repository, capsys):
     def run(name: str, *arguments: object) -> str:
-        runpy.run_path(str(repository / "workflows" / name))["main"]([*map(str, arguments)])
+        main_of(name)([*map(str, arguments)])
         return capsys.readouterr().out
 
     with read_run(finished, "averaged") as folder:

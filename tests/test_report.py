@@ -1,7 +1,6 @@
 """The report of tiny runs on toy data: the page's numbers are the runs', and in a browser the pictures answer."""
 
 import json
-import runpy
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,6 +14,7 @@ import toydata
 import yaml
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
+from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -435,7 +435,7 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
 
 
 def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):
-    main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
+    main = main_of("report.py")
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     (tmp_path / "seeds").mkdir()
@@ -549,7 +549,7 @@ def test_a_path_of_a_run_may_have_an_equals_sign(folder, tmp_path, monkeypatch):
 
 
 def test_the_command_line_says_where_the_page_is(folder, tmp_path, capsys):
-    main = runpy.run_path(str(ROOT / "workflows" / "report.py"))["main"]
+    main = main_of("report.py")
     main(["--out", str(tmp_path), str(folder / "plain"), "sentences=0"])
     assert str(tmp_path / "index.html") in capsys.readouterr().out
 

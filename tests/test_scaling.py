@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import run_here
+from commands import main_of, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -393,7 +392,7 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
 
 
 def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tmp_path, capsys):
-    main = runpy.run_path(str(ROOT / "workflows" / "scaling.py"))["main"]
+    main = main_of("scaling.py")
     arguments = ["--config", study[3], f"data={data}", "--dry-run", "grid.seeds=[1,2,3]", "--out"]
     main([*arguments, str(tmp_path / "none")])
     printed = capsys.readouterr().out
@@ -417,7 +416,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
 def test_scaling_says_in_one_line_what_it_needs(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
-        runpy.run_path(str(ROOT / "workflows" / "scaling.py"))["main"](arguments)
+        main_of("scaling.py")(arguments)
     assert not (tmp_path / "x").exists()
 
 

@@ -1,12 +1,12 @@
 """Scores belong to weights: a run is continued, averaged anew or decoded otherwise, and earlier scores become stale."""
 
 import json
-import runpy
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
+from commands import main_of
 from toydata import write_toy_data
 from toyruns import make_config
 
@@ -25,7 +25,7 @@ STEPS = ("checkpoint_every=1", "validate_every=1", "average_checkpoints=2", "dec
 
 
 def workflow(name: str):
-    return runpy.run_path(str(WORKFLOWS / f"{name}.py"))["main"]
+    return main_of(f"{name}.py")
 
 
 @pytest.fixture(scope="module")

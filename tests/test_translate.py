@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import main_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
@@ -47,7 +47,7 @@ def lines() -> list[str]:
 @pytest.fixture
 def translate(capfdbinary, run, monkeypatch):
     """Run the command in this process; returns its output lines and those of standard error."""
-    main = runpy.run_path(str(ROOT / "workflows" / "translate.py"))["main"]
+    main = main_of("translate.py")
 
     def call(*arguments: object, out: Path | None = run) -> tuple[list[str], list[str]]:
         capfdbinary.readouterr()

@@ -1,13 +1,13 @@
 """Sampling, minimum Bayes risk and constraints by translate.py, `load_run` and evaluate, on a run of random weights."""
 
 import json
-import runpy
 import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import main_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
@@ -36,7 +36,7 @@ def lines() -> list[str]:
 @pytest.fixture
 def translate(capfdbinary, run):
     """Run the command in this process; returns its output lines and those of standard error."""
-    main = runpy.run_path(str(ROOT / "workflows" / "translate.py"))["main"]
+    main = main_of("translate.py")
 
     def call(*arguments: object) -> tuple[list[str], list[str]]:
         capfdbinary.readouterr()

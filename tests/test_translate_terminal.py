@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-import runpy
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from commands import main_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary
@@ -64,7 +64,7 @@ def read_until(stream: io.BufferedReader, end: bytes) -> bytes:
 @pytest.fixture
 def answer(run, monkeypatch, capfdbinary):
     """Run the command in this process on lines of standard input: (standard output, standard error)."""
-    main = runpy.run_path(str(ROOT / "workflows" / "translate.py"))["main"]
+    main = main_of("translate.py")
 
     def call(lines: list[str], *arguments: str, out: Path = run) -> tuple[str, str]:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("".join(f"{x}\n" for x in lines).encode())))

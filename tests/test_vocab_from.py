@@ -1,11 +1,11 @@
 """Test splits of any name, in data sets of their own too: with the vocabulary of another data set, for models of that one."""
 
 import gzip
-import runpy
 import shutil
 from pathlib import Path
 
 import pytest
+from commands import main_of
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
@@ -101,7 +101,7 @@ def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, 
     assert (tmp_path / "run" / "translations.test_2017.new.txt").read_bytes() == (
         tmp_path / "run" / "translations.test.txt"
     ).read_bytes()
-    evaluate = runpy.run_path(str(repository / "workflows" / "evaluate.py"))["main"]
+    evaluate = main_of("evaluate.py")
     shutil.copy(tmp_path / "run" / "translations.newstest.new.txt", tmp_path / "lines.txt")
     systems = [str(tmp_path / "run"), str(tmp_path / "lines.txt")]
     evaluate(["--compare", *systems, f"data={new}", "split=newstest", "compare.samples=20"])
@@ -195,7 +195,7 @@ def test_classes_are_those_of_the_other_data_set(tmp_path):
 
 
 def test_the_command_needs_no_configuration(text, data, new, repository):
-    main = runpy.run_path(str(repository / "workflows" / "preprocess.py"))["main"]
+    main = main_of("preprocess.py")
     splits = [f"splits.newstest.{side}=[{text / f'news.{end}'}]" for side, end in (("source", "en"), ("target", "de"))]
     main(["--out", str(data.parent / "command"), *splits, f"vocab_from={data}", "workers=0"])
     (there,), (here,) = (SplitShards(folder / "encoded", "newstest") for folder in (new, data.parent / "command"))
